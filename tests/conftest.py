@@ -61,7 +61,6 @@ _BEGUN_FIRST = (
     "engine/encoder/test_vectors.py",
     "commands/test_cli_spaces.py",
     "engine/encoder/test_supervision.py",
-    "dagster/test_nightly_runs.py",
     "dagster/test_checks.py",
     "dagster/test_events.py",
     "dagster/test_failures.py",

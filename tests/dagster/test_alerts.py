@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -28,8 +27,6 @@ from surge_dagster.config.settings import load_settings
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.orchestration.names import CatalogNames
 from tests.dagster.conftest import NAMES, Workbench
-from tests.dagster.dev_server import DevServer, dev_server, eventually
-from tests.small_catalogs import write_partition
 
 SECRET = "hunter2"
 
@@ -201,41 +198,6 @@ def test_errors_that_checks_of_successful_runs_find_are_posted_with_their_partit
     assert "'a'" in alert["text"] and ran.run_id in alert["text"]
 
 
-def test_slow_run_is_posted_to_the_alert_webhook(
-    bench: Workbench, listener: Listener, slow_pace: None
-) -> None:
-    bench.settings["alert_webhook"] = listener.url
-    bench.fill("a")
-    ticks = Ticks(bench, NAMES.check_alerts)
-    ticks.look()
-
-    bench.refresh()
-    for _ in range(3):
-        ticks.look()
-
-    [alert] = listener.alerts()
-    assert alert["message"].startswith(
-        "catalog_refresh was slow.\nencode_not_slow: 1 SuperBatch judged, 1 slow."
-    )
-
-
-def test_alert_of_a_failed_hand_over_names_its_partitions(
-    bench: Workbench, listener: Listener
-) -> None:
-    pytest.importorskip("lancedb", reason="not installed: the extra 'lancedb'")
-    bench.settings |= {"alert_webhook": listener.url, "lancedb": {"uri": str(bench.root / "lance")}}
-    bench.fill("ab", 3)
-    ticks = Ticks(bench, NAMES.failure_alerts)
-    ticks.look()
-    assert bench.refresh().success and bench.run(NAMES.hand_over_job).success
-    bench.file("a").write_bytes(b"x")
-    assert not bench.run(NAMES.hand_over_job).success
-    for _ in range(2):
-        ticks.look()
-    [alert] = listener.alerts()
-    assert (alert["failed_count"], alert["failed_partitions"]) == (1, ["a"])
-
-
 def test_ticks_that_fail_ten_times_in_a_row_are_posted_once_until_one_succeeds(
     bench: Workbench, listener: Listener
 ) -> None:
@@ -365,40 +327,3 @@ def test_invalid_webhook_is_refused_and_not_shown(given: Any) -> None:
     with pytest.raises(Exception, match="alert_webhook") as refused:
         load_settings(alert_webhook=given)
     assert SECRET not in str(refused.getrepr(style="native"))
-
-
-def ticks_of(server: DevServer, sensor: str) -> list[str]:
-    """How the ticks of a sensor ended, the newest first."""
-    selector = {
-        "repositoryLocationName": "surge",
-        "repositoryName": "__repository__",
-        "sensorName": sensor,
-    }
-    query = """query($s: SensorSelector!) { sensorOrError(sensorSelector: $s) {
-        ... on Sensor { sensorState { ticks(limit: 10) { status } } } } }"""
-    found = server.ask(query, s=selector)["sensorOrError"]["sensorState"]["ticks"]
-    return [tick["status"] for tick in found]
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(240)
-def test_alert_of_a_real_server_is_posted_and_no_file_contains_the_url(
-    listener: Listener, tmp_path: Path
-) -> None:
-    """Takes a minute, since the sensor ticks every 30 s. The listener answers with an error, which
-    is logged."""
-    listener.status = 500
-    write_partition(tmp_path / "catalog", "bad", [("x", None)])
-    with dev_server(tmp_path, alert_webhook=listener.url) as server:
-        eventually("the first tick", lambda: ticks_of(server, NAMES.failure_alerts), seconds=90)
-        run_id = server.launch(NAMES.refresh_job)
-        assert server.finished(run_id) == "FAILURE"
-        eventually("the alert", lambda: listener.posted, seconds=90)
-        eventually(
-            "the tick that posted it", lambda: "SUCCESS" in ticks_of(server, NAMES.failure_alerts)
-        )
-    [alert] = listener.alerts()
-    assert (alert["run_id"], alert["failed_partitions"]) == (run_id, ["bad"])
-    kept = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert any(b"the webhook answered 500" in path.read_bytes() for path in kept)
-    assert [path for path in kept if SECRET.encode() in path.read_bytes()] == []

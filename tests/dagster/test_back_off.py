@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import dagster as dg
 import pytest
@@ -132,21 +131,6 @@ def test_partition_that_changes_after_each_failure_waits_as_long_as_others(
     assert (attempts, waits) == (["1", "2", "3", "4"], [False, True, True, True])
 
 
-def test_change_after_a_success_is_requested_immediately(bench: Workbench) -> None:
-    bench.settings["refresh_stale"] = True
-    bench.write("a")
-    found = bench.tick()
-    for version in ("v2", "v4"):
-        assert requested(found) == [["a"]]
-        bench.write("a", version=version)  # while the run waits for its turn
-        [ran] = bench.launch(found)
-        assert set(ran.materialized()) == {"a"}
-        bench.write("a", version=f"after {version}")
-        found = bench.tick()
-    assert requested(found) == [["a"]]
-    assert [request.tags["surge/attempt"] for request in found.run_requests or []] == ["1"]
-
-
 @pytest.mark.parametrize(
     ("setting", "other"), [("model", "hash://24"), ("text", "id"), ("max_text_bytes", 100)]
 )
@@ -177,29 +161,3 @@ def test_new_partitions_are_requested_before_failing_ones(
     assert requested(found) == [["c", "d"]]
     bench.pretend(found, STARTED)
     assert requested(bench.tick()) == [["a", "b"]]
-
-
-def test_tick_reads_earlier_runs_in_pages_and_only_as_far_as_needed(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limits: list[int | None] = []
-    read = dg.DagsterInstance.get_run_records
-
-    def count(
-        instance: dg.DagsterInstance, filters: Any = None, limit: int | None = None, **how: Any
-    ) -> Any:
-        limits.append(limit)
-        return read(instance, filters, limit, **how)
-
-    monkeypatch.setattr("surge_dagster.orchestration.requests._RUNS_PER_PAGE", 2)
-    for key in "abc":
-        bench.write(key)
-        bench.pretend(bench.tick(), FAILURE)
-    monkeypatch.setattr(dg.DagsterInstance, "get_run_records", count)
-    assert requested(bench.tick()) == [] and limits == [2, 2], "the third run is on the second page"
-    bench.embed_keys(keys=["a"])
-    limits.clear()
-    assert requested(bench.tick()) == [] and limits == [2]
-    bench.refresh()
-    limits.clear()
-    assert requested(bench.tick()) == [] and limits == []

@@ -11,16 +11,13 @@ from pathlib import Path
 
 import dagster as dg
 import numpy as np
-import pyarrow as pa
 import pytest
 from dagster._core.loader import LoadingContextForTest
 from dagster._core.remote_representation.external_data import asset_check_node_snaps_from_repo
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecord
 
 from surge_dagster.config.check_policy import CHECK_NAMES, CheckName
-from surge_dagster.engine.errors import ConfigError, StoreUnavailable
-from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.store.store import StoredObject
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.orchestration.failures import failure_table
 from tests.dagster.conftest import NAMES, Workbench, workbench
 from tests.engine.sources.test_parquet_system_errors import refuse_calls
@@ -261,25 +258,6 @@ def test_unreadable_partition_is_reported_by_one_check_and_the_rest_is_read(
     assert (reported.metadata["partitions"].value, reported.metadata["rows"].value) == (3, 80)
 
 
-def test_store_that_is_down_ends_the_check_with_a_clear_error(
-    embedded: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = LocalStore.open
-
-    def fail(store: LocalStore, name: str, listed: StoredObject | None = None) -> pa.NativeFile:
-        if name.endswith("/b.parquet"):
-            raise StoreUnavailable("The store is down.")
-        return opened(store, name, listed)
-
-    monkeypatch.setattr(LocalStore, "open", fail)
-    ran = embedded.run("catalog_check")
-    assert not ran.success and ran.checks() == {}
-    assert (
-        "reading ended after 1 partition. The store is down. Launch catalog_check again."
-        in ran.failure()
-    )
-
-
 def test_check_of_an_empty_output_says_that_nothing_is_embedded(bench: Workbench) -> None:
     bench.write("a")
     ran = bench.run("catalog_check")
@@ -301,12 +279,6 @@ def test_checks_of_the_output_belong_to_embeddings_and_truncation_to_the_source(
     assert {(check.asset_key, check.check_name) for check in found} <= shown, (
         "each with a description"
     )
-
-
-def test_result_belongs_to_the_partition_that_was_materialized_last(embedded: Workbench) -> None:
-    """Even one that was materialized within the same second."""
-    assert embedded.run("catalog_check").success
-    assert all(check.is_latest for check in shown_checks(embedded))
 
 
 def test_a_run_that_materializes_embeddings_evaluates_only_its_own_checks(
@@ -365,12 +337,6 @@ def test_check_of_the_catalog_can_be_executed_alone(embedded: Workbench) -> None
     [found] = ran.get_asset_check_evaluations()
     assert found.asset_check_key == chosen
     assert not found.passed
-
-
-def test_only_checks_of_footers_may_be_left_of_the_catalogs(embedded: Workbench) -> None:
-    embedded.settings["checks"] = dict.fromkeys({*CHECK_NAMES} - OF_FOOTERS, "off")
-
-    assert set(embedded.run("catalog_check").checks()) == OF_FOOTERS
 
 
 def test_each_result_says_in_one_line_how_many_partitions_were_judged(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from pydantic import ValidationError
 from surge_dagster import EmbeddingCatalog
 from surge_dagster.config.settings import Settings
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.store.gcp import GcpOptions
 from surge_dagster.orchestration.names import CatalogNames
 from tests.dagster.conftest import Ran, Workbench
 from tests.small_catalogs import numbered_rows, write_partition
@@ -141,40 +139,6 @@ def test_scaffolded_catalog_lies_in_the_project_whatever_the_working_folder(
     assert places == [f"{project}/data/shop/catalog", f"{project}/data/shop/embeddings"]
 
 
-@pytest.mark.soak
-def test_dg_launches_the_asset_of_a_scaffolded_catalog(project: Path, bench: Workbench) -> None:
-    """The project's executor runs each step in a process that ends before the run; the run's process signs it."""
-    run_dg(project, "scaffold", "defs", "surge_dagster.EmbeddingCatalog", "shop")
-    [written] = project.rglob("defs.yaml")
-    document = yaml.safe_load(written.read_text())
-    document["attributes"]["model"] = "hash://16"
-    written.write_text(yaml.safe_dump(document))
-    names = CatalogNames(document["attributes"]["name"])
-    assert names.name == "shop"
-
-    root = "{{ context.project_root }}/"
-    source, output_folder = (
-        project / document["attributes"][name].removeprefix(root) for name in ("source", "output")
-    )
-    write_partition(source, "a", numbered_rows("a", 3))
-    bench.instance.add_dynamic_partitions(names.partitions_name, ["a"])
-    run_dg(project / "src", "launch", "--assets", "shop/embeddings", "--partition", "a")
-    [run] = bench.instance.get_runs()
-    assert run.is_success and "a" in Ran(bench.instance, run.run_id, True).materialized(
-        names.embeddings
-    )
-    assert len(list(output_folder.glob("*/a.parquet"))) == 1
-    output = bench.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)
-    pids = [
-        entry.dagster_event.engine_event_data.metadata.get("pid")
-        for entry in output
-        if entry.dagster_event
-    ]
-    assert run.tags[".dagster/surge/process"].split()[-1].partition("@")[0] == next(
-        str(pid.value) for pid in pids if pid
-    )
-
-
 def test_attributes_are_the_settings_and_the_name() -> None:
     assert set(EmbeddingCatalog.model().model_fields) == {"name", *Settings.model_fields}
 
@@ -225,21 +189,6 @@ def test_alert_webhook_is_read_from_an_attribute(
     assert "a_alerts_of_failed_runs" in sensors
 
 
-def test_key_of_google_cloud_is_read_from_a_template(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    key = base64.b64encode(b'{"type": "service_account"}').decode()
-    monkeypatch.setenv("GCP_KEY", key)
-
-    made = load(
-        source="c", output="o", gcp={"project": "p", "gcp_credentials": "{{ env.GCP_KEY }}"}
-    )
-
-    assert made.settings.cloud_options().gcp == GcpOptions("p", gcp_credentials=key)
-    assert key not in repr(made)
-
-
 @pytest.mark.parametrize(
     ("attributes", "named"),
     [
@@ -288,12 +237,6 @@ def test_schema_accepts_values_and_templates_and_refuses_other_values() -> None:
     assert not is_valid(removed_partitions="remove")
     assert not is_valid(checks={"ids_match": "loud"}) and not is_valid(checks={"nothing": "warn"})
     assert not is_valid(checks=7) and not is_valid(max_runs="many") and not is_valid(bmin=3)
-
-
-def test_resolved_templates_are_validated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("B", "many")
-    with pytest.raises(ConfigError, match="setting b_min is 'many'"):
-        load(source="c", output="o", b_min="{{ env.B }}")
 
 
 def test_unset_variable_or_null_counts_as_not_given(

@@ -110,25 +110,6 @@ def test_switch_without_a_space_and_a_confirmation_is_refused(
     assert read_current(made.store) == before and not ran.materialized(NAMES.current_space)
 
 
-def test_run_keeps_its_space_when_another_becomes_current(bench: Workbench, made: Spaces) -> None:
-    first, second = made.of("hash://16").name, made.of("hash://24").name
-    seen: list[str] = []
-
-    @dg.asset(ins=INS)
-    def early(embeddings: Embeddings) -> None:
-        seen.append(embeddings.space.name)
-        if len(seen) == 1:
-            write_current(made.store, second, seen=read_current(made.store))
-
-    @dg.asset(ins=INS, deps=[early])
-    def late(embeddings: Embeddings) -> None:
-        seen.append(embeddings.space.name)
-
-    assert bench.run_downstream(early, late).success
-    assert bench.run_downstream(late).success
-    assert seen == [first, first, second]
-
-
 def test_refused_switch_lists_what_is_missing_and_changes_nothing(
     bench: Workbench, made: Spaces
 ) -> None:
@@ -141,28 +122,6 @@ def test_refused_switch_lists_what_is_missing_and_changes_nothing(
     bench.settings["model"] = "hash://8"
     assert "Launch catalog_refresh, then switch" in switch(bench).failure()
     assert "has no space 'x'; it holds" in switch(bench, "x").failure()
-
-
-def test_check_switch_and_reader_name_one_remedy_of_a_damaged_file(
-    bench: Workbench, made: Spaces
-) -> None:
-    @dg.asset(ins=INS)
-    def report(embeddings: Embeddings) -> None:
-        embeddings.lazy().collect()
-
-    with made.file("hash://24", "b").open("r+b") as file:  # bytes of a page, whose checksum tells
-        file.seek(600)
-        file.write(b"\xff\xff\xff\xff")
-    found = [str(bench.run(NAMES.check_job).checks()["files_are_whole"].metadata["failed"].value)]
-    found.append(switch(bench).failure())
-    write_current(made.store, made.of("hash://24").name, seen=read_current(made.store))
-    found.append(bench.run_downstream(report).failure())
-    remedy = (
-        "In Dagster, launch the catalog's job embed_partitions with this key and force: true; without Dagster, remove "
-        "the file"
-    )
-    assert [text.count(remedy) for text in found] == [1, 1, 1], found
-    assert bench.embed_keys(keys=["b"], force=True).success and bench.run_downstream(report).success
 
 
 def test_first_run_shows_the_space_that_readers_use_and_later_runs_what_has_changed(

@@ -4,7 +4,6 @@ encoded again."""
 from __future__ import annotations
 
 import pickle
-from typing import Any
 
 import pytest
 
@@ -57,34 +56,6 @@ def test_file_that_is_not_on_record_and_damaged_is_encoded_again(
     ran = bench.refresh()
     actions = {key: event.metadata["action"].value for key, event in ran.materialized().items()}
     assert ran.success and actions == {"a": "adopted", "b": "encoded"}
-
-
-def test_a_file_that_is_damaged_once_is_encoded_again_by_the_next_run(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.write("a", 50)
-    damage_when_published(bench, monkeypatch, "a", times=1)
-
-    again = bench.retry(bench.refresh())
-
-    assert again.success
-    assert again.materialized()["a"].metadata["action"].value == "encoded"
-
-
-def test_damaged_file_on_record_is_encoded_again_by_any_run_that_selects_it(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.fill("ab", 50)
-    bench.refresh()
-    with monkeypatch.context() as patch:
-        damage_when_published(bench, patch, "ab")
-        assert not bench.refresh(force=True).success
-    assert shown(bench) == (set(), {"a", "b"})
-    launches: list[dict[str, Any]] = [{"keys": ["a"], "select": "missing"}, {"select": "failed"}]
-    for launched in launches:
-        ran = bench.embed_keys(**launched)
-        assert ran.success and ran.metrics()["texts_encoded"] == 50
-    assert shown(bench) == ({"a", "b"}, set())
 
 
 def test_file_that_could_not_be_read_once_is_adopted_by_the_next_run(

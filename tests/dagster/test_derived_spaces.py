@@ -61,21 +61,6 @@ def test_run_of_a_backfill_reports_fresh_partitions_too(bench: Workbench, made: 
     assert again.success and list(again.materialized(INT8)) == ["a", "b"]
 
 
-def test_damaged_partition_fails_the_run_by_name_after_the_others(
-    bench: Workbench, made: Spaces
-) -> None:
-    made.file("hash://16", "b").write_bytes(b"nothing")
-    ran = bench.run(NAMES.derive_job)
-    assert not ran.success
-    assert list(ran.materialized(SHORT)) == ["a", "c"]
-    assert lag(ran, SHORT) == (
-        False,
-        "2 of 3 partitions up to date, 1 not judged, because a file cannot be read",
-    )
-    assert "2 partitions could not be derived. The first one: partition 'b'" in ran.failure()
-    assert "b.parquet' cannot be read because" in ran.failure()
-
-
 def test_derived_spaces_follow_runs_and_one_refused_partition_keeps_back_no_other(
     bench: Workbench,
 ) -> None:
@@ -134,21 +119,6 @@ def test_run_of_the_sensor_begins_no_int8_space_with_few_of_the_vectors(
     assert list(ran.materialized(INT8)) == [*KEYS, *"defg"]
 
 
-def test_run_of_the_sensor_that_an_operator_executes_again_begins_an_int8_space(
-    bench: Workbench, made: Spaces
-) -> None:
-    for key in "defg":
-        bench.write(key)
-    bench.tick()  # registers them
-    [request] = bench.tick(NAMES.hand_over_sensor).run_requests or []
-    again = bench.run(
-        NAMES.derive_job,
-        request.run_config,
-        {**request.tags, "dagster/parent_run_id": "of the sensor"},
-    )
-    assert again.success and list(again.materialized(INT8)) == list(KEYS)
-
-
 def test_tables_are_handed_over_after_derived_spaces_even_where_these_fail(
     bench: Workbench, made: Spaces
 ) -> None:
@@ -171,20 +141,6 @@ def test_tables_are_handed_over_after_derived_spaces_even_where_these_fail(
     bench.pretend_run(NAMES.derive_job, dg.DagsterRunStatus.FAILURE, tags=derive.tags)
     waiting = tick()
     assert waiting is not None and waiting.job_name == NAMES.hand_over_job
-
-
-def test_embeddings_that_change_all_the_time_keep_neither_tables_nor_derived_spaces_back(
-    bench: Workbench, made: Spaces
-) -> None:
-    bench.settings["lancedb"] = {"uri": str(bench.root / "lance")}
-    launched = list[str | None]()
-    for key in "defg":
-        [request] = bench.tick(NAMES.hand_over_sensor).run_requests or []
-        launched.append(request.job_name)
-        bench.pretend_run(str(request.job_name), dg.DagsterRunStatus.SUCCESS, tags=request.tags)
-        bench.write(key)
-        assert bench.refresh().success
-    assert launched == [NAMES.derive_job, NAMES.hand_over_job] * 2
 
 
 @pytest.mark.parametrize("removed", ["report", "delete"])

@@ -6,25 +6,17 @@ The tests with processes of their own take their seconds for starting them.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import dagster as dg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.plan.weights import weight_of
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration import divided
 from surge_dagster.orchestration.launch import Unattended
-from tests.dagster.conftest import NAMES, ROOT, Workbench, requested, shown
-from tests.dagster.dev_server import eventually
-from tests.small_catalogs import DIMENSION, assert_embedded
+from tests.dagster.conftest import NAMES, Workbench, requested
+from tests.small_catalogs import DIMENSION
 
 
 def partition(key: str, text_bytes: int | None) -> Partition:
@@ -45,19 +37,6 @@ def test_pieces_hold_every_key_once_in_the_given_order(
     assert [key for piece in pieces for key in piece] == list(partitions)
     assert all(pieces)
     assert len(pieces) <= max_runs
-
-
-@given(sizes, st.integers(1, 12))
-def test_no_piece_is_heavier_than_its_share_and_one_partition(
-    given_sizes: list[int | None], max_runs: int
-) -> None:
-    partitions = {
-        f"p{place:02}": partition(f"p{place:02}", size) for place, size in enumerate(given_sizes)
-    }
-    weights = {key: weight_of(each) for key, each in partitions.items()}
-    pieces = divided.cut(list(partitions), partitions, max_runs, 1)
-    heaviest = max(sum(weights[key] for key in piece) for piece in pieces)
-    assert heaviest <= sum(weights.values()) / max_runs + max(weights.values())
 
 
 def test_little_work_is_one_run() -> None:
@@ -249,77 +228,6 @@ def test_nightly_tick_that_is_evaluated_again_launches_only_the_rest(
     assert isinstance(whole, dg.RunRequest) and named(whole) is None
     used = [requests[0].run_key, *(request.run_key for request in again), whole.run_key]
     assert all(used) and len(set(used)) == len(used)
-
-
-def start(bench: Workbench, request: dg.RunRequest, folder: Path) -> subprocess.Popen[str]:
-    """Execute a requested run in another process, which works in a folder of its own."""
-    folder.mkdir()
-    settings = {
-        "source": bench.catalog,
-        "output": bench.output,
-        "model": "hash://16",
-        **bench.settings,
-    }
-    environment = os.environ | {
-        f"SURGE_{name.upper()}": str(value) for name, value in settings.items()
-    }
-    environment |= {"DAGSTER_HOME": str(bench.root / "home")}
-    environment["PYTHONPATH"] = f"{environment['PYTHONPATH']}{os.pathsep}{ROOT}"
-    command = [sys.executable, "-m", "tests.dagster.requested_run", "embed_partitions"]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            text=True,
-        )
-    assert process.stdin
-    json.dump({"run_config": request.run_config, "tags": request.tags}, process.stdin)
-    process.stdin.close()
-    return process
-
-
-@pytest.mark.processes
-@pytest.mark.usefixtures("gated")
-def test_run_declared_lost_that_still_executes_does_not_replace_newer_files(
-    bench: Workbench,
-) -> None:
-    first = {"same": [("x", "wait for gate"), ("y", "text")], "moves": [("x", "wait for gate")]}
-    for key, rows in first.items():
-        bench.write(key, rows)
-    [request] = bench.tick().run_requests or []
-    elsewhere = bench.root / "elsewhere"
-    late = start(bench, request, elsewhere)  # its gate lies in its own folder
-    eventually("the text that holds the run up", (elsewhere / "gate.reached").exists, seconds=120)
-    [run] = bench.instance.get_runs()
-    bench.instance.report_run_failed(run, "declared dead")
-
-    changed = [("x", "another text"), ("z", "more")]
-    bench.write("moves", changed, version="v2")
-    (bench.root / "gate").touch()
-    assert requested(bench.tick()) == []
-    found = bench.later(minutes=1)
-    assert [sorted(keys) for keys in requested(found)] == [["moves", "same"]]
-    [ran] = bench.launch(found)
-    assert ran.success
-    (elsewhere / "gate").touch()
-    late.wait(120)
-    assert assert_embedded(bench.output, bench.space, "moves", changed).source_version == "v2", (
-        "the newer source wins"
-    )
-    assert_embedded(bench.output, bench.space, "same", first["same"])
-    assert shown(bench) == ({"moves", "same"}, set()), (
-        "and what the late one could not publish is not shown as failed"
-    )
-    assert [each.status for each in bench.instance.get_runs()] == [
-        dg.DagsterRunStatus.SUCCESS
-    ] * 2, "it reported its end"
-    quiet = bench.later(days=1)
-    assert requested(quiet) == []
-    assert all(check.passed for check in bench.run("catalog_check").checks().values())
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +55,6 @@ class TestVectors:
         assert vectors.dtype == np.float32
         assert np.array_equal(vectors, hash_vectors(TEXTS, DIMENSION))
 
-    def test_any_iterable_of_texts_is_encoded(self) -> None:
-        vectors = resource().encode(text for text in TEXTS)
-
-        assert np.array_equal(vectors, hash_vectors(TEXTS, DIMENSION))
-
-    def test_vectors_are_float32_in_a_space_of_float16(self) -> None:
-        vectors = resource(dtype="float16").encode(TEXTS)
-
-        assert vectors.dtype == np.float32
-
     def test_no_texts_give_no_vectors_and_start_no_worker(self, held: EncoderResource) -> None:
         vectors = held.encode([])
 
@@ -106,10 +92,6 @@ class TestTasks:
         assert np.array_equal(document, hash_vectors(["passage: straw hat"], DIMENSION))
         assert np.array_equal(query, hash_vectors(["query: straw hat"], DIMENSION))
 
-    def test_tasks_that_are_encoded_alike_share_workers(self, held: EncoderResource) -> None:
-        with held.pool("document") as documents, held.pool("query") as queries:
-            assert documents is queries
-
     def test_tasks_with_different_prompts_have_workers_of_their_own(self) -> None:
         encoder = resource(query_prompt="query: ")
 
@@ -136,19 +118,6 @@ class TestSharing:
         held.encode(TEXTS)
 
         assert workers(resource(hang_timeout_seconds=7)) == []
-
-    def test_threads_that_encode_first_together_start_one_pool(self, held: EncoderResource) -> None:
-        together = threading.Barrier(4)
-
-        def encode(_: int) -> Pids:
-            together.wait()
-            resource().encode(TEXTS)
-            return workers(held)
-
-        with ThreadPoolExecutor(4) as threads:
-            seen = list(threads.map(encode, range(4)))
-
-        assert len({tuple(pids) for pids in seen}) == 1
 
     def test_forked_process_has_workers_of_its_own(self) -> None:
         """In a process of its own, because a fork of the tests' process copies threads' locks."""
@@ -260,22 +229,6 @@ class TestRuns:
 
         assert alive(assets.seen[0]) == []
 
-    def test_workers_end_with_a_run_that_a_signal_terminates(
-        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        assets = Assets()
-
-        def terminate() -> None:
-            os.kill(os.getpid(), signal.SIGTERM)
-            while True:
-                threading.Event().wait(0.01)
-
-        monkeypatch.setattr(assets, "end", terminate)
-
-        assert not assets.run(bench)
-
-        assert alive(assets.seen[0]) == []
-
     def test_embeddings_share_workers(
         self, bench: Workbench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -296,17 +249,6 @@ class TestRuns:
 
         assert ran.success and len(ran.materialized()) == 2
         assert len(starts) == 1
-
-    def test_run_without_missing_partitions_starts_no_worker(
-        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        bench.write("a")
-        assert bench.refresh().success
-        starts = count_starts(monkeypatch)
-
-        assert bench.refresh().success
-
-        assert starts == []
 
 
 def test_examples_of_the_page_run(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,23 +103,6 @@ def test_batch_stores_the_same_rows_as_dagsters_storage_event_by_event(tmp_path:
     assert tables(tmp_path / "batched") == tables(tmp_path / "stock")
 
 
-def shared(found: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Those of the log of all runs."""
-    return {name: rows for name, rows in found.items() if name.startswith("index.db/")}
-
-
-def test_batch_is_stored_as_a_whole_or_not_at_all_in_the_log_of_all_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    storage = BatchingSqliteEventLogStorage(str(tmp_path))
-    storage.store_event_batch(entries()[:3])
-    before = tables(tmp_path)
-    monkeypatch.setattr(BatchingSqliteEventLogStorage, "_store_asset_event", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        storage.store_event_batch(entries()[3:])
-    assert shared(tables(tmp_path)) == shared(before)
-
-
 def test_tags_of_a_batch_belong_to_its_own_events_while_others_write(tmp_path: Path) -> None:
     """Other connections of this process and other processes write to the same databases between
     batches."""

@@ -116,27 +116,6 @@ def test_step_stores_everything_it_has_queued_in_order(
     assert stored == list(range(2 * BATCH_EVENTS + 500))
 
 
-def test_batch_ends_with_an_item_that_is_stored_immediately(bench: Workbench) -> None:
-    batches: list[list[int]] = []
-    first = threading.Event()
-
-    def store(batch: Sequence[int]) -> None:
-        assert first.wait(60)
-        batches.append(list(batch))
-
-    @dg.op
-    def work(context) -> None:
-        with EventWriter(context, store, 60) as events:
-            for number in range(10):
-                events.put(number, immediately=number == 4)
-            first.set()
-
-    assert run_op(bench, work).success
-    assert any(batch[-1] == 4 for batch in batches) and [
-        number for batch in batches for number in batch
-    ] == list(range(10))
-
-
 def test_step_waits_for_a_slow_event_log(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, queued, stored = threading.Event(), [0], list[int]()
     monkeypatch.setattr(events_module, "_WAITING_EVENTS", 600)

@@ -3,20 +3,15 @@ by event."""
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
-import signal
 import string
-import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import dagster as dg
 import pytest
 from dagster._core.definitions.data_version import StaleStatus
-from dagster._serdes import deserialize_value
 
 from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.sources.parquet_files import _VERSION_BYTES
@@ -28,8 +23,8 @@ from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.launch import Unattended
 from surge_dagster.orchestration.partition_keys import MOST_BYTES, with_short_keys
 from surge_dagster.orchestration.refresh import Refresh
-from tests.dagster.conftest import NAMES, ROOT, Workbench, run_op, shown, stale_status, values_of
-from tests.small_catalogs import assert_embedded, numbered_rows, partition_folder
+from tests.dagster.conftest import NAMES, Workbench, run_op, shown, stale_status, values_of
+from tests.small_catalogs import assert_embedded, partition_folder
 
 MATERIALIZATION, OBSERVATION = (
     dg.DagsterEventType.ASSET_MATERIALIZATION,
@@ -231,57 +226,6 @@ def test_postgres_has_room_for_the_longest_key_and_version(postgres_bench: Workb
     assert shown(postgres_bench) == ({key}, set())
 
 
-def test_events_of_no_run_are_stored_as_dagster_stores_them_one_by_one(recorded: Workbench) -> None:
-    kinds = (dg.AssetMaterialization, dg.AssetObservation)
-    events = [
-        event
-        for event in events_of_every_kind()
-        if isinstance(event, kinds) and event.partition is not None
-    ]
-
-    def columns() -> list[object]:
-        with recorded.instance.event_log_storage.index_connection() as connection:  # pyright: ignore[reportAttributeAccessIssue]
-            rows = connection.exec_driver_sql(
-                "SELECT id, run_id, event, dagster_event_type, step_key, asset_key, partition FROM event_logs "
-                "WHERE asset_key IS NOT NULL ORDER BY id"
-            ).fetchall()
-            tags = connection.exec_driver_sql(
-                "SELECT event_id, asset_key, key, value FROM asset_event_tags"
-            ).fetchall()
-        by_id = {row[0]: [tuple(tag[1:]) for tag in tags if tag[0] == row[0]] for row in rows}
-        entries = [
-            deserialize_value(row[2], dg.EventLogEntry)._replace(timestamp=0.0) for row in rows
-        ]
-        return [
-            (entry, *row[3:], row[1], sorted(by_id[row[0]]))
-            for entry, row in zip(entries, rows, strict=True)
-        ]
-
-    for event in events:
-        recorded.instance.report_runless_asset_event(event)
-    one_by_one = columns()
-    report_events(recorded.instance, None, events)
-    assert (
-        sorted(columns()[len(one_by_one) :], key=repr) == sorted(one_by_one, key=repr)
-        and len(one_by_one) == 15
-    )
-
-
-def test_watcher_of_a_run_receives_every_event(bench: Workbench) -> None:
-    heard: list[dg.EventLogEntry] = []
-
-    @dg.op
-    def work(context) -> None:
-        context.instance.add_event_listener(context.run_id, heard.append)
-        report_events(context.instance, context, events_of_every_kind())
-
-    assert run_op(bench, work).success
-    assert (
-        len([entry for entry in heard if entry.dagster_event and entry.dagster_event.asset_key])
-        == 20
-    )
-
-
 def test_run_leaves_a_complete_record_where_an_operator_turned_batches_off(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,40 +286,6 @@ def assert_event_describes_its_file(
         ),
         "dagster/input_data_version/superbatches": "INITIAL",
     }
-
-
-def test_files_whose_events_a_crash_lost_are_adopted_with_their_own_metrics(
-    recorded: Workbench,
-) -> None:
-    """Takes some 5 s for a process that is killed."""
-    keys = [f"p{number}" for number in range(9)]
-    for number, key in enumerate(keys):
-        recorded.write(key, number + 1)
-    environment = os.environ | {"DAGSTER_HOME": recorded.instance.root_directory}
-    command = [
-        sys.executable,
-        "-m",
-        "tests.dagster.killed_before_events",
-        recorded.catalog,
-        recorded.output,
-    ]
-    killed = subprocess.run(
-        list(map(str, command)), cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    known = ids_of(recorded, NAMES.embeddings, MATERIALIZATION)
-    assert len(known) == 1 and len(list(recorded.output.glob("*/p*.parquet"))) == len(keys)
-    assert recorded.refresh().metrics()["texts_encoded"] == 0
-    records = recorded.instance.fetch_materializations(NAMES.embeddings, limit=100).records
-    events = {record.partition_key: record.asset_materialization for record in records}
-    assert len(records) == len(events) == len(keys)
-    for number, key in enumerate(keys):
-        event = events[key]
-        assert event is not None
-        assert_event_describes_its_file(
-            recorded, key, numbered_rows(key, number + 1), event, adopted=key not in known
-        )
-    assert recorded.refresh().materialized() == {}
 
 
 def test_an_event_log_that_refuses_events_ends_the_run_and_the_next_one_adopts(

@@ -13,7 +13,6 @@ import pytest
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from sqlalchemy.exc import InterfaceError, OperationalError
 
-from surge_dagster.assets import embeddings
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, EncoderError
 from surge_dagster.engine.run.report import Failure
@@ -67,18 +66,6 @@ def test_a_bad_partition_fails_the_run_once_and_stops_no_other(
     assert [failed["key"] for failed in ran.metrics()["partitions_failed"]] == ["bad"]
     assert shown(bench) == ({"a", "b", "z"}, {"bad"})
     assert not list(bench.output.glob("*/bad*"))
-
-
-def test_only_failed_partitions_are_shown_as_failed_until_they_are_fixed(bench: Workbench) -> None:
-    bench.fill("abc")
-    bench.refresh()
-    bench.write("b", NULL_TEXT, version="v2")
-    assert not bench.embed("a", "c").success
-    assert shown(bench) == ({"a", "c"}, {"b"}), "a and c were only skipped"
-    assert bench.file("b").exists(), "what was published before stays"
-    bench.write("b", 2, version="v3")
-    assert bench.embed("a", "c").success
-    assert shown(bench) == ({"a", "b", "c"}, set())
 
 
 def test_last_materialization_attempt_is_the_run_that_fixed_the_partition(
@@ -138,20 +125,6 @@ def test_a_file_that_cannot_be_read_fails_its_partition_and_is_not_embedded_agai
     assert shown(bench) == ({"a", "b"}, set()), "it does not stay red"
 
 
-def test_partition_that_was_missing_during_a_run_does_not_count_as_refused(
-    bench: Workbench,
-) -> None:
-    bench.fill("ab")
-    bench.refresh()
-    bench.file("b").unlink()
-    folder, away = bench.catalog / "partition=b", bench.root / "away"
-    folder.rename(away)
-    ran = bench.embed("a", "b")
-    assert ran.success and ran.metrics()["partitions_removed"] == 1
-    away.rename(folder)
-    assert requested(bench.tick()) == [["b"]]
-
-
 def test_unknown_partition_keys_fail_without_stopping_others(bench: Workbench) -> None:
     """`%FF` is no text, and another one is a key of the catalog, whose partition has another name
     in Dagster."""
@@ -172,25 +145,6 @@ def test_unknown_partition_keys_fail_without_stopping_others(bench: Workbench) -
     for key in unknown:
         bench.instance.delete_dynamic_partition("catalog", key)
     assert bench.embed("a", "b").success and requested(bench.tick()) == []
-
-
-@pytest.mark.usefixtures("gated")
-def test_failed_encoder_is_retried_and_published_files_are_kept(bench: Workbench) -> None:
-    gate = bench.root / "gate"
-    bench.settings |= {"b_min": 1, "b_max": 50}
-    bench.write("a", 20)
-    bench.write("b", [("x", f"break before {gate}")])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GATED_DEVICE", str(gate))
-        ran = bench.refresh()
-    assert not ran.success
-    assert (
-        set(ran.materialized()) == {"a"}
-        and sum(batch["texts"] for batch in ran.superbatches()) == 20
-    )
-    gate.touch()
-    again = bench.retry(ran)
-    assert again.success and set(again.materialized()) == {"b"}
 
 
 def connection_refused() -> Exception:
@@ -310,29 +264,6 @@ def test_a_run_that_an_error_ends_has_its_check_and_one_that_is_interrupted_has_
         [NAMES.run_check]
     )
     assert latest[NAMES.run_check].status == AssetCheckExecutionRecordStatus.FAILED
-
-
-def test_failing_event_log_does_not_hide_the_error_that_ended_the_run(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    storage = type(bench.instance.event_log_storage)
-    store, made, refusals = storage.store_event, embeddings.run_check_results, [0]
-
-    def store_event(*given: Any) -> None:
-        if refusals[0]:
-            refusals[0] -= 1
-            raise OSError("no connection")
-        store(*given)
-
-    def results(*given: Any) -> Iterator[dg.AssetCheckResult]:
-        # the check's event, the line about it, and what Dagster says of a line that it cannot keep
-        refusals[0] = 3
-        yield from made(*given)
-
-    monkeypatch.setattr(storage, "store_event", store_event)
-    monkeypatch.setattr(embeddings, "run_check_results", results)
-    ran = bench.refresh()
-    assert refusals == [0] and not ran.success and ran.failure().startswith("no catalog at")
 
 
 def test_every_failure_is_listed_with_a_remedy() -> None:

@@ -15,7 +15,6 @@ from dagster._core.remote_representation.external_data import RepositorySnap
 
 from surge_dagster import embedding_catalog
 from surge_dagster.config.settings import load_settings
-from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.store import StorageOptions, retries
 from surge_dagster.engine.store.gcp import GcpOptions
 from surge_dagster.orchestration.cluster_runs import ResourceRuns
@@ -24,8 +23,8 @@ from surge_dagster.resources import CatalogSource, OutputStore
 from tests.dagster.conftest import Ran, Workbench, execute
 from tests.engine.store.object_server import BUCKET, ObjectServer
 from tests.engine.tables.bigquery_fake import CATALOG, SOURCE, TABLE, FakeBigQuery, table_of
-from tests.google_account import EMAIL, TOKEN, GoogleAccount
-from tests.small_catalogs import Rows, assert_embedded, write_rows
+from tests.google_account import TOKEN, GoogleAccount
+from tests.small_catalogs import Rows, write_rows
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "storage.md"
 ROWS: dict[str, Rows] = {"category=a": [("1", "boots")], "category=b": [("2", "sandals")]}
@@ -60,59 +59,6 @@ def catalog_in_the_bucket(**gcp: Any) -> dg.Definitions:
     return embedding_catalog(
         source=f"gs://{BUCKET}/catalog", output=f"gs://{BUCKET}/vectors", gcp=gcp
     )
-
-
-def test_buckets_of_source_and_output_are_reached_with_the_key(
-    bench: Workbench, bucket: ObjectServer, google_account: GoogleAccount
-) -> None:
-    definitions = catalog_in_the_bucket(gcp_credentials=google_account.gcp_credentials)
-
-    ran = refresh(bench, definitions)
-
-    assert ran.success, ran.failure()
-    written = {
-        name.rpartition("/")[2]
-        for name in bucket.objects()
-        if name.endswith("parquet") and "vectors/" in name
-    }
-    assert len(written) == len(ROWS)
-    assert google_account.tokens_given > 0
-
-
-def test_requests_to_a_bucket_carry_the_token_of_the_key(google_account: GoogleAccount) -> None:
-    gcp: Any = {"gcp_credentials": google_account.gcp_credentials}
-    storage: Any = {"endpoint": google_account.url}
-    store = load_settings(output="gs://vectors/out", gcp=gcp, storage_options=storage).open_store()
-
-    with pytest.raises(FileNotFoundError):
-        store.open("space/b.parquet")
-
-    assert google_account.requests == [("GET", f"Bearer {TOKEN}")]
-
-
-def test_bigquery_is_read_with_the_key_and_the_project_of_the_settings(
-    bench: Workbench, google_account: GoogleAccount
-) -> None:
-    fake = FakeBigQuery(table_of(CATALOG))
-    gcp = {"project": "billed", "gcp_credentials": google_account.gcp_credentials}
-    with fake.serve_by_default():
-        definitions = embedding_catalog(
-            source=SOURCE,
-            partition_by="category",
-            output=str(bench.output),
-            model="hash://16",
-            gcp=gcp,
-        )
-        ran = refresh(bench, definitions)
-
-    assert ran.success, ran.failure()
-    assert set(fake.tokens) == {f"Bearer {TOKEN}"}
-    assert {credentials.service_account_email for credentials in fake.storage_credentials} == {
-        EMAIL
-    }
-    assert set(fake.projects) == {"billed"}
-    for key, rows in CATALOG.items():
-        assert_embedded(bench.output, bench.space, key, rows)
 
 
 def test_project_of_the_key_runs_queries_if_no_other_is_set(google_account: GoogleAccount) -> None:
@@ -206,12 +152,6 @@ def test_assets_of_the_user_get_clients_with_the_key(
     assert set(fake.tokens) == {f"Bearer {TOKEN}"}
 
 
-def test_resources_of_a_named_catalog_have_its_name() -> None:
-    resources = embedding_catalog(name="shop", source="c", output="o", gcp={}).resources or {}
-    assert {"shop_gcs", "shop_bigquery"} <= set(resources)
-    assert "gcs" not in resources
-
-
 def test_key_is_not_shown_by_dagster(
     bench: Workbench, bucket: ObjectServer, google_account: GoogleAccount
 ) -> None:
@@ -231,13 +171,6 @@ def test_key_is_not_shown_by_dagster(
     assert not google_account.is_quoted(repr(definitions.resources))
 
 
-def test_key_is_not_shown_by_settings_and_options(google_account: GoogleAccount) -> None:
-    gcp: Any = {"gcp_credentials": google_account.gcp_credentials}
-    settings = load_settings(gcp=gcp)
-    shown = (settings, settings.model_dump(), settings.model_dump_json(), settings.cloud_options())
-    assert not google_account.is_quoted(" ".join(map(repr, shown)))
-
-
 @pytest.mark.usefixtures("no_waits")
 def test_event_log_of_a_failed_run_does_not_quote_the_key(
     bench: Workbench, bucket: ObjectServer, google_account: GoogleAccount
@@ -249,27 +182,6 @@ def test_event_log_of_a_failed_run_does_not_quote_the_key(
     assert not ran.success
     assert "could not be renewed" in ran.failure()
     assert not google_account.is_quoted(entries)
-
-
-@pytest.mark.usefixtures("no_waits")
-@pytest.mark.parametrize("source", [f"gs://{BUCKET}/catalog", SOURCE])
-def test_error_of_a_revoked_key_does_not_quote_it(
-    google_account: GoogleAccount, source: str
-) -> None:
-    google_account.is_revoked = True
-    gcp: Any = {"project": "p", "gcp_credentials": google_account.gcp_credentials}
-    storage: Any = {"endpoint": google_account.url}
-    settings = load_settings(
-        source=source, partition_by="category", gcp=gcp, storage_options=storage
-    )
-
-    with (
-        FakeBigQuery(table_of(CATALOG)).serve_by_default(),
-        pytest.raises((ConfigError, TransientError)) as refused,
-    ):
-        list(settings.open_source())
-
-    assert not google_account.is_quoted(str(refused.getrepr(style="native")))
 
 
 def test_machines_of_a_cluster_get_the_account(google_account: GoogleAccount) -> None:

@@ -184,17 +184,6 @@ def test_time_between_two_ticks_counts_as_half_a_minute_at_most(
     assert statuses(instance, [run]) == [expected]
 
 
-def test_run_that_beats_is_not_lost_however_late_the_sensor_is(
-    instance: dg.DagsterInstance,
-) -> None:
-    run = begun(instance)
-    cursor = None
-    for tick in range(6):
-        run = beating(instance, run, tick)
-        cursor = declare_silent_runs(instance, [run], cursor, 180 * tick, TIMES)
-    assert statuses(instance, [run]) == ["STARTED"]
-
-
 def test_heartbeat_that_is_renewed_while_runs_are_listed_counts(
     instance: dg.DagsterInstance,
 ) -> None:
@@ -241,11 +230,3 @@ def test_run_of_a_check_or_switch_has_a_heartbeat(
     monkeypatch.setattr(f"surge_dagster.assets.{module}.existing_space", existing_space)
     ran = bench.run(job)
     assert seen == [f"{ran.run_id} {socket.gethostname()} 0"]
-
-
-def test_an_embedding_run_has_a_heartbeat(bench: Workbench) -> None:
-    bench.write("a")
-    ran = bench.refresh()
-    [run] = bench.instance.get_runs()
-    assert ran.success
-    assert run.tags[HEARTBEAT_TAG] == f"{run.run_id} {socket.gethostname()} 0"

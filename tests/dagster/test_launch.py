@@ -6,7 +6,6 @@ import random
 from typing import Any
 
 import pytest
-from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster._core.storage.tags import PARENT_RUN_ID_TAG, RESUME_RETRY_TAG, ROOT_RUN_ID_TAG
 
 from surge_dagster.orchestration.launch import LaunchConfig, Select
@@ -57,18 +56,6 @@ def test_run_with_a_mistyped_key_evaluates_no_check(bench: Workbench, launched: 
     assert not ran.success and ran.checks() == {} and "does not have 1 key: 'A'" in ran.logged()[0]
 
 
-def test_job_with_a_mistyped_key_leaves_the_checks_as_they_are(bench: Workbench) -> None:
-    bench.fill("ab")
-    assert bench.refresh().success
-
-    bench.embed_keys(keys=["A"])
-
-    latest = bench.instance.event_log_storage.get_latest_asset_check_execution_by_key(
-        [NAMES.run_check]
-    )
-    assert latest[NAMES.run_check].status is AssetCheckExecutionRecordStatus.SUCCEEDED
-
-
 @pytest.mark.parametrize("missing", ["catalog", "output"])
 def test_missing_source_or_output_fails_the_check_also_where_keys_are_typed(
     bench: Workbench, missing: str
@@ -82,13 +69,6 @@ def test_missing_source_or_output_fails_the_check_also_where_keys_are_typed(
     check = ran.checks()[NAMES.run_check.name]
     assert not ran.success and not check.passed
     assert ("no catalog at" if missing == "catalog" else "is a file") in str(check.description)
-
-
-def test_typed_key_in_the_spelling_of_the_catalog_is_refused(bench: Workbench) -> None:
-    bench.write("a,b")
-    ran = bench.embed_keys(keys=["a,b"])
-    assert "does not have 1 key: 'a,b'" in ran.failure()
-    assert bench.embed_keys(keys=["a%2Cb"]).success
 
 
 def test_launch_with_an_empty_list_of_keys_is_refused_with_a_remedy(bench: Workbench) -> None:

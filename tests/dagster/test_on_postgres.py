@@ -28,10 +28,6 @@ def on_postgres(postgres_bench: Workbench) -> None:
     """The workbench of each test, with its instance on Postgres."""
 
 
-def test_server_is_the_requested_one(postgres: PostgresServer) -> None:
-    assert int(postgres.version) >= 15
-
-
 def test_run_has_few_connections_at_a_time(bench: Workbench, postgres: PostgresServer) -> None:
     bench.fill("abcdefghij")
     opened, most = 0, list[int]()

@@ -20,9 +20,9 @@ from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
 from surge_dagster.orchestration import read_back as module
 from surge_dagster.orchestration.footer_checks import FooterChecks
-from surge_dagster.orchestration.read_back import difference, footer_failures, read_back
+from surge_dagster.orchestration.read_back import footer_failures, read_back
 from tests.engine.runs import finish, make_run
-from tests.small_catalogs import FailingStore, numbered_rows, partition_of, rewrite
+from tests.small_catalogs import numbered_rows, partition_of, rewrite
 
 SPACE = cast(Space, None)  # nothing here looks at it
 
@@ -50,19 +50,6 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], str | No
         return cast(Store, Bucket())
 
     return replace
-
-
-def test_file_that_cannot_be_read_from_disk_is_not_encoded_again(
-    tmp_path: Path, hash_pool: EncoderPool
-) -> None:
-    made = partition("k")
-    run = make_run(hash_pool, [made], tmp_path)
-    finish(run)
-    with pytest.raises(
-        TransientError, match=r"k\.parquet' could not be read: Input/output error\. Run again when"
-    ) as error:
-        difference(made, FailingStore(tmp_path, "k"), run.space)
-    assert error.value.key == "k" and "checked again" not in str(error.value)
 
 
 def test_files_of_a_bucket_are_read_together_and_each_has_its_answer(reads: Any) -> None:

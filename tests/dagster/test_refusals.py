@@ -5,20 +5,16 @@ from __future__ import annotations
 
 import random
 import string
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from surge_dagster.assets import embeddings
-from surge_dagster.engine.errors import EncoderError, StoreUnavailable
-from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.run.report import Failure
+from surge_dagster.engine.errors import StoreUnavailable
 from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.orchestration.partition_keys import to_partition_key
 from tests.dagster.conftest import Workbench, requested, shown, when_footers_are_checked
 from tests.dagster.test_failures import NULL_TEXT
-from tests.small_catalogs import rewrite
 
 
 def test_partition_fixed_during_the_run_does_not_count_as_refused(
@@ -59,18 +55,6 @@ def test_too_long_key_stops_no_other_partition(bench: Workbench) -> None:
     assert requested(found) == [] and "1 refused" in (found.skip_message or "")
 
 
-def test_partition_is_requested_once_a_foreign_file_in_its_place_is_moved(bench: Workbench) -> None:
-    bench.write("a")
-    bench.refresh()
-    rewrite(bench.file("a"), lambda table: table, space="another")
-    ran = bench.refresh()
-    assert not ran.success and "taken by a file of the space 'another'" in ran.failure()
-    assert shown(bench) == (set(), {"a"})
-    assert requested(bench.tick()) == []
-    bench.file("a").rename(bench.root / "a.parquet")
-    assert requested(bench.tick()) == [["a"]]
-
-
 def test_refusals_are_reported_by_a_run_that_another_error_ends(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,23 +87,6 @@ def test_refusals_are_reported_by_a_run_that_another_error_ends(
     assert shown(bench) == ({"good"}, {"bad"})
     found = bench.tick()
     assert requested(found) == [] and "1 refused" in (found.skip_message or "")
-
-
-def test_failures_whose_events_an_error_of_the_engine_withholds_are_reported(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.write("a")
-
-    def fails(run: EmbeddingRun) -> Iterator[None]:
-        run.report.partitions_failed.append(Failure("a", "row 1: the text is null"))
-        raise EncoderError("the pool failed")
-        yield
-
-    monkeypatch.setattr(EmbeddingRun, "events", fails)
-    ran = bench.refresh()
-    assert not ran.success and "the pool failed" in ran.failure()
-    assert [failed["key"] for failed in ran.metrics()["partitions_failed"]] == ["a"]
-    assert shown(bench) == (set(), {"a"})
 
 
 @pytest.mark.parametrize("setting", [{"text": "name"}, {"max_text_bytes": 4}])

@@ -4,7 +4,6 @@ be trusted."""
 from __future__ import annotations
 
 import shutil
-from typing import Any
 
 import dagster as dg
 import pytest
@@ -13,7 +12,6 @@ from dagster._core.definitions.data_version import StaleStatus
 from surge_dagster import open_embeddings
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.orchestration import removed_partitions
 from surge_dagster.orchestration.launch import Unattended
 from surge_dagster.orchestration.records import failed_on_record
 from tests.dagster.conftest import NAMES, Workbench, requested, stale_status
@@ -88,42 +86,6 @@ def test_file_of_a_removed_partition_that_dagster_does_not_have_is_deleted_too(
     assert registered(bench) == ["a"] and not file.exists()
 
 
-@pytest.mark.parametrize(
-    ("keys", "removed", "without_file", "says"),
-    [("abcd", "bcd", "bcd", "3 of 4"), ("abcdefghijklmnopqrst", "abc", "bc", "2 of 19")],
-)
-def test_many_keys_without_a_file_in_the_space_are_not_deleted(
-    bench: Workbench, keys: str, removed: str, without_file: str, says: str
-) -> None:
-    catalog_of(bench, *keys)
-    for key in without_file:
-        bench.file(key).unlink()
-    remove(bench, *removed)
-    refused = bench.refresh(unattended=DELETING)
-    assert f"{says} partitions were removed from the source and have no file" in refused.failure()
-    assert sorted(registered(bench)) == list(keys)
-
-
-def test_partition_that_a_run_publishes_before_it_is_deleted_stays(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    catalog_of(bench, *"abc")
-    file, record = bench.file("b"), removed_partitions.record_removed
-    remove(bench, "b")
-
-    def published_since(*found: Any) -> str | None:
-        file.touch()
-        return record(*found)
-
-    monkeypatch.setattr(removed_partitions, "record_removed", published_since)
-    assert bench.refresh(unattended=DELETING).success
-    assert (
-        file.exists()
-        and registered(bench) == ["a", "b", "c"]
-        and history(bench, "b")[0] == "removed"
-    )
-
-
 def test_removed_partition_is_deleted_with_its_file_and_a_key_that_returns_is_embedded(
     bench: Workbench,
 ) -> None:
@@ -191,15 +153,6 @@ def test_more_than_a_tenth_of_the_catalog_is_not_deleted(bench: Workbench) -> No
     assert set(registered(bench)) == {*keys, "new"} - {"p01", "p02"}, "a tenth may be deleted"
 
 
-def test_nothing_is_deleted_when_the_source_lists_nothing(bench: Workbench) -> None:
-    bench.settings["removed_partitions"] = "delete"
-    catalog_of(bench, "a")
-    remove(bench, "a")
-    ran = bench.nightly()
-    assert not ran.success and "the source 'catalog' is empty: expected files" in ran.failure()
-    assert registered(bench) == ["a"]
-
-
 def test_partition_that_an_active_run_holds_is_not_deleted(bench: Workbench) -> None:
     bench.settings["removed_partitions"] = "delete"
     catalog_of(bench, *"ab")
@@ -209,16 +162,6 @@ def test_partition_that_an_active_run_holds_is_not_deleted(bench: Workbench) -> 
     assert bench.refresh(unattended=DELETING).success and registered(bench) == ["a", "b"]
     bench.instance.report_run_failed(run)
     assert bench.refresh(unattended=DELETING).success and registered(bench) == ["a"]
-
-
-def test_long_key_whose_file_cannot_be_read_counts_as_listed(bench: Workbench) -> None:
-    long = "x" * 300
-    catalog_of(bench, "a", long)
-    [file] = partition_folder(bench.catalog, long).iterdir()
-    file.unlink()
-    file.symlink_to(file.name)  # a disk that fails could not say less
-    bench.refresh(unattended=DELETING)
-    assert long in registered(bench) and history(bench, long) == ["v1"]
 
 
 def test_file_is_deleted_after_its_deletion_is_on_record_and_a_store_that_refuses_is_tried_again(
@@ -318,11 +261,3 @@ def test_removed_partition_that_was_never_embedded_is_skipped_and_stays_missing(
         and ran.metrics()["partitions_removed"] == 1
     )
     assert events_of(bench, "b") == [] and stale_status(bench, "b") is StaleStatus.MISSING
-
-
-def test_removed_partition_that_an_operator_names_is_refused(bench: Workbench) -> None:
-    catalog_of(bench, *"ab")
-    remove(bench, "b")
-    ran = bench.embed_keys(keys=["a", "b"])
-    assert not ran.success and "does not have 1 key: 'b'" in ran.failure()
-    assert len(events_of(bench, "b")) == 1

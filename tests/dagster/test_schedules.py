@@ -65,17 +65,6 @@ def test_nightly_refresh_whose_store_hangs_is_one_run_before_dagster_ends_the_ti
     assert expected_by(bench.scheduled()) is None
 
 
-def test_nightly_refresh_of_an_unreadable_space_fails_as_a_run(
-    bench: Workbench, three_spaces: Spaces
-) -> None:
-    three_spaces.copy_to(bench.root, ("hash://16",))
-    [document] = bench.output.glob("*/space.json")
-    document.write_text("{")
-    ran = bench.nightly()
-    assert not ran.success and "space.json" in ran.failure()
-    assert not ran.will_retry
-
-
 def test_scheduled_check_is_skipped_while_another_check_is_active(bench: Workbench) -> None:
     bench.settings["check_cron"] = "0 * * * *"
     assert len(bench.scheduled(NAMES.check_schedule)) == 1
@@ -120,12 +109,6 @@ def test_nightly_cron_turns_on_the_refresh_and_the_check_of_the_catalog(
     bench.settings["b_min"] = 5  # definitions that no other test has loaded
 
     assert schedules_of(bench) == {NAMES.schedule: True, NAMES.check_schedule: True}
-
-
-def test_check_of_the_catalog_is_weekly_unless_its_cron_is_set(bench: Workbench) -> None:
-    schedule = bench.definitions.get_repository_def().get_schedule_def(NAMES.check_schedule)
-
-    assert schedule.cron_schedule == "0 6 * * 0"
 
 
 @pytest.mark.parametrize("written", ["none", ""])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -13,9 +12,6 @@ from surge_dagster.config.settings import load_settings
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, StoreUnavailable
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.sources import FolderCatalog
-from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.orchestration.launch import record_pool_limit
 from tests.dagster.conftest import NAMES, Workbench, requested
 
 
@@ -98,17 +94,6 @@ def test_tick_that_requests_runs_warns_when_the_pool_has_no_limit(
         bench.tick()
         assert capfd.readouterr().err.count("no limit for the pool 'gpu'") == expected
         bench.write("b")
-
-
-def test_pool_whose_limit_cannot_be_recorded_has_none(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    storage = type(bench.instance.event_log_storage)
-    refuse = mock.Mock(side_effect=OSError("no connection"))
-    with monkeypatch.context() as patch:
-        patch.setattr(storage, "initialize_concurrency_limit_to_default", refuse)
-        assert not record_pool_limit(bench.instance)
-    assert record_pool_limit(bench.instance)
 
 
 def test_run_gets_a_limited_number_of_partitions(
@@ -195,17 +180,6 @@ def test_the_next_run_adopts_files_that_dagster_does_not_know(
     assert requested(bench.tick()) == []
 
 
-def test_refused_partition_is_not_requested_for_adoption(
-    bench: Workbench, hash_pool: EncoderPool
-) -> None:
-    bench.write("b")
-    embed_without_dagster(bench, hash_pool)
-    bench.write("b", [("x", None)])  # under the version that its file was made from
-    assert "the text is null" in bench.refresh().failure()
-    assert requested(bench.tick()) == []
-    assert bench.instance.get_materialized_partitions(NAMES.embeddings) == set()
-
-
 def test_another_model_is_not_embedded_unattended(bench: Workbench) -> None:
     bench.write("a")
     bench.launch(bench.tick())
@@ -239,23 +213,3 @@ def test_tick_fails_when_source_or_store_does_not_answer(
     monkeypatch.setattr("surge_dagster.automation.new_partitions.states_of_unfinished", down)
     with pytest.raises(StoreUnavailable, match="SlowDown"):
         bench.tick()
-
-
-def test_partition_that_a_run_embeds_while_the_catalog_is_listed_is_not_requested(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.settings["refresh_stale"] = True
-    bench.write("a")
-    assert bench.refresh().success
-    bench.write("a", version="v2")
-    listing, ran = FolderCatalog.__iter__, []
-
-    def listed_beside_a_run(catalog: FolderCatalog) -> Iterator[Partition]:
-        if not ran:
-            ran.append(None)
-            assert bench.refresh().success
-        yield from listing(catalog)
-
-    monkeypatch.setattr(FolderCatalog, "__iter__", listed_beside_a_run)
-    for found in (bench.tick(), bench.later(minutes=1)):
-        assert ran and requested(found) == []

@@ -42,16 +42,6 @@ def test_arguments_override_the_environment_which_overrides_the_file(
     assert settings.encoding_spec() == EncodingSpec(model="hash://8")
 
 
-def test_precision_does_not_change_the_encoding_spec() -> None:
-    for precision in ("auto", "fp32", "fp16", "bf16"):
-        inside: dict[str, Any] = {"precision": precision}
-        assert (
-            EncoderResource(**inside).encoding_spec()
-            == load_settings(**inside).encoding_spec()
-            == EncodingSpec()
-        )
-
-
 @pytest.mark.parametrize("given", [{"devices": "gpu"}, {"precision": "int8"}, {"b_min": 0}])
 def test_resource_refuses_the_values_that_the_settings_refuse(given: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
@@ -393,20 +383,6 @@ class TestGcp:
         gcp: Any = {"gcp_credentials": dg.EnvVar("GCP_KEY_OF_NOBODY")}
         with pytest.raises(ConfigError, match="environment variable GCP_KEY_OF_NOBODY is not set"):
             load_settings(gcp=gcp)
-
-    def test_options_without_the_setting_leave_all_to_the_environment(self) -> None:
-        assert load_settings().cloud_options().gcp == GcpOptions()
-
-    def test_key_is_not_shown_by_the_options(self) -> None:
-        assert self.KEY not in repr(StorageOptions(gcp=GcpOptions(gcp_credentials=self.KEY)))
-
-    def test_unknown_field_is_refused_with_the_known_ones(self) -> None:
-        Path("surge.yaml").write_text("gcp: {credentials: hunter2}\n")
-        with pytest.raises(
-            ConfigError, match="there are project, location, gcp_credentials"
-        ) as caught:
-            load_settings()
-        assert "hunter2" not in str(caught.getrepr(style="native"))
 
     @pytest.mark.parametrize(
         "credentials",

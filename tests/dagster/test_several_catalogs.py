@@ -222,17 +222,6 @@ def test_each_catalog_is_embedded_with_its_own_model_and_output(
         look(bench, with_another_model, SHOP)
 
 
-def test_keys_in_runs_of_one_catalog_are_free_for_the_other_sensor(
-    bench: Workbench, both: dg.Definitions
-) -> None:
-    bench.instance.create_run_for_job(
-        both.resolve_job_def(SHOP.refresh_job), status=dg.DagsterRunStatus.STARTED
-    )
-    assert not look(bench, both, SHOP).run_requests
-    [request] = look(bench, both, DOCS).run_requests or []
-    assert request.run_config["ops"][DOCS.embeddings_op]["config"]["keys"] == ["a", "b"]
-
-
 def test_sensor_leaves_out_partitions_that_a_job_of_the_user_is_embedding(
     bench: Workbench, both: dg.Definitions
 ) -> None:

@@ -42,11 +42,3 @@ def test_check_passes_if_calls_take_as_long_as_usual(
 
     assert check.passed
     assert check.metadata["superbatches_judged"].value == 1
-
-
-def test_run_with_too_few_calls_to_compare_has_no_result(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Pace, "ratio", lambda pace, seconds, expected_seconds: None)
-    bench.fill("a")
-    assert "encode_not_slow" not in bench.refresh().checks()

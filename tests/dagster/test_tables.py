@@ -10,34 +10,6 @@ import pytest
 from surge_dagster import EmbeddingCatalog
 from surge_dagster.config.settings import load_settings
 from surge_dagster.resources import CatalogSource
-from tests.dagster.conftest import Workbench
-from tests.engine.sources.tables import by_key, shuffled_rows, write_csv
-from tests.small_catalogs import assert_embedded
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-def test_refresh_embeds_the_keys_of_a_table_and_removes_what_it_grouped(
-    bench: Workbench, cache: Path
-) -> None:
-    rows = shuffled_rows(60, 3)
-    bench.catalog.mkdir()
-    path = write_csv(bench.catalog / "products.csv", rows)
-    bench.settings |= {"partition_by": "category"}
-    ran = bench.refresh()
-    assert ran.success
-    assert set(ran.materialized()) == set(by_key(rows))
-    for key, expected in by_key(rows).items():
-        assert_embedded(bench.output, bench.space, key, expected)
-    assert list(cache.glob("tables/*/index.json"))
-    assert not list(cache.glob("tables/*/rows/*"))
-
-    write_csv(path, [("new", "text", "key 1"), *rows])
-    assert set(bench.refresh().materialized()) == {"key 1"}
 
 
 @pytest.mark.parametrize("given", ["lang,category", "lang, category", ["lang", "category"]])

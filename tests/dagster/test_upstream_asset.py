@@ -112,23 +112,6 @@ def test_partitions_of_an_asset_become_those_of_the_catalog(location: Location) 
     assert location.run(PARTS.check_job).success
 
 
-def test_only_a_partition_whose_rows_changed_is_encoded_after_its_asset_ran_again(
-    location: Location,
-) -> None:
-    location.materialize("products", ["a", "b"])
-    assert location.run(PARTS.refresh_job).success
-    changed = {**CATALOG, "a": numbered_rows("a", 6)}
-    location.write(changed)
-    location.materialize("products", ["a", "b"])
-    ran = location.run(PARTS.refresh_job)
-    actions = {
-        key: made.metadata["action"].value
-        for key, made in ran.materialized(PARTS.embeddings).items()
-    }
-    assert actions == {"a": "encoded", "b": "republished"}
-    location.assert_embedded(PARTS, {key: changed[key] for key in "ab"})
-
-
 def test_a_backfill_of_embeddings_loads_the_asset_in_the_job_of_assets(location: Location) -> None:
     location.materialize("products", ["a", "b"])
     location.tick(PARTS)
@@ -168,26 +151,6 @@ def test_a_tick_loads_no_table_and_requests_one_run_after_each_materialization(
     ran = location.run(WHOLE.refresh_job)
     assert ran.materialized(WHOLE.embeddings).keys() == {"b", "new"}
     location.assert_embedded(WHOLE, changed)
-
-
-def kept_listings(location: Location) -> list[str]:
-    """What Dagster's storage keeps of listings, emptied entries aside."""
-    with location.instance.run_storage.connect() as connection:  # pyright: ignore[reportAttributeAccessIssue]
-        rows = connection.exec_driver_sql(
-            "SELECT key, value FROM kvs WHERE key LIKE 'surge.%'"
-        ).fetchall()
-    return [key for key, value in rows if value]
-
-
-def test_listings_of_earlier_materializations_are_removed(location: Location) -> None:
-    location.materialize("table")
-    assert location.run(WHOLE.refresh_job).success
-    before = kept_listings(location)
-    assert len(before) == 1
-    location.edit('partition_by="category"', 'partition_by="category", missing_text="skip"')
-    location.materialize("table")
-    assert location.run(WHOLE.refresh_job).success
-    assert len(kept_listings(location)) == 1 and not location.tick(WHOLE).run_requests
 
 
 def test_a_run_that_failed_to_list_the_asset_is_requested_again_after_a_wait(
@@ -243,29 +206,3 @@ def test_an_asset_that_is_missing_or_never_materialized_is_named(
         "no code location in which the asset 'products'"
         in Ran(bench.instance, result.run_id, False).failure()
     )
-
-
-def test_assets_are_embedded_when_their_job_is_executed_in_process(bench: Workbench) -> None:
-    @dg.asset
-    def products() -> pl.DataFrame:
-        return pl.DataFrame({"id": [1, 2], "text": ["one", "two"]})
-
-    made = embedding_catalog(source=products, output=str(bench.output), model="hash://16")
-    defs = dg.Definitions.merge(
-        made, dg.Definitions(assets=[products], executor=dg.in_process_executor)
-    )
-    bench.instance.add_dynamic_partitions("catalog", ["products"])
-    job = defs.resolve_implicit_global_asset_job_def()
-    for asset, tags in (
-        (products.key, {}),
-        (CatalogNames().embeddings, {"dagster/partition": "products"}),
-    ):
-        ran = job.execute_in_process(
-            instance=bench.instance,
-            asset_selection=[asset],
-            tags=tags,
-            run_config=QUIET,
-            raise_on_error=False,
-        )
-        assert ran.success
-    assert_embedded(bench.output, bench.space, "products", [(1, "one"), (2, "two")])
