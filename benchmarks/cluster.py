@@ -38,8 +38,8 @@ from benchmarks.harness import (
     start_document,
 )
 from benchmarks.paced_runs import BACKEND, SECONDS_PER_TEXT
+from benchmarks.synthetic import build_synthetic_catalog, draw_texts
 from surge_dagster.catalogs.folder import write_partition
-from surge_dagster.catalogs.synthetic import build_synthetic_catalog, draw_texts
 from surge_dagster.cluster.cluster_run import ClusterRun
 from surge_dagster.cluster.machine import memory_limit
 from surge_dagster.cluster.ray_cluster import RayCluster

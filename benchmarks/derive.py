@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from benchmarks.harness import Document, Target, command_line, print_document, say, start_document
 from benchmarks.output import write_output
-from surge_dagster.catalogs.synthetic import draw_texts
+from benchmarks.synthetic import draw_texts
 from surge_dagster.engine.derived.conversion import convert, cut
 from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.derived.parent_files import parent_rows

@@ -35,7 +35,7 @@ import pyarrow.parquet as pq
 import torch
 
 from benchmarks.gpu_models import make_model
-from surge_dagster.catalogs.synthetic import draw_texts
+from benchmarks.synthetic import draw_texts
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker import parity
 from surge_dagster.engine.encoder.worker.backends.base import (

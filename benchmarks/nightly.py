@@ -49,7 +49,7 @@ from benchmarks.harness import (
     seconds_of,
     start_document,
 )
-from surge_dagster.catalogs.synthetic import draw_texts
+from benchmarks.synthetic import draw_texts
 from surge_dagster.consumers.comparison import compare
 from surge_dagster.consumers.lance import LanceTable
 from surge_dagster.consumers.postgres import PgVectorTable

@@ -55,7 +55,7 @@ from benchmarks.harness import (
     start_document,
 )
 from benchmarks.paced_runs import DIMENSION, drawn_partitions, embed, paced_pool, ready_partitions
-from surge_dagster.catalogs.synthetic import draw_texts
+from benchmarks.synthetic import draw_texts
 from surge_dagster.engine.files.facts import FileFacts
 from surge_dagster.engine.files.formats import new_writer
 from surge_dagster.engine.files.rows import FileRows, schema

@@ -20,7 +20,7 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.catalogs.synthetic import draw_texts
+from benchmarks.synthetic import draw_texts
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics
 from surge_dagster.engine.encoder.metrics import Costs

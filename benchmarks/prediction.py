@@ -42,7 +42,7 @@ from benchmarks.harness import (
     start_document,
 )
 from benchmarks.paced_runs import paced_pool
-from surge_dagster.catalogs.synthetic import build_synthetic_catalog
+from benchmarks.synthetic import build_synthetic_catalog
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.plan.calibrating import learning

@@ -40,7 +40,7 @@ from benchmarks.harness import (
     start_document,
 )
 from benchmarks.serve_client import BULK_TEXTS, Client
-from surge_dagster.catalogs.synthetic import build_synthetic_catalog
+from benchmarks.synthetic import build_synthetic_catalog
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run.embedding_run import EmbeddingRun

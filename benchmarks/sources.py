@@ -47,7 +47,7 @@ from benchmarks.harness import (
     start_document,
 )
 from benchmarks.paced_runs import paced_pool
-from surge_dagster.catalogs.synthetic import draw_texts
+from benchmarks.synthetic import draw_texts
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import SuperBatchReport

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from benchmarks.harness import Document, say
 from benchmarks.paced_runs import paced_pool
-from surge_dagster.catalogs.synthetic import draw_texts
+from benchmarks.synthetic import draw_texts
 from surge_dagster.engine.encoder.devices import usable_cores
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
+from benchmarks.synthetic import draw_texts, partition_sizes
 from surge_dagster.catalogs.demo import build_demo_catalog
-from surge_dagster.catalogs.synthetic import draw_texts, partition_sizes
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.engine.tables.opening import open_source

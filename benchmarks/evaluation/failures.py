@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.harness import say
 from benchmarks.paced_runs import paced_pool
-from surge_dagster.catalogs.synthetic import build_synthetic_catalog
+from benchmarks.synthetic import build_synthetic_catalog
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Receipt

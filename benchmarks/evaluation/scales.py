@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from benchmarks.evaluation import published
 from benchmarks.evaluation.stores import PROFILES
 from benchmarks.evaluation.strategies import Case
-from surge_dagster.catalogs.synthetic import LOG_SIGMA
+from benchmarks.synthetic import LOG_SIGMA
 from surge_dagster.engine.plan.cost_model import CostConstants
 from surge_dagster.engine.run.thresholds import Thresholds
 

@@ -38,7 +38,7 @@ from benchmarks.evaluation.baselines import (
 from benchmarks.evaluation.metering import Meter, MeteredPool, covered
 from benchmarks.evaluation.stores import PROFILES, SlowStore, StorageProfile
 from benchmarks.paced_runs import DIMENSION, drawn_partitions, embed, paced_pool
-from surge_dagster.catalogs.synthetic import LOG_SIGMA, partition_sizes
+from benchmarks.synthetic import LOG_SIGMA, partition_sizes
 from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.metrics import overlap_ratio
 from surge_dagster.engine.encoder.pool import EncoderPool

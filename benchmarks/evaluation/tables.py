@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.evaluation import published
 from benchmarks.evaluation.scales import SEED
-from surge_dagster.catalogs.synthetic import LOG_SIGMA, partition_sizes
+from benchmarks.synthetic import LOG_SIGMA, partition_sizes
 from surge_dagster.engine.plan.cost_model import (
     CostConstants,
     recommend,

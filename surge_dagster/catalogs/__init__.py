@@ -1,2 +1,1 @@
-"""Catalogs that the project builds itself, as folders of Parquet files: demo (real text) and
-synthetic (any size)."""
+"""The demo catalog: folders of Parquet files made of text that is on this machine."""

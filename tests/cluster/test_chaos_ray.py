@@ -20,7 +20,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from surge_dagster.catalogs.synthetic import build_synthetic_catalog
+from benchmarks.synthetic import build_synthetic_catalog
 from tests.cluster.hosts import ROOT, Host, hosts, parquet_files
 from tests.cluster.ray_hosts import MACHINE, MODEL, RayHosts
 from tests.cluster.servers import Bucket, Database, socket_folder

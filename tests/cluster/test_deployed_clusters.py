@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from surge_dagster.catalogs.synthetic import build_synthetic_catalog
+from benchmarks.synthetic import build_synthetic_catalog
 from tests.cluster.hosts import Host, hosts
 from tests.extras import require
 from tests.service.lanes import until

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from surge_dagster.catalogs.synthetic import build_synthetic_catalog
+from benchmarks.synthetic import build_synthetic_catalog
 from tests.cluster.hosts import hosts
 from tests.cluster.ray_hosts import MACHINE, RayHosts
 from tests.cluster.servers import Bucket

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from surge_dagster.catalogs.synthetic import build_synthetic_catalog
+from benchmarks.synthetic import build_synthetic_catalog
 from tests.cluster.hosts import hosts
 from tests.cluster.ray_hosts import BIN, MACHINE, MODEL, RayHosts
 from tests.extras import require

@@ -323,25 +323,6 @@ def test_stopped_run_keeps_what_is_encoded_and_says_how_to_continue(
     assert surge.json("embed", catalog, "out", *MODEL)["partitions_failed"] == []
 
 
-def test_catalogs_are_built_and_planned(surge: Command) -> None:
-    build = (
-        "catalog",
-        "synthetic",
-        "--out",
-        "made",
-        "--texts",
-        500,
-        "--partitions",
-        7,
-        "--seed",
-        3,
-    )
-    assert surge.json(*build)["partitions"] == 7
-    planned = surge.json("plan", "made", "--texts-per-second", 100, "--b-min", 100)
-    assert (planned["partitions"], planned["texts"]) == (7, 500)
-    assert planned["wall_seconds"] >= 5
-
-
 def test_every_command_has_help(surge: Command) -> None:
     for command in (
         "",
@@ -352,7 +333,6 @@ def test_every_command_has_help(surge: Command) -> None:
         "search",
         "demo",
         "catalog demo",
-        "catalog synthetic",
     ):
         code, out, error = surge(*command.split(), "--help")
         assert code == 0, error

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from surge_dagster.catalogs.synthetic import partition_sizes
+from benchmarks.synthetic import partition_sizes
 from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.plan.cost_model import (

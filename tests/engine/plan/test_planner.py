@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surge_dagster.catalogs.synthetic import partition_sizes
+from benchmarks.synthetic import partition_sizes
 from surge_dagster.engine.encoder.costs import Call, EncodeCosts, Fit
 from surge_dagster.engine.plan.cost_model import (
     CostConstants,
