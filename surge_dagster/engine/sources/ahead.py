@@ -1,9 +1,7 @@
-"""Files of a bucket that are opened before they are needed, so that the time of a request does not
-add up.
+"""Files of a bucket that are opened before they are needed, so that requests overlap.
 
-Of a small file the first request brings the whole content. As long as files are read one after the
-other, more and more of the next ones are opened concurrently; a run that reads one here and there
-opens one too many each time.
+The first request of a small file brings its whole content. As long as files are read one after the
+other, more and more of the next ones are opened concurrently.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import pyarrow as pa
 from surge_dagster.engine.sources.listing import FIRST_BYTES, SourceFile
 from surge_dagster.engine.support.waiting import in_background, result_of
 
-AHEAD_BYTES = 4 * FIRST_BYTES  # what the first requests of the files bring that are opened ahead
+AHEAD_BYTES = 4 * FIRST_BYTES  # of the first requests of all files that are opened ahead
 _MOST_AHEAD = 16
 
 
@@ -36,17 +34,21 @@ class FilesAhead:
         """Open a file as `SourceFile.open` does."""
         place = self._places[file.relative]
         with self._lock:
-            self._depth = min(2 * self._depth, _MOST_AHEAD) if place == self._last + 1 else 1
+            is_next = place == self._last + 1
+            self._depth = min(2 * self._depth, _MOST_AHEAD) if is_next else 1
             self._last = place
             opening = self._opening.pop(place, None)
-            self._opening = {each: opened for each, opened in self._opening.items() if each > place}
-            held = 0
-            for number, following in enumerate(
-                self._files[place + 1 : place + 1 + self._depth], place + 1
-            ):
-                held += min(following.size, FIRST_BYTES)
-                if held > AHEAD_BYTES:
-                    break
-                if number not in self._opening and not following.refusal:
-                    self._opening[number] = in_background(following.open, "surge-source")
+            self._open_following(place)
         return file.open() if opening is None else result_of(opening)
+
+    def _open_following(self, place: int) -> None:
+        for passed in [each for each in self._opening if each < place]:
+            del self._opening[passed]
+        size = 0
+        for number in range(place + 1, min(place + 1 + self._depth, len(self._files))):
+            following = self._files[number]
+            size += min(following.size, FIRST_BYTES)
+            if size > AHEAD_BYTES:
+                return
+            if number not in self._opening and not following.refusal:
+                self._opening[number] = in_background(following.open, "surge-source")

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from surge_dagster.engine.sources.endings import is_source_file
+from surge_dagster.engine.sources.formats import is_source_file
 from surge_dagster.engine.sources.listing import (
     FIRST_BYTES,
     HIDDEN,
@@ -26,8 +26,7 @@ _NO_ETAG = "size-"
 
 
 class BucketFiles(SourceFiles):
-    """A folder or one object of this name, below the folder that the store is opened at; all of it
-    without a name."""
+    """The folder or object of a name below the store's own folder; without a name all of it."""
 
     is_remote = True
 
@@ -37,27 +36,26 @@ class BucketFiles(SourceFiles):
         super().__init__(url, pattern)
         self._store = store
         self._name = name
+        self._above = f"{name}/" if name else ""
 
     def _found(self, scope: str, begin: str) -> Iterator[SourceFile]:
-        above = f"{self._name}/" if self._name else ""
-        place = f"{above}{scope}".rstrip("/")
-        looks = [
-            lambda folder: list(self._store.list(folder, deep=True, begin=begin)),
-            self._object,
-        ]
-        if scope and is_source_file(scope):
-            looks.reverse()  # what is more likely is looked at first
-        for stored in looks[0](place) or looks[1](place):
-            relative = (
-                stored.name.removeprefix(above)
-                if stored.name != self._name
-                else stored.name.rpartition("/")[2]
-            )
-            if is_source_file(relative) and not any(
-                part.startswith(HIDDEN) for part in relative.split("/")
-            ):
+        for stored in self._stored(f"{self._above}{scope}".rstrip("/"), begin):
+            relative = stored.name.removeprefix(self._above)
+            if stored.name == self._name:
+                relative = stored.name.rpartition("/")[2]
+            is_hidden = any(part.startswith(HIDDEN) for part in relative.split("/"))
+            if is_source_file(relative) and not is_hidden:
                 token = stored.etag.strip('"') or f"{_NO_ETAG}{stored.size}"
                 yield SourceFile(relative, stored.size, token, partial(self._open, stored))
+
+    def _stored(self, place: str, begin: str) -> Sequence[StoredObject]:
+        """Return what lies in a folder, or the object of this name; what is likelier first."""
+        if place and is_source_file(place):
+            return self._object(place) or self._folder(place, begin)
+        return self._folder(place, begin) or self._object(place)
+
+    def _folder(self, name: str, begin: str) -> Sequence[StoredObject]:
+        return list(self._store.list(name, deep=True, begin=begin))
 
     def _object(self, name: str) -> Sequence[StoredObject]:
         try:
@@ -75,14 +73,11 @@ class BucketFiles(SourceFiles):
     def ends(
         self, files: Sequence[SourceFile], read: Callable[[pa.NativeFile], T]
     ) -> Generator[T | Exception]:
-        above = f"{self._name}/" if self._name else ""
-        listed = {above + file.relative: file for file in files}
+        listed = {self._above + file.relative: file for file in files}
 
         def read_one(store: Store, name: str) -> T | Exception:
-            file = listed[name]
-            return read_end(
-                partial(store.open, name, StoredObject(name, file.size, _etag(file))), read
-            )
+            stored = StoredObject(name, listed[name].size, _etag(listed[name]))
+            return read_end(partial(store.open, name, stored), read)
 
         yield from reads_ahead(self._store, list(listed), read_one)
 

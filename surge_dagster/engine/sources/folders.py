@@ -1,16 +1,13 @@
-"""A catalog whose partitions are told apart by the names of folders and files, on a disk or in a
-bucket.
+"""A catalog whose partitions are named by folders and files, on a disk or in a bucket.
 
-Everything is listed in one go. What Parquet files declare about themselves (rows, key, version) is
-read from their ends, once for each version of a file; for a bucket it is kept on the local disk.
-What is wrong with one partition is its own error, raised when it is read, so that it hides no other
-one.
+Everything is listed at once. What Parquet files declare about themselves (rows, key, version) is
+read from their ends, once for each version of a file, and remembered on the local disk. What is
+wrong with one partition is raised when that partition is read, so that the others are not affected.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -23,14 +20,9 @@ import pyarrow as pa
 from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.sources.ahead import AHEAD_BYTES, FilesAhead
 from surge_dagster.engine.sources.footers import End, SourceFooters
-from surge_dagster.engine.sources.formats import batches
+from surge_dagster.engine.sources.formats import ENDINGS_IN_WORDS, batches
 from surge_dagster.engine.sources.layouts import FileGroup, grouped
-from surge_dagster.engine.sources.listing import (
-    FIRST_BYTES,
-    UNREADABLE_FOLDER,
-    SourceFile,
-    SourceFiles,
-)
+from surge_dagster.engine.sources.listing import FIRST_BYTES, SourceFile, SourceFiles
 from surge_dagster.engine.sources.parquet_files import Footer, row_group_rows
 from surge_dagster.engine.sources.partition import (
     KEY_METADATA,
@@ -44,15 +36,15 @@ from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.engine.support.unreadable import not_given
 
-# Beside the pages: of an open object its end, the piece that is read and two that are requested,
-# and the files that are opened ahead.
+# In addition to pages: of an open object its end, the piece that is read and two that are
+# requested, and the files that are opened ahead.
 _BUCKET_BYTES = 4 * FIRST_BYTES + AHEAD_BYTES
 _BLOCKS_BYTES = 48 * 1024 * 1024  # of a file without a footer: the blocks that its reader holds
+_Ends = dict[str, End]  # by a file's relative name
 
 
 class FolderCatalog:
-    """Partitions in folders named by columns, in files named by a pattern, or one file each, as a
-    `Source`."""
+    """Partitions in folders named by columns, in files named by a pattern, or one file each."""
 
     def __init__(self, files: SourceFiles, selection: Selection) -> None:
         self._files = files
@@ -73,151 +65,126 @@ class FolderCatalog:
             for group in groups:
                 ends = {file.relative: next(each) for file in group.files}
                 if group.hashed is not None:
-                    declared = {
-                        end.key if isinstance(end, Footer) else None for end in ends.values()
-                    }
-                    group.key = (declared.pop() if len(declared) == 1 else None) or group.hashed
+                    group.key = _declared_key(ends) or group.hashed
                 yield self._partition(group, ends, ahead)
 
     def _require_partitions(self, listed: Sequence[SourceFile]) -> None:
         if not listed:
             raise ConfigError(
-                f"the source {self.url!r} is empty: expected files whose names end in .parquet, .arrow, .csv or "
-                ".jsonl, in folders named by a column (category=shoes) or one per partition; found none."
+                f"the source {self.url!r} is empty. Expected files that end in {ENDINGS_IN_WORDS}, "
+                "in folders named by a column (category=shoes) or one per partition."
             )
         own_name = self.url.rstrip("/").rpartition("/")[2]
         if self._files.pattern is None and [file.relative for file in listed] == [own_name]:
             raise ConfigError(
-                f"the source {self.url!r} is one file: name with partition_by which of its columns divides it "
-                f"into partitions: `surge-dagster embed {self.url} OUTPUT --partition-by COLUMN`."
+                f"the source {self.url!r} is one file. Name the column that divides it into "
+                f"partitions: `surge-dagster embed {self.url} OUTPUT --partition-by COLUMN`."
             )
 
-    def _partition(
-        self, group: FileGroup, ends: dict[str, End], ahead: FilesAhead | None
-    ) -> Partition:
+    def _partition(self, group: FileGroup, ends: _Ends, ahead: FilesAhead | None) -> Partition:
         current = partial(self._current_version, group)
         for file in group.files:
-            if (
-                isinstance(end := ends[file.relative], OSError | TransientError)
-                or file.token == UNREADABLE_FOLDER
-            ):
-                return Partition(
-                    group.key, UNREADABLE_VERSION, partial(_raise, group.key, file, end), current
-                )
+            error = ends[file.relative]
+            if isinstance(error, OSError | TransientError):
+                read = partial(_raise, group.key, file, error)
+                return Partition(group.key, UNREADABLE_VERSION, read, current)
+
         footers = [end for end in ends.values() if isinstance(end, Footer)]
-        is_counted = len(footers) == len(group.files)
-        are_places_known = is_counted and self.selection.missing_text != "skip"
+        others = [file for file in group.files if not isinstance(ends[file.relative], Footer)]
         pages = [footer.group_bytes for footer in footers]
-        pages += [
-            min(8 * file.size, _BLOCKS_BYTES)
-            for file in group.files
-            if not isinstance(ends[file.relative], Footer)
-        ]
-        text_bytes = (
-            sum(footer.row_bytes for footer in footers)
-            if is_counted
-            else sum(f.size for f in group.files)
-        )
-        return Partition(
+        pages += [min(8 * file.size, _BLOCKS_BYTES) for file in others]
+        partition = Partition(
             key=group.key,
             source_version=self._version(group.files, ends),
             read=partial(self._read, group, ends, ahead),
             current_source_version=current,
-            rows=sum(footer.rows for footer in footers) if is_counted else None,
-            text_bytes=text_bytes,
+            text_bytes=sum(file.size for file in group.files),
             page_bytes=max(pages) + (_BUCKET_BYTES if self._files.is_remote else 0),
+        )
+        if others:
+            return partition
+        are_places_known = self.selection.missing_text != "skip"
+        return replace(
+            partition,
+            rows=sum(footer.rows for footer in footers),
+            text_bytes=sum(footer.row_bytes for footer in footers),
             read_range=partial(self._read, group, ends, None) if are_places_known else None,
-            borders=partial(self._borders, group.files, footers) if is_counted else tuple,
+            borders=partial(self._borders, group.files, footers),
         )
 
     def _borders(self, files: Sequence[SourceFile], footers: Sequence[Footer]) -> list[int]:
-        """Where row groups begin and end; of a file that is not given now, where it does."""
+        """Return where row groups begin and end; of a file that cannot be read now, where it does."""
         sizes = [0]
         for rows, footer in zip(self._files.ends(files, row_group_rows), footers, strict=True):
             sizes += [footer.rows] if isinstance(rows, Exception) else rows
         return list(accumulate(sizes))
 
-    def _version(self, files: Sequence[SourceFile], ends: dict[str, End]) -> str:
-        declared = [
-            end.version if isinstance(end := ends[file.relative], Footer) else None
-            for file in files
-        ]
-        version = declared[0] or files[0].token
+    def _version(self, files: Sequence[SourceFile], ends: _Ends) -> str:
+        versions: list[str] = []
+        for file in files:
+            end = ends[file.relative]
+            declared = end.version if isinstance(end, Footer) else None
+            versions.append(declared or file.token)
+        version = versions[0]
         if len(files) > 1:
-            tokens = zip(files, declared, strict=True)
-            lines = "".join(
-                f"{file.relative}\0{version or file.token}\n" for file, version in tokens
-            )
+            named = zip(files, versions, strict=True)
+            lines = "".join(f"{file.relative}\0{each}\n" for file, each in named)
             version = hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()[:32]
         return version + self.selection.version_suffix
 
     def _current_version(self, group: FileGroup) -> str | None:
         try:
-            names = {file.relative for file in group.files}
-            files = [file for scope in group.scopes for file in self._files.list(*scope)]
-            if self._files.pattern is not None:
-                files = [
-                    file for file in files if file.relative in names or self._is_of(group, file)
-                ]
+            files = self._current_files(group)
             if not files:
                 return None
-            ends = {
-                file.relative: end
-                for file, end in zip(files, self._footers.each(files), strict=True)
-            }
+            footers = zip(files, self._footers.each(files), strict=True)
+            ends = {file.relative: end for file, end in footers}
         except (ConfigError, TransientError) as error:
             raise TransientError(f"partition {group.key!r}: {error}", group.key) from error
         for file in files:
-            if (
-                isinstance(end := ends[file.relative], OSError | TransientError)
-                or file.token == UNREADABLE_FOLDER
-            ):
-                _raise(group.key, file, end)
+            error = ends[file.relative]
+            if isinstance(error, OSError | TransientError):
+                _raise(group.key, file, error)
         return self._version(files, ends)
 
+    def _current_files(self, group: FileGroup) -> list[SourceFile]:
+        files = [file for scope in group.scopes for file in self._files.list(*scope)]
+        if self._files.pattern is None:
+            return files
+        known = {file.relative for file in group.files}
+        return [file for file in files if file.relative in known or self._is_of(group, file)]
+
     def _is_of(self, group: FileGroup, file: SourceFile) -> bool:
-        """Whether a file that is new matches the pattern with the values of this partition."""
+        """Return whether a new file matches the pattern with the values of this partition."""
         [own] = grouped([file], self._files.pattern, self.url)
         return (own.hashed or own.key) == (group.hashed or group.key)
 
     def _read(
         self,
         group: FileGroup,
-        ends: dict[str, End],
+        ends: _Ends,
         ahead: FilesAhead | None,
         start: int = 0,
         stop: int | None = None,
     ) -> Iterator[RowBatch]:
-        """All rows, or of Parquet files those from one to before another."""
+        """Yield all rows, or of Parquet files those from `start` to before `stop`."""
         key = group.key
         if group.refusal is not None:
             raise DataError(key, *group.refusal)
         for file in group.files:
             _require_own(key, group, file, ends[file.relative])
-        footers = {name: end for name, end in ends.items() if isinstance(end, Footer)}
-        read = (
-            ((file, 0, None) for file in group.files)
-            if stop is None
-            else within(group.files, start, stop, lambda file: footers[file.relative].rows)
-        )
+
         first_row = start
         id_type: pa.DataType | None = None
-        for file, begin, end in read:
+        for file, rows in _parts(group.files, ends, start, stop):
             opened = file if ahead is None else replace(file, open=partial(ahead.open, file))
             of_file = f" of {file.shown}" if len(group.files) > 1 else ""
-            place = partial(
-                lambda first, of, row: f"row {row - first:,}{of}", first_row - begin, of_file
-            )
-            for batch in self._batches(
-                key, opened, first_row, place, None if end is None else (begin, end)
-            ):
+            place = partial(_row_of_file, first_row - (rows[0] if rows else 0), of_file)
+            for batch in self._batches(key, opened, first_row, place, rows):
                 if id_type is not None and batch.ids.type != id_type:
                     first = group.files[0].shown
-                    raise DataError(
-                        key,
-                        f"ids are {id_type} in {first} but {batch.ids.type} in {file.shown}",
-                        "Use one type.",
-                    )
+                    reason = f"ids are {id_type} in {first} but {batch.ids.type} in {file.shown}"
+                    raise DataError(key, reason, "Use one type.")
                 id_type = batch.ids.type
                 first_row += len(batch) + batch.skipped
                 yield batch
@@ -225,15 +192,42 @@ class FolderCatalog:
     def _batches(
         self, key: str, file: SourceFile, first_row: int, place: Place, rows: tuple[int, int] | None
     ) -> Iterator[RowBatch]:
+        selection = self.selection
         try:
-            read = batches(
-                file, self.selection.columns, key=key, encoding=self.selection.encoding, rows=rows
-            )
-            yield from self.selection.rows(key, read, first_row, place)
+            read = batches(file, selection.columns, key=key, encoding=selection.encoding, rows=rows)
+            yield from selection.rows(key, read, first_row, place)
         except TransientError as error:
             if error.key is not None or isinstance(error, StoreUnavailable):
                 raise
             raise TransientError(f"partition {key!r}: {error}", key) from error
+
+
+def _parts(
+    files: Sequence[SourceFile], ends: _Ends, start: int, stop: int | None
+) -> Iterator[tuple[SourceFile, tuple[int, int] | None]]:
+    """Yield the files to read, with the range of rows if not all are wanted."""
+
+    def rows_of(file: SourceFile) -> int:
+        footer = ends[file.relative]
+        assert isinstance(footer, Footer)  # only such partitions offer ranges
+        return footer.rows
+
+    if stop is None:
+        for file in files:
+            yield file, None
+        return
+    for file, begin, end in within(files, start, stop, rows_of):
+        yield file, (begin, end)
+
+
+def _row_of_file(first_row: int, of_file: str, row: int) -> str:
+    return f"row {row - first_row:,}{of_file}"
+
+
+def _declared_key(ends: _Ends) -> str | None:
+    """Return the key that all files declare."""
+    keys = {end.key if isinstance(end, Footer) else None for end in ends.values()}
+    return keys.pop() if len(keys) == 1 else None
 
 
 def _require_own(key: str, group: FileGroup, file: SourceFile, end: End) -> None:
@@ -242,30 +236,21 @@ def _require_own(key: str, group: FileGroup, file: SourceFile, end: End) -> None
         remedy = "Replace it by a regular folder or file, rename it, or remove it from the source."
         raise DataError(key, f"{file.shown} {file.refusal}", remedy)
     declared = end.key if isinstance(end, Footer) else None
-    if group.hashed is not None and declared is None:
+    if declared is None:
+        if group.hashed is None:
+            return
         raise DataError(
             key,
             f"{group.hashed} is the hash of a key and {file.shown} does not declare the key",
             f"Write the key into the file's metadata as {KEY_METADATA.decode()}.",
         )
-    hashed = None if group.hashed is None or declared is None else encode_key(declared)
-    if declared not in (None, key) or hashed != group.hashed:
-        raise DataError(
-            key,
-            f"{file.shown} declares that it belongs to partition {declared!r}",
-            "Move it to its own folder.",
-        )
+    is_named_so = group.hashed is None or encode_key(declared) == group.hashed
+    if declared != key or not is_named_so:
+        reason = f"{file.shown} declares that it belongs to partition {declared!r}"
+        raise DataError(key, reason, "Move it to its own folder.")
 
 
-def _raise(key: str, file: SourceFile, end: End) -> NoReturn:
-    if isinstance(end, TransientError):
-        raise TransientError(f"partition {key!r}: {end}", key) from end
-    error = end
-    if not isinstance(error, OSError):
-        try:
-            file.open()
-        except OSError as unreadable:
-            error = unreadable
-    raise not_given(
-        file.shown, error if isinstance(error, OSError) else OSError(errno.EIO, ""), key
-    )
+def _raise(key: str, file: SourceFile, error: OSError | TransientError) -> NoReturn:
+    if isinstance(error, TransientError):
+        raise TransientError(f"partition {key!r}: {error}", key) from error
+    raise not_given(file.shown, error, key)

@@ -1,5 +1,4 @@
-"""What the Parquet files of a listing declare about themselves, read once for each version of a
-file."""
+"""What files declare at their ends, read once for each version of a file."""
 
 from __future__ import annotations
 
@@ -7,16 +6,18 @@ import contextlib
 from collections.abc import Generator, Sequence
 
 from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.sources.formats import FORMATS
 from surge_dagster.engine.sources.listing import SourceFile, SourceFiles
 from surge_dagster.engine.sources.parquet_files import Footer, read_footer
 from surge_dagster.engine.support.footer_memory import FooterMemory, Tag
 from surge_dagster.engine.support.unreadable import is_systems
 
-# A file's footer, or why it is not given now; None where there is none: another format, or a
-# damaged file.
+# A file's footer, or why it cannot be read now; None for another format or a damaged file.
 End = Footer | TransientError | OSError | None
 
-_PARQUET = (".parquet", ".pq")
+_WITH_FOOTER = tuple(
+    ending for each in FORMATS if each.read_footer is not None for ending in each.all_endings
+)
 
 
 class SourceFooters:
@@ -27,16 +28,14 @@ class SourceFooters:
         self._memory: FooterMemory[Footer | None] = FooterMemory(f"source\0{files.identity}")
 
     def each(self, files: Sequence[SourceFile], *, is_whole: bool = False) -> Generator[End]:
-        """The footers of listed files, in their order; in a bucket, those of the next files are
-        read meanwhile.
+        """Yield the footers of listed files in their order; a bucket's are read ahead.
 
         Args:
-            is_whole: whether these are all files of the place: then other files are forgotten.
+            is_whole: whether these are all files of the place; others are then forgotten.
         """
         tags = _tags(files)
         known = self._memory.known(tags)
-        # Which files are read is decided once: meanwhile other listings of the same place learn of
-        # other files.
+        # Decided once: another listing of the same place may remember more files during this one.
         unread = [file for file in files if file.relative in tags and file.relative not in known]
         try:
             with contextlib.closing(self._files.ends(unread, read_footer)) as ends:
@@ -52,9 +51,8 @@ class SourceFooters:
                 self._memory.forget_others({file.relative for file in files})
 
     def _read(self, file: SourceFile, end: Footer | Exception) -> End:
-        """What was read of a file; it is remembered, unless another reading may give something
-        else."""
-        if isinstance(end, FileNotFoundError):  # it was replaced since; reading it says so
+        """Return what was read of a file; remember it unless another reading may differ."""
+        if isinstance(end, FileNotFoundError):  # it was replaced, which reading it reports
             return None
         if isinstance(end, TransientError) or (not isinstance(end, Footer) and is_systems(end)):
             return end
@@ -68,7 +66,7 @@ def _tags(files: Sequence[SourceFile]) -> dict[str, Tag]:
     return {
         file.relative: _tag(file)
         for file in files
-        if not file.refusal and file.relative.lower().endswith(_PARQUET)
+        if not file.refusal and file.relative.lower().endswith(_WITH_FOOTER)
     }
 
 

@@ -29,24 +29,21 @@ from surge_dagster.engine.support.unreadable import UNREADABLE, visible
 T = TypeVar("T")
 FIRST_BYTES = 1024 * 1024  # of the end of an object, that opening it brings
 HIDDEN = ("_", ".")
-# the token of a folder that the system does not show; its name ends in a slash
-UNREADABLE_FOLDER = "unreadable folder"
 _NAME = re.compile(r"\{([^{}]*)\}")
 _WILD = re.compile(r"(\*\*/?|\*|\{[^{}]*\})")
+_WILDCARDS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One file, as a listing showed it.
+    """One file, as it was listed.
 
     Attributes:
-        relative: not valid text where a name on the disk is not UTF-8.
-        token: changes when the content may have changed: the etag, or size and modification time on
-            a disk.
-        open: opens this version of the file; FileNotFoundError where it was removed or replaced.
+        relative: not valid text if a name on the disk is not UTF-8.
+        token: changes when the content may have changed: the etag, or size and modification time.
+        open: opens this version of the file; FileNotFoundError if it was removed or replaced.
         refusal: why it must not be opened, as the end of a sentence that begins with its name.
-        state: of a file on a disk, also changes where another one took its place with the same
-            token.
+        state: of a file on a disk, also changes if another one took its place with the same token.
     """
 
     relative: str
@@ -63,14 +60,14 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class NamePattern:
-    """What the relative names of files have to match, and the names that it gives to parts of them."""
+    """What relative names of files must match, and the names that it gives to parts of them."""
 
     text: str
     regex: re.Pattern[str]
     names: tuple[str, ...]
 
     def names_in(self, relative: str) -> tuple[str, str, dict[str, str]]:
-        """Where all files with this one's names lie: a file or a folder, how names in that begin;
+        """Return the folder (or file) and beginning of names of all files with the same names,
         and the names."""
         match = self.regex.fullmatch(relative)
         names = match.groupdict() if match else {}
@@ -83,8 +80,7 @@ class NamePattern:
 
 
 class SourceFiles(ABC):
-    """A place with files of known formats; each listing looks anew. Without a pattern all of them
-    count."""
+    """A place with files of known formats; each listing reads it again."""
 
     is_remote = False
 
@@ -93,20 +89,15 @@ class SourceFiles(ABC):
         self.pattern = pattern
 
     def list(self, scope: str = "", begin: str = "") -> list[SourceFile]:
-        """The files in bytewise order of their relative names.
+        """Return the files in bytewise order of their relative names.
 
         Args:
-            scope: relative name of one file, or of a folder with all that lies below it; empty is
-                all.
-            begin: of a folder, those files alone whose names in it begin so.
+            scope: one file, or a folder with all that lies below it; empty is all.
+            begin: of a folder, only files whose names in it begin like this.
         """
         files: Iterable[SourceFile] = self._found(scope, begin)
         if (pattern := self.pattern) is not None:
-            files = (
-                file
-                for file in files
-                if file.token == UNREADABLE_FOLDER or pattern.regex.fullmatch(file.relative)
-            )
+            files = (file for file in files if pattern.regex.fullmatch(file.relative))
         return sorted(files, key=lambda file: os.fsencode(file.relative))
 
     @property
@@ -116,13 +107,12 @@ class SourceFiles(ABC):
 
     @abstractmethod
     def is_settled(self, file: SourceFile) -> bool:
-        """Whether the file's next version is sure to have another token."""
+        """Return whether the file's next version is sure to have another token."""
 
     def ends(
         self, files: Sequence[SourceFile], read: Callable[[pa.NativeFile], T]
     ) -> Generator[T | Exception]:
-        """What `read` finds at the end of each file, or its error; in a bucket the next ones are
-        read ahead."""
+        """Yield what `read` finds at the end of each file, or its error."""
         for file in files:
             yield read_end(file.open, read)
 
@@ -131,36 +121,34 @@ class SourceFiles(ABC):
 
 
 def split_pattern(url: str) -> tuple[str, NamePattern | None]:
-    """The folder above the first part of a path or URL that has a wildcard, and what names below it
-    have to match."""
+    """Return the folder above the first wildcard of a path or URL, and the pattern below it."""
     first = _WILD.search(url)
     if first is None:
         return url, None
     base, slash, begin = url[: first.start()].rpartition("/")
     text = begin + url[first.start() :]
-    pieces, names = list[str](), list[str]()
+    pieces: list[str] = []
+    names: list[str] = []
     for piece in _WILD.split(text):
-        if piece.startswith("{"):
-            name = piece[1:-1]
-            if not name.isidentifier() or name in names:
-                problem = "comes twice" if name in names else "is no name"
-                raise ConfigError(
-                    f"the pattern {url!r} cannot be used: {name!r} in braces {problem}. Expected names such as "
-                    "{category}, each once; * stands for any part of a name."
-                )
-            names.append(name)
-            pieces.append(f"(?P<{name}>[^/]+)")
-        else:
-            pieces.append(
-                {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}.get(piece) or re.escape(piece)
+        if not piece.startswith("{"):
+            pieces.append(_WILDCARDS.get(piece) or re.escape(piece))
+            continue
+        name = piece[1:-1]
+        if not name.isidentifier() or name in names:
+            problem = "is there twice" if name in names else "is not a name"
+            raise ConfigError(
+                f"the pattern {url!r} cannot be used: {name!r} in braces {problem}. "
+                "Use names such as {category}, each once; * stands for any part of a name."
             )
+        names.append(name)
+        pieces.append(f"(?P<{name}>[^/]+)")
     return base or slash, NamePattern(text, re.compile("".join(pieces), re.DOTALL), tuple(names))
 
 
 def read_end(
     open_file: Callable[[], pa.NativeFile], read: Callable[[pa.NativeFile], T]
 ) -> T | Exception:
-    """What is read, or why it cannot be; a store that is down raises."""
+    """Return what is read, or why it cannot be; a store that does not answer raises."""
     try:
         with open_file() as file:
             return read(file)

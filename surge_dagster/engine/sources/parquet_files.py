@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -12,9 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from surge_dagster.engine.sources.nested import select
-from surge_dagster.engine.sources.partition import KEY_METADATA, SOURCE_VERSION_METADATA
-from surge_dagster.engine.sources.rows import DEFAULT_MAX_TEXT_BYTES
+from surge_dagster.engine.sources.file_read import FileRead
+from surge_dagster.engine.sources.nested import names_with_fields, select
+from surge_dagster.engine.sources.partition import KEY_METADATA, SOURCE_VERSION_METADATA, within
+from surge_dagster.engine.sources.rows import DEFAULT_MAX_TEXT_BYTES, small, together
 from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.engine.support.unreadable import UNREADABLE
 
@@ -34,12 +36,20 @@ _VERSION_BYTES = 250  # a database index has room for little
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # some databases refuse NUL
 
 
+# Columns are read with checksums, and in pieces of their pages.
+_OPTIONS: dict[str, Any] = {
+    "pre_buffer": False,
+    "buffer_size": 1 << 20,
+    "page_checksum_verification": True,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """Facts from a file's footer that a listing needs; the version and key are those that the file
-    declares.
+    """What the footer of a file declares.
 
     Attributes:
+        version, key: of the partition, if the file declares them.
         row_bytes: of all columns, uncompressed.
         group_bytes: memory that reading the largest row group may take.
     """
@@ -52,40 +62,81 @@ class Footer:
 
 
 def read_footer(file: pa.NativeFile) -> Footer:
-    """What the footer of an open file says; raises one of `UNREADABLE` where it cannot be read."""
+    """Return what the footer of an open file declares; raises one of `UNREADABLE` for damage."""
     footer = pq.read_metadata(file)
     declared = footer.metadata or {}
-    # Of all columns, as an estimate of the texts: see `unreadable` for why not of the text column
-    # alone.
-    group_bytes = [
-        footer.row_group(group).total_byte_size for group in range(footer.num_row_groups)
-    ]
-    version, key = (
-        declared[name].decode("utf-8", "replace") if name in declared else None
-        for name in (SOURCE_VERSION_METADATA, KEY_METADATA)
+    # Of all columns, as an estimate of the texts: reading facts of one column may end the process
+    # (see `unreadable`).
+    groups = [footer.row_group(group).total_byte_size for group in range(footer.num_row_groups)]
+    has_dictionaries = _has_dictionaries(declared.get(b"ARROW:schema", b""))
+    copies = _DICTIONARY_COPIES if has_dictionaries else _COPIES
+    version = _declared(declared, SOURCE_VERSION_METADATA)
+    return Footer(
+        version=version and _recordable(version),
+        key=_declared(declared, KEY_METADATA),
+        rows=footer.num_rows,
+        row_bytes=sum(groups),
+        group_bytes=copies * max(groups, default=0),
     )
-    copies = (
-        _DICTIONARY_COPIES if _has_dictionaries(declared.get(b"ARROW:schema", b"")) else _COPIES
-    )
-    most = copies * max(group_bytes, default=0)
-    return Footer(version and _recordable(version), key, footer.num_rows, sum(group_bytes), most)
+
+
+def _declared(metadata: dict[bytes, bytes], name: bytes) -> str | None:
+    value = metadata.get(name)
+    return None if value is None else value.decode("utf-8", "replace")
 
 
 def row_group_rows(file: pa.NativeFile) -> list[int]:
-    """The rows of each row group of an open file; raises as `read_footer`."""
+    """Return the rows of each row group of an open file; raises as `read_footer`."""
     footer = pq.read_metadata(file)
     return [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
 
 
 @lru_cache(maxsize=64)  # the files of a catalog have few schemas
 def _has_dictionaries(arrow_schema: bytes) -> bool:
-    """Whether the Arrow schema in a footer has columns of a dictionary type, such as categoricals
-    of pandas."""
+    """Return whether a footer's Arrow schema has dictionary columns, as pandas' categoricals."""
     try:
         schema = pa.ipc.read_schema(pa.BufferReader(base64.b64decode(arrow_schema)))
     except (*UNREADABLE, ValueError):
         return False
     return any(pa.types.is_dictionary(field.type) for field in schema)
+
+
+def read_parquet(request: FileRead) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file, or those of the requested range."""
+    with request.file.open() as source, pq.ParquetFile(source, **_OPTIONS) as reader:
+        schema = reader.schema_arrow
+        request.require_columns(names_with_fields(schema))
+        if not reader.metadata.num_rows:
+            yield request.empty(schema)
+            return
+        read = _rows(request, reader, source)
+        if any(pa.types.is_dictionary(kind) for kind in schema.types):
+            read = (piece for batch in read for piece in small(batch))
+        for batch in together(read):
+            yield from small(select(batch, request.columns))
+
+
+def _rows(
+    request: FileRead, reader: pq.ParquetFile, source: pa.NativeFile
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows one row group after the other, without a bound on what they decode to."""
+
+    def rows_of(group: int) -> int:
+        return reader.metadata.row_group(group).num_rows
+
+    def read(group: int) -> Iterator[pa.RecordBatch]:
+        rows = rows_per_read(reader, source, columns, group)
+        return reader.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
+
+    columns = request.columns
+    groups = range(reader.num_row_groups)
+    if request.rows is None:
+        for group in groups:
+            yield from read(group)
+        return
+    for group, first, last in within(groups, *request.rows, rows_of):
+        for batch, begin, end in within(read(group), first, last):
+            yield batch.slice(begin, end - begin)
 
 
 def _recordable(version: str) -> str:
@@ -100,52 +151,44 @@ def _recordable(version: str) -> str:
 def rows_per_read(
     reader: pq.ParquetFile, source: pa.NativeFile, columns: list[str], group: int
 ) -> int:
-    """How many rows of a row group of the open file `source` to read at once, so that what is
-    decoded is bounded."""
+    """Return how many rows of a row group to read at once, so that what is decoded is bounded."""
     facts = reader.metadata.row_group(group)
     stored = max(1, facts.total_byte_size)
-    # The mean deceives where rows share what is stored once; a text is still no longer than all
+    # The mean deceives if rows share what is stored once; a text is still no longer than all
     # that is stored.
-    longest = stored if stored <= _UNSEEN_BYTES else _longest_shared(reader, source, columns, group)
-    # rows with a longer text are refused in any case
+    longest = stored
+    if stored > _UNSEEN_BYTES:
+        longest = _longest_shared(reader, source, columns, group)
+    # Rows with a longer text are refused in any case.
     least = _DECODED_BYTES // DEFAULT_MAX_TEXT_BYTES
-    return max(
-        1,
-        min(
-            _BATCH_ROWS,
-            _BATCH_BYTES * facts.num_rows // stored,
-            max(least, _DECODED_BYTES // longest),
-        ),
-    )
+    by_mean = _BATCH_BYTES * facts.num_rows // stored
+    by_longest = max(least, _DECODED_BYTES // longest)
+    return max(1, min(_BATCH_ROWS, by_mean, by_longest))
 
 
 def _longest_shared(
     reader: pq.ParquetFile, source: pa.NativeFile, columns: list[str], group: int
 ) -> int:
-    """The bytes of a row whose every value is the longest of those that are stored once for many
-    rows, or more."""
-    schema, facts, longest = reader.metadata.schema, reader.metadata.row_group(group), 1
-    places = {schema.column(place).path: place for place in range(reader.metadata.num_columns)}
-    options: Any = {
-        "read_dictionary": columns,
-        "buffer_size": 1 << 20,
-        "page_checksum_verification": True,
-    }
+    """Return the bytes of a row that has the longest shared value in each column, or more."""
+    facts = reader.metadata.row_group(group)
+    options = _OPTIONS | {"read_dictionary": columns, "metadata": reader.metadata}
     try:
-        with pq.ParquetFile(
-            source, metadata=reader.metadata, pre_buffer=False, **options
-        ) as dictionaries:
-            first = next(
-                dictionaries.iter_batches(1, row_groups=[group], columns=columns, use_threads=False)
+        with pq.ParquetFile(source, **options) as dictionaries:
+            rows = dictionaries.iter_batches(
+                1, row_groups=[group], columns=columns, use_threads=False
             )
-            first = select(first, columns)
+            first = select(next(rows), columns)
     except (*UNREADABLE, KeyError, StopIteration):  # reading itself reports what cannot be read
         return facts.total_byte_size
+
+    schema = reader.metadata.schema
+    places = {schema.column(place).path: place for place in range(reader.metadata.num_columns)}
+    longest = 1
     for name, column in zip(columns, first.columns, strict=True):
         if isinstance(column, pa.DictionaryArray):
-            longest += int(value_lengths(column.dictionary.cast(pa.large_binary())).max(initial=0))
-            # Its texts may begin as others do. A column's facts are safe to read after its pages:
-            # see `unreadable`.
+            values = column.dictionary.cast(pa.large_binary())
+            longest += int(value_lengths(values).max(initial=0))
+            # Its texts may begin as others do. A column's facts are safe to read after its pages.
             if "DELTA_BYTE_ARRAY" in facts.column(places[name]).encodings:
                 return facts.total_byte_size
     return longest

@@ -21,8 +21,8 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.readers.search import search
 from surge_dagster.engine.run.report import Receipt
-from surge_dagster.engine.sources import formats
-from surge_dagster.engine.sources.listing import SourceFile
+from surge_dagster.engine.sources import parquet_files
+from surge_dagster.engine.sources.file_read import FileRead
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.support.keys import encode_key
@@ -158,15 +158,15 @@ def test_partition_that_cannot_be_read_now_is_a_transient_failure(
     hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_catalog(tmp_path / "catalog", {key: numbered_rows(key, 30) for key in "abc"})
-    read = formats._parquet
+    read = parquet_files._rows
 
-    def fail(file: SourceFile, *arguments: Any, **options: Any) -> Any:
-        if file.relative.startswith("partition=b"):
+    def fail(request: FileRead, *arguments: Any) -> Any:
+        if request.file.relative.startswith("partition=b"):
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-        return read(file, *arguments, **options)
+        return read(request, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(formats, "_parquet", fail)
+        patched.setattr(parquet_files, "_rows", fail)
         events = finish(make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out"))
     [failure] = failures(events)
     assert failure.key == "b" and failure.transient and "Stale file handle" in failure.reason

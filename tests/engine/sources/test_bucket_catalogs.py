@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,13 +12,11 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.sources import open_files
 from surge_dagster.engine.sources.ahead import AHEAD_BYTES
-from surge_dagster.engine.sources.bucket_files import BucketFiles
 from surge_dagster.engine.sources.listing import FIRST_BYTES
-from surge_dagster.engine.store import open_store, retries
+from surge_dagster.engine.store import retries
 from surge_dagster.engine.store.concurrent_reads import CONCURRENT_READS
 from surge_dagster.engine.support.footer_memory import forget_all
 from surge_dagster.engine.tables.opening import open_source
-from surge_dagster.engine.verify.verification import Violation, verify
 from tests.engine.runs import finish_receipts, make_run
 from tests.engine.sources.reading import rows_of
 from tests.engine.sources.shops import Shop
@@ -47,30 +44,6 @@ def large_rows() -> Rows:
     return [(str(number), f"{number:06d}" * 200) for number in range(LARGE_ROWS)]  # about 5 MB
 
 
-@pytest.mark.parametrize("scheme", ["s3", "gs"])
-def test_run_reads_a_bucket_and_the_next_one_finds_everything_fresh(
-    bucket: Shop, hash_pool: EncoderPool, tmp_path: Path, scheme: str
-) -> None:
-    rows = {
-        f"lang=de/category=c{number}": numbered_rows(str(number), 1 + 7 * number)
-        for number in range(6)
-    }
-    for key, each in rows.items():
-        bucket.write(f"{key}/0.parquet", each)
-    source = open_source(f"{scheme}://{BUCKET}/cat", storage_options=bucket.options)
-    run = make_run(hash_pool, source, tmp_path / "out")
-    done = finish_receipts(run)
-    assert {receipt.key: receipt.rows for receipt in done} == {
-        key: len(each) for key, each in rows.items()
-    }
-    again = make_run(hash_pool, source, tmp_path / "out")
-    assert [receipt.action for receipt in finish_receipts(again)] == ["fresh"] * 6
-    events = list(
-        verify(source, open_store(tmp_path / "out"), hash_pool.space, pool=hash_pool, reencode=None)
-    )
-    assert len(events) == 7 and not [event for event in events if isinstance(event, Violation)]
-
-
 def test_footers_of_unchanged_objects_are_not_read_again(
     bucket: Shop, object_server: ObjectServer
 ) -> None:
@@ -92,25 +65,6 @@ def test_footers_of_unchanged_objects_are_not_read_again(
         True,
         True,
     ]
-
-
-def test_two_listings_of_a_source_at_a_time_give_each_file_its_own_footer(
-    bucket: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second one reads a footer while the first is about to read those that it does not know."""
-    for number in range(4):
-        bucket.write(f"category={number}/0.parquet", numbered_rows("k", 3 + number))
-    expected = {f"{number}": 3 + number for number in range(4)}
-    ends, others = BucketFiles.ends, [iter(bucket.open())]
-
-    def read_beside_another(files: BucketFiles, *arguments: Any) -> Any:
-        if others:
-            next(others.pop())
-        return ends(files, *arguments)
-
-    monkeypatch.setattr(BucketFiles, "ends", read_beside_another)
-    for _ in range(2):
-        assert {partition.key: partition.rows for partition in bucket.open()} == expected
 
 
 def test_rows_stay_whole_while_every_fifth_request_fails(
@@ -199,18 +153,6 @@ class TestReadingAhead:
                     "the object of partition 20 is requested before partition 13 is read"
                 )
         assert len(object_server.requests("GET")) == len(set(object_server.requests("GET"))) == 40
-
-    def test_reading_scattered_partitions_opens_one_object_ahead_of_each(
-        self, bucket: Shop, object_server: ObjectServer
-    ) -> None:
-        for number in range(30):
-            bucket.write(f"category={number:02d}/0.parquet", numbered_rows(str(number), 3))
-        partitions = list(bucket.open())
-        object_server.log.clear()
-        for number in (3, 9, 15, 21):
-            rows_of(partitions[number])
-        object_server.settle()
-        assert len(object_server.requests("GET")) <= 8
 
     def test_objects_opened_ahead_stay_within_the_booked_memory(
         self, bucket: Shop, object_server: ObjectServer

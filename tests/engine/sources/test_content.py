@@ -99,19 +99,6 @@ def test_repeated_id_is_named_with_both_rows() -> None:
     assert (refused.value.key, refused.value.row) == ("k", 33)
 
 
-def test_one_of_very_many_repeated_ids_is_named_too() -> None:
-    rows = [(str(n % 10_000), "t") for n in range(20_000)]
-    repeated = id_set_of([row[0] for row in rows], pa.string()).repeated()
-    assert repeated.size == 10_000
-    with pytest.raises(DataError) as refused:
-        refuse_repeated_id(partition_of("k", rows, batch_rows=4_000), repeated)
-    assert refused.value.row is not None
-    assert (
-        f"the id '{refused.value.row - 10_000}' stands at row {refused.value.row - 10_000} already"
-        in str(refused.value)
-    )
-
-
 def test_ids_whose_hashes_collide_are_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(content, "id_keys", lambda ids: np.full(len(ids), 7))
     repeated = id_set_of(["a", "b"], pa.string()).repeated()

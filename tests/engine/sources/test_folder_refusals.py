@@ -30,10 +30,10 @@ class TestRefusals:
             shop.write(f"{name}.parquet")
         found = shop.partitions()
         assert [rows_of(found[f"lang=de/category={name}"]) for name in "ab"] == [ROWS, ROWS]
-        assert "lies in folders lang=…, and the others of this source in lang=…/category=…" in str(
+        assert "is in folders lang=…, and the others of this source in lang=…/category=…" in str(
             refusal(found["lang=de/0.parquet"])
         )
-        assert "lies in folders none of them" in str(refusal(found["loose.parquet"]))
+        assert "is in folders without a column's name" in str(refusal(found["loose.parquet"]))
 
     def test_file_of_another_partition_is_refused(self, shop: Shop) -> None:
         shop.write("category=a/0.parquet", key="b")

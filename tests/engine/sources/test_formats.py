@@ -1,11 +1,10 @@
-"""Files of every format give the same rows, and a file that cannot be read is refused by name with
-a remedy."""
+"""What every format promises, format by format, and how a file that cannot be read is refused."""
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.errors import ConfigError, DataError
-from surge_dagster.engine.sources import formats
-from surge_dagster.engine.sources.endings import is_source_file
-from surge_dagster.engine.sources.formats import batches
+from surge_dagster.engine.sources import csv_files
+from surge_dagster.engine.sources.formats import FORMATS, batches, is_source_file
 from surge_dagster.engine.sources.listing import SourceFile
 
 COLUMNS = ("id", "text", "category")
@@ -27,149 +25,339 @@ ROWS = [
     ("3", "zwei ß 😀", "shoes"),
     ("4", '5" pipe', "a;b"),
 ]
-ENDINGS = [
-    "parquet",
-    "arrow",
-    "arrows",
-    "csv",
-    "csv.gz",
-    "csv.zst",
-    "tsv",
-    "jsonl",
-    "jsonl.gz",
-    "ndjson.zst",
-    "json",
-]
+
+
+def arrow_writer(new: Callable[..., Any]) -> Callable[[Path, pa.Table], None]:
+    def write(path: Path, table: pa.Table) -> None:
+        with new(str(path), table.schema) as writer:
+            writer.write_table(table, max_chunksize=10_000)
+
+    return write
+
+
+def write_text(path: Path, text: str) -> None:
+    codec = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix)
+    with pa.output_stream(str(path), compression=codec) as stream:
+        stream.write(text.encode())
+
+
+def write_json(path: Path, table: pa.Table) -> None:
+    lines = [json.dumps(row, ensure_ascii=False) for row in table.to_pylist()]
+    write_text(path, "".join(f"{line}\n" for line in lines))
+
+
+def write_csv(path: Path, table: pa.Table) -> None:
+    rows = [tuple(map(str, row.values())) for row in table.to_pylist()]
+    delimiter = "\t" if "tsv" in path.name else ","
+    write_text(path, csv_text(rows, delimiter, table.schema.names))
+
+
+# One line per format: a new format is one more.
+WRITERS: dict[str, Callable[[Path, pa.Table], Any]] = {
+    "parquet": lambda path, table: pq.write_table(table, path),
+    "arrow": arrow_writer(pa.ipc.new_file),
+    "arrows": arrow_writer(pa.ipc.new_stream),
+    "csv": write_csv,
+    "tsv": write_csv,
+    "jsonl": write_json,
+    "json": write_json,
+}
+PACKED = ["csv.gz", "csv.zst", "jsonl.gz", "ndjson.zst"]
+TYPED = ["parquet", "arrow", "arrows", "jsonl"]  # with types, and fields inside of columns
+every_format = pytest.mark.parametrize("ending", [*WRITERS, *PACKED])
+
+
+def csv_text(
+    rows: Sequence[tuple[str, ...]], delimiter: str = ",", header: Sequence[str] = COLUMNS
+) -> str:
+    quoted = [[f'"{value.replace(chr(34), chr(34) * 2)}"' for value in row] for row in rows]
+    return "".join(f"{delimiter.join(row)}\n" for row in [list(header), *quoted])
 
 
 def source_file(path: Path) -> SourceFile:
     return SourceFile(path.name, path.stat().st_size, "v1", partial(pa.OSFile, str(path)))
 
 
-def rows_in(path: Path, columns: Sequence[str] = COLUMNS) -> list[tuple[Any, ...]]:
-    read = list(batches(source_file(path), columns))
-    assert all(tuple(batch.schema.names) == tuple(columns) for batch in read)
-    return [
-        row
-        for batch in read
-        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)
-    ]
+def rows_in(path: Path, columns: Sequence[str] = COLUMNS, **options: Any) -> list[tuple[Any, ...]]:
+    read = list(batches(source_file(path), columns, **options))
+    assert {tuple(batch.schema.names) for batch in read} == {tuple(columns)}
+    return [row for batch in read for row in zip(*batch.to_pydict().values(), strict=True)]
 
 
-def csv_text(
-    rows: list[tuple[str, ...]], delimiter: str = ",", header: tuple[str, ...] = COLUMNS
-) -> str:
-    quoted = [[f'"{value.replace(chr(34), chr(34) * 2)}"' for value in row] for row in rows]
-    return "".join(f"{delimiter.join(row)}\n" for row in [list(header), *quoted])
-
-
-def write(path: Path, rows: list[tuple[Any, ...]]) -> Path:
-    """Write rows of (id, text, category) in the format that the name says, with a column that
-    nobody reads."""
-    table = pa.table({name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)})
+def write(path: Path, rows: Sequence[tuple[Any, ...]]) -> Path:
+    """Write rows in the format of the name, with a column that nobody reads."""
+    columns = [[row[place] for row in rows] for place in range(len(COLUMNS))]
+    table = pa.table(dict(zip(COLUMNS, columns, strict=True)))
     table = table.add_column(1, "other", pa.array(range(len(rows))))
-    name, codec = path.name, {"gz": "gzip", "zst": "zstd"}.get(path.suffix[1:])
-    if name.endswith("parquet"):
-        pq.write_table(table, path)
-    elif name.endswith((".arrow", ".arrows")):
-        new = pa.ipc.new_stream if name.endswith("s") else pa.ipc.new_file
-        with new(str(path), table.schema) as writer:
-            writer.write_table(table, max_chunksize=3)
-    else:
-        if "csv" in name or "tsv" in name:
-            text = csv_text(rows, "\t" if "tsv" in name else ",")
-        else:
-            text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in table.to_pylist())
-        content = text.encode()
-        if codec:
-            with pa.CompressedOutputStream(str(path), codec) as stream:
-                stream.write(content)
-        else:
-            path.write_bytes(content)
+    kind = path.name.split(".")[1].replace("ndjson", "jsonl")
+    WRITERS[kind](path, table)
     return path
 
 
-def refused(path: Path, columns: Any = COLUMNS) -> str:
+def refused(path: Path, columns: Sequence[str] = COLUMNS, **options: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        rows_in(path, columns)
+        rows_in(path, columns, **options)
     assert path.name in str(caught.value)
     return str(caught.value)
 
 
-class TestRows:
-    @pytest.mark.parametrize("ending", ENDINGS)
-    def test_every_format_gives_the_rows_in_their_order(self, tmp_path: Path, ending: str) -> None:
+class TestEveryFormat:
+    @every_format
+    def test_rows_are_given_in_their_order(self, tmp_path: Path, ending: str) -> None:
         path = write(tmp_path / f"products.{ending}", ROWS)
+
         assert rows_in(path) == ROWS
         assert rows_in(path, ["category", "id"]) == [(row[2], row[0]) for row in ROWS]
 
-    @pytest.mark.parametrize("ending", ["parquet", "arrow", "arrows", "jsonl", "csv"])
+    @every_format
     def test_file_without_rows_gives_an_empty_batch(self, tmp_path: Path, ending: str) -> None:
         path = write(tmp_path / f"p.{ending}", [])
-        assert [
-            (len(batch), batch.schema.names) for batch in batches(source_file(path), COLUMNS)
-        ] == [(0, list(COLUMNS))]
 
-    @pytest.mark.parametrize("delimiter", [";", "\t", "|"])
-    def test_delimiter_of_a_csv_file_is_found_in_its_header(
-        self, tmp_path: Path, delimiter: str
+        [batch] = batches(source_file(path), COLUMNS)
+
+        assert len(batch) == 0
+        assert batch.schema.names == list(COLUMNS)
+
+    @every_format
+    def test_missing_column_is_named_with_those_of_the_file(
+        self, tmp_path: Path, ending: str
     ) -> None:
+        message = refused(write(tmp_path / f"p.{ending}", ROWS), ["id", "title"])
+
+        assert "has no column 'title'; its columns are" in message
+        assert "'category'" in message
+        assert "the settings id, text, columns and partition_by" in message
+
+    @pytest.mark.parametrize("ending", ["parquet", "arrow", "arrows", *PACKED])
+    @pytest.mark.parametrize("is_half", [True, False])
+    def test_truncated_file_is_refused(self, tmp_path: Path, ending: str, is_half: bool) -> None:
+        rows = [(str(row), f"text {row * 7919}", "k") for row in range(20_000)]
+        path = write(tmp_path / f"p.{ending}", rows)
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2 if is_half else -4])
+
+        assert "gain" in refused(path)
+
+    @pytest.mark.parametrize("ending", TYPED)
+    @pytest.mark.parametrize("rows", [0, 3, 20_000])
+    def test_name_with_dots_is_a_column_or_else_a_field(
+        self, tmp_path: Path, ending: str, rows: int
+    ) -> None:
+        meta = pa.struct({"n": pa.int64()})
+        doc = pa.struct({"title": pa.string(), "meta": meta, "unread": pa.list_(pa.int64())})
+        values: list[Any] = [
+            {"title": f"t{row}", "meta": {"n": row}, "unread": [row]} for row in range(rows)
+        ]
+        values[1:2] = [None] * (rows > 1)
+        columns = {"doc": pa.array(values, doc), "doc.body": pa.array(["b"] * rows, pa.string())}
+        WRITERS[ending](tmp_path / f"p.{ending}", pa.table(columns))
+
+        found = rows_in(tmp_path / f"p.{ending}", ["doc.meta.n", "doc.title", "doc.body"])
+
+        assert [row[:2] for row in found] == [
+            (each["meta"]["n"], each["title"]) if each else (None, None) for each in values
+        ]
+        assert {row[2] for row in found} <= {"b"}
+
+    @every_format
+    def test_file_that_expands_a_thousandfold_is_read_in_small_batches(
+        self, tmp_path: Path, ending: str
+    ) -> None:
+        path = tmp_path / f"p.{ending}"
+        shared = pa.DictionaryArray.from_arrays(
+            pa.array([0] * 1_000, pa.uint32()), pa.array(["a" * 100_000], pa.string_view())
+        )
+        if "arrow" not in ending:
+            shared = shared.cast(pa.dictionary(pa.int32(), pa.string())).dictionary_decode()
+        table = pa.table({"id": pa.array(range(1_000)), "text": shared})
+        kind = ending.split(".")[0].replace("ndjson", "jsonl")
+        WRITERS[kind](path, table)
+        del table, shared
+
+        before = pa.total_allocated_bytes()
+        most = 0
+        rows = 0
+        for batch in batches(source_file(path), ["id", "text"]):
+            most = max(most, pa.total_allocated_bytes() - before)
+            rows += len(batch)
+
+        assert rows == 1_000
+        assert most < 64 * 1024 * 1024
+
+    def test_endings_name_the_formats(self) -> None:
+        known = [ending for each in FORMATS for ending in each.all_endings]
+
+        assert {f".{ending}" for ending in [*WRITERS, *PACKED]} <= set(known)
+        assert all(is_source_file(f"x/p{ending.upper()}") for ending in known)
+        for name in ("csv", "p.txt", "p.gz", "p.parquet.gz", "p.csv.bz2", "p.csv~"):
+            assert not is_source_file(name)
+
+    def test_file_of_one_partition_refuses_that_partition(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "p.parquet", ROWS)
+        path.write_bytes(path.read_bytes()[:-9])
+
+        with pytest.raises(DataError, match=r"partition 'shoes': the file p\.parquet cannot be"):
+            rows_in(path, key="shoes")
+
+    @pytest.mark.parametrize("ending", ["csv", "jsonl"])
+    def test_row_longer_than_a_block_is_read(self, tmp_path: Path, ending: str) -> None:
+        rows = [("1", "a", "k"), ("2", "long\n" * 1_500_000, "k"), ("3", "b", "k")]
+
+        assert rows_in(write(tmp_path / f"p.{ending}", rows)) == rows
+
+    @pytest.mark.parametrize("ending", ["csv", "jsonl"])
+    def test_text_that_looks_like_a_date_is_a_string(self, tmp_path: Path, ending: str) -> None:
+        rows = [(str(row), "2024-01-01" if row < 50_000 else "word", "k") for row in range(60_000)]
+
+        assert rows_in(write(tmp_path / f"p.{ending}", rows)) == rows
+
+    @pytest.mark.parametrize(("ending", "remedy"), [("csv", "Set encoding to"), ("jsonl", "iconv")])
+    @pytest.mark.parametrize("mark_bytes", [0, 2])
+    def test_utf16_is_refused_with_what_helps(
+        self, tmp_path: Path, ending: str, remedy: str, mark_bytes: int
+    ) -> None:
+        path = write(tmp_path / f"p.{ending}", ROWS)
+        path.write_bytes(path.read_text().encode("utf-16")[mark_bytes:])
+
+        message = refused(path)
+
+        assert "UTF-16" in message
+        assert remedy in message
+
+
+class TestCsv:
+    @pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+    def test_delimiter_is_found_in_the_header(self, tmp_path: Path, delimiter: str) -> None:
         (tmp_path / "p.csv").write_text("\ufeff" + csv_text(ROWS, delimiter))
+
         assert rows_in(tmp_path / "p.csv") == ROWS
 
-    def test_rows_longer_than_a_block_are_read(self, tmp_path: Path) -> None:
-        rows = [("1", "a", "k"), ("2", "long\n" * 1_500_000, "k"), ("3", "b", "k")]
-        assert rows_in(write(tmp_path / "p.csv", rows)) == rows
-        assert rows_in(write(tmp_path / "p.jsonl", rows)) == rows
+    @pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "shift_jis"])
+    @pytest.mark.parametrize("pack", [bytes, gzip.compress])
+    def test_file_is_read_in_its_encoding(
+        self,
+        tmp_path: Path,
+        encoding: str,
+        pack: Callable[[bytes], bytes],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(csv_files, "BLOCK_BYTES", 4096)
+        # of which a byte is "|" or a backslash
+        word = "表示|ソ" if encoding == "shift_jis" else "größer"
+        rows = [(str(row), f'{word} "{row}"\n{word}', "k") for row in range(500)]
+        path = tmp_path / ("p.csv" if pack is bytes else "p.csv.gz")
+        path.write_bytes(pack(csv_text(rows).encode(encoding)))
 
-    def test_texts_that_look_like_dates_stay_strings_in_every_block(self, tmp_path: Path) -> None:
-        rows = [
-            (str(row), "2024-01-01" if row < 50_000 else "a word", "k") for row in range(60_000)
-        ]
-        assert rows_in(write(tmp_path / "p.jsonl", rows)) == rows
-        assert rows_in(write(tmp_path / "p.csv", rows)) == rows
-
-    def test_columns_of_json_lines_have_the_types_of_their_values(self, tmp_path: Path) -> None:
-        deep = "[" * 5_000 + "]" * 5_000
-        lines = [
-            f'{{"a": null, "unread": {deep}, "b": 1, "c": 2}}\n',
-            '{"a": true, "b": 1, "c": 0.5, "dü": null}\n',
-        ]
-        (tmp_path / "p.jsonl").write_text("".join(lines))
-        assert rows_in(tmp_path / "p.jsonl", ["a", "b", "c", "dü"]) == [
-            (None, 1, 2.0, None),
-            (True, 1, 0.5, None),
-        ]
+        assert rows_in(path, encoding=encoding) == rows
 
     @pytest.mark.parametrize(
-        ("line", "reason"),
+        ("content", "encoding", "reason"),
         [
-            ('{"id": 18446744073709551615, "b": "x"}', "couldn't parse:18446744073709551615"),
-            ('{"id": 1, "deep": {"b": "x"}}', "has no column 'b'"),
-            ('{"id": 1, "word": "b"}', "has no column 'b'"),
-            ('{"id": 1, "unread": "\xff"}', "has no column 'b'"),
-            (
-                f'{{"id": 1}}\n{{"b": {"[" * 5_000}{"]" * 5_000}}}',
-                "), and no other of its first rows has 'b'.",
-            ),
+            ("id,größe\n1,a\n".encode("cp1252"), "utf-8", "has a header that is not UTF-8 text"),
+            (b"id,text\n1,\x81\n", "cp1252", "is not text in cp1252"),
+            ("id,text\n1,a\n".encode("utf-16")[:-1], "utf-16", "is not text in utf-16"),
         ],
     )
-    def test_integer_too_large_and_columns_that_json_lines_do_not_have_are_refused(
-        self, tmp_path: Path, line: str, reason: str
+    def test_file_in_another_encoding_is_refused_with_the_setting(
+        self, tmp_path: Path, content: bytes, encoding: str, reason: str
     ) -> None:
-        (tmp_path / "p.jsonl").write_text(f"{line}\n", "latin-1")
-        assert reason in refused(tmp_path / "p.jsonl", ["id", "b"])
+        (tmp_path / "p.csv").write_bytes(content)
+        columns = ["id", "größe"] if encoding == "utf-8" else ["id"]
 
-    def test_objects_of_json_lines_are_refused_beside_their_fields(self, tmp_path: Path) -> None:
-        (tmp_path / "p.jsonl").write_text('{"doc": {"a": {"b": 1}}, "doc.c": {"d": 2}}')
-        assert rows_in(tmp_path / "p.jsonl", ["doc.a.b", "doc.c.d"]) == [(1, 2)]
-        for columns in (["doc", "doc.a.b"], ["doc.a.b", "doc.a", "doc.c.d"], ["doc.c.d", "doc.c"]):
-            assert "which are not read as a whole. Name the needed fields" in refused(
-                tmp_path / "p.jsonl", columns
-            )
+        message = refused(tmp_path / "p.csv", columns, encoding=encoding)
+
+        assert reason in message
+        assert "Set encoding to" in message
 
     @pytest.mark.parametrize(
-        "line",
+        ("text", "rows"), [("id,text", []), ("id,text\r1,a\r2,b\r", [("1", "a"), ("2", "b")])]
+    )
+    def test_header_only_and_carriage_returns_are_read(
+        self, tmp_path: Path, text: str, rows: list[Any]
+    ) -> None:
+        (tmp_path / "p.csv").write_bytes(text.encode())
+
+        assert rows_in(tmp_path / "p.csv", ["id", "text"]) == rows
+
+    @pytest.mark.parametrize("block_bytes", range(1, 24))
+    def test_rows_are_the_same_wherever_blocks_end(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
+    ) -> None:
+        monkeypatch.setattr(csv_files, "BLOCK_BYTES", block_bytes)
+        rows = [*ROWS, ("\ufeff5", "\r\n,a", '""'), ("6", "\n", "\n\n"), ("\ufeff7", "Z\nZ", "k")]
+        mark = b"\xef\xbb\xbf7"
+        content = csv_text(rows).encode().replace(b'"2"', b"2").replace(b'"' + mark + b'"', mark)
+        path = tmp_path / "p.csv"
+        path.write_bytes(content.replace(b"Z", b"\xc3"))  # which is not UTF-8
+
+        read = [batch.column(0) for batch in batches(source_file(path), ["text"])]
+
+        texts = [value.as_py() for column in read for value in column.cast(pa.binary())]
+        assert texts == [row[1].encode().replace(b"Z", b"\xc3") for row in rows]
+        assert rows_in(path, ["id"]) == [(row[0],) for row in rows]
+        path.write_bytes(content + b"8,a\n")
+        assert f"row {len(rows)}: Expected 3 columns, got 2" in refused(path, ["id"])
+
+    def test_quote_that_is_never_closed_is_named_with_its_row(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(csv_files, "BLOCK_BYTES", 4096)
+        rows = [f'{row},"a\nb"\n' for row in range(1, 5_001)]
+        (tmp_path / "p.csv").write_text("id,text\n" + "".join(rows) + '5001,"open\n5002,c\n')
+
+        message = refused(tmp_path / "p.csv", ["id", "text"])
+
+        assert """at '5001,"open""" in message
+        assert "in row 5,000. Close the quote" in message
+
+    @pytest.mark.parametrize(
+        ("text", "reason"),
+        [
+            ("", "is empty"),
+            ("id,text\n1,a\n2\n", "Expected 2 columns, got 1: 2). Give that row as many values"),
+            ('id,text\n1,"a\n2,b\n', "a quote that is never closed"),
+            ("id,text,id\n1,a,2\n", "two columns 'id'"),
+        ],
+    )
+    def test_file_out_of_form_is_refused(self, tmp_path: Path, text: str, reason: str) -> None:
+        (tmp_path / "p.csv").write_text(text)
+
+        assert reason in refused(tmp_path / "p.csv", ["id", "text"])
+
+
+class TestJsonLines:
+    def test_columns_have_the_types_of_their_values(self, tmp_path: Path) -> None:
+        deep = "[" * 5_000 + "]" * 5_000
+        (tmp_path / "p.jsonl").write_text(
+            f'{{"a": null, "unread": {deep}, "b": 1, "c": 20}}\n'
+            '{"a": true, "b": 1, "c": 19.5, "dü": null}'
+        )
+
+        assert rows_in(tmp_path / "p.jsonl", ["a", "b", "c", "dü"]) == [
+            (None, 1, 20.0, None),
+            (True, 1, 19.5, None),
+        ]
+
+    @pytest.mark.parametrize(
+        ("columns", "is_refused"),
+        [
+            (["doc.a.b", "doc.c.d"], False),
+            (["doc", "doc.a.b"], True),
+            (["doc.c.d", "doc.c"], True),
+        ],
+    )
+    def test_objects_are_refused_with_their_own_fields(
+        self, tmp_path: Path, columns: list[str], is_refused: bool
+    ) -> None:
+        (tmp_path / "p.jsonl").write_text('{"doc": {"a": {"b": 1}}, "doc.c": {"d": 2}}')
+
+        if is_refused:
+            assert "Name the needed fields" in refused(tmp_path / "p.jsonl", columns)
+        else:
+            assert rows_in(tmp_path / "p.jsonl", columns) == [(1, 2)]
+
+    @pytest.mark.parametrize(
+        "text",
         [
             b'{"unread": "caf\xe9", "doc": {"title": "a"}}\n{"doc": {"title": "b"}}',
             b'{"doc": {"title": "a"}} {"doc": {"title": "b"}}',
@@ -180,177 +368,17 @@ class TestRows:
         ids=["not UTF-8", "two in a line", "over two lines", "long integer", "mark"],
     )
     def test_fields_of_every_object_that_is_read_are_found(
-        self, tmp_path: Path, line: bytes
+        self, tmp_path: Path, text: bytes
     ) -> None:
-        (tmp_path / "p.jsonl").write_bytes(line)
+        (tmp_path / "p.jsonl").write_bytes(text)
+
         assert rows_in(tmp_path / "p.jsonl", ["doc.title"]) == [("a",), ("b",)]
 
     @pytest.mark.parametrize("before", [b"", b"\n ", b"\xef\xbb\xbf"])
-    def test_json_lines_that_begin_with_null_have_a_row_of_nulls(
-        self, tmp_path: Path, before: bytes
-    ) -> None:
+    def test_null_is_a_row_of_nulls(self, tmp_path: Path, before: bytes) -> None:
         (tmp_path / "p.jsonl").write_bytes(before + b'null\n{"id": 1}\nnull\n')
+
         assert rows_in(tmp_path / "p.jsonl", ["id"]) == [(None,), (1,), (None,)]
-
-    @pytest.mark.parametrize("ending", ["parquet", "arrow", "arrows", "jsonl"])
-    @pytest.mark.parametrize("rows", [0, 3, 20_000])
-    def test_names_with_dots_are_columns_or_else_fields_inside_of_them(
-        self, tmp_path: Path, ending: str, rows: int
-    ) -> None:
-        doc: list[Any] = [
-            {"title": f"t{row}" * (row % 3), "meta": {"n": row}, "unread": [row]}
-            for row in range(rows)
-        ]
-        doc[1:2] = [None] * (rows > 1)
-        path, table = (
-            tmp_path / f"p.{ending}",
-            {"doc": doc, "id": range(rows), "doc.body": ["b"] * rows},
-        )
-        kind = pa.struct(
-            {
-                "title": pa.string(),
-                "meta": pa.struct({"n": pa.int64()}),
-                "unread": pa.list_(pa.int64()),
-            }
-        )
-        kinds = pa.schema({"doc": kind, "id": pa.int64(), "doc.body": pa.string()})
-        if ending == "jsonl":
-            lines = (
-                dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)
-            )
-            path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-        elif ending == "parquet":
-            pq.write_table(pa.table(table, schema=kinds), path)
-        else:
-            new = pa.ipc.new_stream if ending == "arrows" else pa.ipc.new_file
-            with new(str(path), kinds) as writer:
-                writer.write_table(pa.table(table, schema=kinds))
-        expected = [
-            (*((each["meta"]["n"], each["title"]) if each else (None, None)), row, "b")
-            for row, each in enumerate(doc)
-        ]
-        assert rows_in(path, ["doc.meta.n", "doc.title", "id", "doc.body"]) == expected
-        if rows:
-            message = refused(path, ["doc.titel"])
-            assert (
-                "has no column 'doc.titel'; its columns are 'doc', 'id', 'doc.body', 'doc.title', 'doc.m"
-                in message
-            )
-
-    @pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "shift_jis"])
-    @pytest.mark.parametrize("ending", ["csv", "csv.gz"])
-    def test_csv_files_are_read_in_their_encoding(
-        self, tmp_path: Path, ending: str, encoding: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(formats, "_BLOCK_BYTES", 4096)
-        # of which a byte is "|" or a backslash
-        word = "表示|ソ" if encoding == "shift_jis" else "größer"
-        rows = [(str(row), f'{word} "{row}"\n{word}', "k") for row in range(500)]
-        content = csv_text(rows).encode(encoding)
-        (tmp_path / f"p.{ending}").write_bytes(
-            gzip.compress(content) if ending.endswith("gz") else content
-        )
-        read = list(batches(source_file(tmp_path / f"p.{ending}"), COLUMNS, encoding=encoding))
-        assert [
-            row for batch in read for row in zip(*batch.to_pydict().values(), strict=True)
-        ] == rows
-
-    def test_last_row_without_a_newline_counts_among_the_first_values(self, tmp_path: Path) -> None:
-        (tmp_path / "p.jsonl").write_text('{"a": 20}\n{"a": 19.5}')
-        assert rows_in(tmp_path / "p.jsonl", ["a"]) == [(20.0,), (19.5,)]
-
-    @pytest.mark.parametrize(
-        ("text", "rows"), [("id,text", []), ("id,text\r1,a\r2,b\r", [("1", "a"), ("2", "b")])]
-    )
-    def test_header_alone_and_carriage_returns_are_read(
-        self, tmp_path: Path, text: str, rows: list[Any]
-    ) -> None:
-        (tmp_path / "p.csv").write_bytes(text.encode())
-        assert rows_in(tmp_path / "p.csv", ["id", "text"]) == rows
-
-    @pytest.mark.parametrize("block_bytes", range(1, 24))
-    def test_rows_of_a_csv_file_are_the_same_wherever_its_blocks_end(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
-    ) -> None:
-        monkeypatch.setattr(formats, "_BLOCK_BYTES", block_bytes)
-        rows = [*ROWS, ("\ufeff5", "\r\n,a", '""'), ("6", "\n", "\n\n"), ("\ufeff7", "Z\nZ", "k")]
-        content = (
-            csv_text(rows)
-            .encode()
-            .replace(b'"2"', b"2")
-            .replace(b'"\xef\xbb\xbf7"', b"\xef\xbb\xbf7")
-        )
-        (tmp_path / "p.csv").write_bytes(content.replace(b"Z", b"\xc3"))  # which is no UTF-8
-        read = [batch.column(0) for batch in batches(source_file(tmp_path / "p.csv"), ["text"])]
-        texts = [value.as_py() for column in read for value in column.cast(pa.binary())]
-        assert texts == [row[1].encode().replace(b"Z", b"\xc3") for row in rows]
-        assert rows_in(tmp_path / "p.csv", ["id"]) == [(row[0],) for row in rows]
-        (tmp_path / "p.csv").write_bytes(content + b"8,a\n")
-        assert f"row {len(rows)}: Expected 3 columns, got 2" in refused(tmp_path / "p.csv", ["id"])
-
-    def test_endings_say_which_files_are_read(self) -> None:
-        assert all(is_source_file(f"x/p.{ending}") for ending in [*ENDINGS, "CSV", "feather", "pq"])
-        assert not any(
-            map(is_source_file, ["csv", "p.txt", "p.gz", "p.parquet.gz", "p.csv.bz2", "p.csv~"])
-        )
-
-
-class TestRefusedFiles:
-    @pytest.mark.parametrize(
-        "ending", ["parquet", "arrow", "arrows", "csv.gz", "jsonl.gz", "jsonl.zst", "csv.zst"]
-    )
-    def test_truncated_file_is_refused(self, tmp_path: Path, ending: str) -> None:
-        path = write(
-            tmp_path / f"p.{ending}",
-            [(str(row), f"text {row * 7919}", "k") for row in range(20_000)],
-        )
-        whole = path.read_bytes()
-        for size in (len(whole) // 2, len(whole) - 4):
-            path.write_bytes(whole[:size])
-            assert "gain" in refused(path), size
-
-    @pytest.mark.parametrize(("ending", "remedy"), [("csv", "Set encoding to"), ("jsonl", "iconv")])
-    def test_utf16_is_refused_with_what_helps(
-        self, tmp_path: Path, ending: str, remedy: str
-    ) -> None:
-        path = write(tmp_path / f"p.{ending}", ROWS)
-        path.write_bytes(path.read_text().encode("utf-16"))
-        assert "UTF-16" in refused(path)
-        path.write_bytes(path.read_bytes()[2:])
-        assert remedy in refused(path)
-
-    def test_csv_file_in_another_encoding_than_was_said_is_refused_with_the_setting(
-        self, tmp_path: Path
-    ) -> None:
-        path = tmp_path / "p.csv"
-        path.write_bytes("id,größe\n1,a\n".encode("cp1252"))
-        assert rows_in(path, ["id"]) == [("1",)]
-        assert "has a header that is not UTF-8 text. Set encoding to" in refused(
-            path, ["id", "größe"]
-        )
-        path.write_bytes(b"id,text\n1,\x81\n")  # which cp1252 does not have
-        with pytest.raises(
-            ConfigError, match=r"p.csv is not text in cp1252 .*0x81.* Set encoding to that"
-        ):
-            list(batches(source_file(path), ["id"], encoding="cp1252"))
-        path.write_bytes("id,text\n1,a\n".encode("utf-16")[:-1])
-        with pytest.raises(ConfigError, match="is not text in utf-16"):
-            list(batches(source_file(path), ["id"], encoding="utf-16"))
-
-    @pytest.mark.parametrize("ending", ["parquet", "arrow", "csv", "jsonl"])
-    def test_missing_column_is_named_beside_those_that_are_there(
-        self, tmp_path: Path, ending: str
-    ) -> None:
-        message = refused(write(tmp_path / f"p.{ending}", ROWS), ["id", "title"])
-        assert (
-            "has no column 'title'" in message
-            and "the settings id, text, columns and partition_by" in message
-        )
-        assert "'category'" in message
-
-    def test_column_that_comes_twice_is_refused(self, tmp_path: Path) -> None:
-        (tmp_path / "p.csv").write_text("id,text,id\n1,a,2\n")
-        assert "two columns 'id'" in refused(tmp_path / "p.csv", ["id", "text"])
 
     @pytest.mark.parametrize("late", ['"x9"', "1.5"])
     def test_type_that_changes_in_a_later_block_is_named_with_its_row(
@@ -359,102 +387,28 @@ class TestRefusedFiles:
         lines = [f'{{"id": {row}, "text": "t"}}\n' for row in range(100_000)]
         lines[90_000] = f'{{"id": {late}, "text": "t"}}\n'
         (tmp_path / "p.jsonl").write_text("".join(lines))
+
         message = refused(tmp_path / "p.jsonl", ["id", "text"])
+
         assert "all ids in quotes" in message
         assert "cannot be read at row 90,000 (" in message
-
-    def test_quote_that_is_never_closed_is_named_with_its_row(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(formats, "_BLOCK_BYTES", 4096)
-        rows = [f'{row},"a\nb"\n' for row in range(1, 5_001)]
-        (tmp_path / "p.csv").write_text("id,text\n" + "".join(rows) + '5001,"open\n5002,c\n')
-        message = refused(tmp_path / "p.csv", ["id", "text"])
-        assert """where it says '5001,"open""" in message
-        assert "in row 5,000. Close the quote" in message
-
-    @pytest.mark.parametrize(
-        ("text", "reason"),
-        [
-            ("", "is empty"),
-            (
-                "id,text\n1,a\n2\n",
-                "Expected 2 columns, got 1: 2). Give that row as many values as the header has",
-            ),
-            ('id,text\n1,"a\n2,b\n', "a quote that is never closed"),
-            ('id,text\n1,"a\n2,b', "a quote that is never closed"),
-        ],
-    )
-    def test_csv_file_out_of_form_is_refused(self, tmp_path: Path, text: str, reason: str) -> None:
-        (tmp_path / "p.csv").write_text(text)
-        assert reason in refused(tmp_path / "p.csv", ["id", "text"])
 
     @pytest.mark.parametrize(
         ("text", "reason"),
         [
             ('[{"id": "1"}]', "JSON array"),
+            ('{"id": 18446744073709551615, "text": "x"}', "parse:18446744073709551615"),
+            ('{"id": 1, "deep": {"text": "x"}}', "has no column 'text'"),
+            ('{"id": 1, "word": "text"}', "has no column 'text'"),
+            (f'{{"id": 1}}\n{{"text": {"[" * 5_000}{"]" * 5_000}}}', "no other of its first rows"),
             ('{"id": "1", "text": "a"}\n{"id": "2", "te', "row 1"),
-            (
-                '{"id": "1", "text": ["a"]}\n',
-                "row 0 (JSON parse error: Column(/text) changed from string to array)",
-            ),
-            (f'{{"id": "1", "text": {"[" * 5_000}{"]" * 5_000}}}\n', "row 0"),
-            (
-                '{"id": 1, "text": "a"}\n{"id": 2, "text": "b"}\n{"id": "x3", "text": "c"}\n',
-                "row 2",
-            ),
-            (
-                '{"id": 1}\n\n{"id": 2}\n{"id": 9223372036854775808, "text": "c"}\n{"id": 4}\n',
-                "row 2 (Failed",
-            ),
+            ('{"id": "1", "text": ["a"]}\n', "row 0 (JSON parse error: Column(/text) changed"),
+            ('{"id": 1, "text": "a"}\n{"id": 2}\n{"id": "x3", "text": "c"}\n', "row 2"),
+            ('{"id": 1}\n\n{"id": 9223372036854775808, "text": "c"}\n{"id": 4}\n', "row 1 (Failed"),
             ('{"id": "1", "text": "a"}\n{"id": "2", "text": "b"}}\n', "row 1 ("),
         ],
     )
-    def test_json_file_out_of_form_is_refused(self, tmp_path: Path, text: str, reason: str) -> None:
+    def test_file_out_of_form_is_refused(self, tmp_path: Path, text: str, reason: str) -> None:
         (tmp_path / "p.jsonl").write_text(text)
+
         assert reason in refused(tmp_path / "p.jsonl", ["id", "text"])
-
-    def test_file_of_one_partition_refuses_that_partition(self, tmp_path: Path) -> None:
-        path = write(tmp_path / "p.parquet", ROWS)
-        path.write_bytes(path.read_bytes()[:-9])
-        with pytest.raises(
-            DataError, match=r"partition 'shoes': the file p\.parquet cannot be read"
-        ):
-            list(batches(source_file(path), COLUMNS, key="shoes"))
-
-
-class TestMemory:
-    """A file that expands a thousandfold is read in batches; each batch is small and is freed
-    before the next."""
-
-    @pytest.mark.parametrize(
-        "ending", ["csv.gz", "csv.zst", "jsonl.gz", "jsonl.zst", "parquet", "arrow", "arrows"]
-    )
-    def test_file_that_expands_a_thousandfold_is_read_in_small_batches(
-        self, tmp_path: Path, ending: str
-    ) -> None:
-        path, text = tmp_path / f"p.{ending}", "a" * 100_000
-        if ending == "parquet":  # one value, stored once
-            pq.write_table(pa.table({"id": pa.array(range(1_000)), "text": [text] * 1_000}), path)
-        elif "arrow" in ending:  # with a dictionary of views, as polars writes it
-            shared = pa.DictionaryArray.from_arrays(
-                pa.array([0] * 1_000, pa.uint32()), pa.array([text], pa.string_view())
-            )
-            table = pa.table({"id": pa.array(range(1_000)), "text": shared})
-            with (pa.ipc.new_file if ending == "arrow" else pa.ipc.new_stream)(
-                path, table.schema
-            ) as writer:
-                writer.write_table(table)
-        else:
-            line = f'{{"id": 1, "text": "{text}"}}\n' if "json" in ending else f"1,{text}\n"
-            content = ("" if "json" in ending else "id,text\n") + line * 1_000
-            with pa.CompressedOutputStream(
-                str(path), {"gz": "gzip", "zst": "zstd"}[ending[-3:].strip(".")]
-            ) as stream:
-                stream.write(content.encode())
-        assert path.stat().st_size * 500 < 100_000_000
-        before, most, rows = pa.total_allocated_bytes(), 0, 0
-        for batch in batches(source_file(path), ["id", "text"]):
-            most, rows = max(most, pa.total_allocated_bytes() - before), rows + len(batch)
-        assert rows == 1_000
-        assert most < 64 * 1024 * 1024

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from surge_dagster.engine.errors import ConfigError, TransientError
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources import open_files
 from surge_dagster.engine.sources.listing import SourceFiles
 from surge_dagster.engine.store import object_store
 from surge_dagster.engine.store.object_client import StorageOptions
 from tests.engine.sources.shops import Shop
-from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, on
+from tests.engine.store.object_server import BUCKET, ObjectServer
 
 NAMES = [
     "Köln/b.parquet",
@@ -176,25 +176,3 @@ class TestBuckets:
     def test_whole_bucket_is_a_folder(self, object_server: ObjectServer) -> None:
         object_server.put("a/0.parquet", b"x")
         assert names(self.open(object_server, f"s3://{BUCKET}")) == ["a/0.parquet"]
-
-    def test_missing_bucket_is_named(self, object_server: ObjectServer) -> None:
-        with pytest.raises(
-            TransientError, match=r"s3://nowhere.*NoSuchBucket.*Is there such a bucket\?"
-        ):
-            self.open(object_server, "s3://nowhere/cat").list()
-
-    def test_name_that_no_listing_can_show_is_refused_with_what_to_do(
-        self, object_server: ObjectServer
-    ) -> None:
-        object_server.put("cat/a//0.parquet", b"x")
-        with pytest.raises(
-            TransientError,
-            match=r"LIST cat/ failed \(name: .*a//b\) after one attempt.*Rename or remove",
-        ):
-            self.open(object_server, f"s3://{BUCKET}/cat").list()
-
-    def test_interrupted_listing_is_attempted_again(self, object_server: ObjectServer) -> None:
-        object_server.put("cat/0.parquet", b"x")
-        object_server.plan = on("GET", "list-type", Fault("truncate_down"), Fault("status", 503))
-        assert names(self.open(object_server, f"s3://{BUCKET}/cat")) == ["0.parquet"]
-        assert sum(object_server.injected.values()) == 2

@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.sources import Selection, Source
+from surge_dagster.engine.sources import Selection
 from surge_dagster.engine.sources.rows import is_blank
-from surge_dagster.engine.tables.frames import FrameCatalog, FrameTable
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import only, refusal, rows_of
-from tests.engine.sources.tables import table_of
 from tests.small_catalogs import write_partition, write_rows
 
 BLANKS = ["", " ", "\t\r\n", "\u00a0", "\u3000 ", "\u2028"]
@@ -80,33 +77,6 @@ def test_second_file_follows_the_skipped_rows_of_the_first(tmp_path: Path) -> No
     assert refusal(only(open_source(tmp_path, selection=Selection(missing_text="skip")))).row == 11
 
 
-@pytest.mark.parametrize("kind", ["folder", "frame", "divided frame", "table"])
-def test_every_kind_of_source_announces_the_rows_that_it_skips(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
-    ids, texts = [row[0] for row in ROWS], [row[1] for row in ROWS]
-    table, selection = (
-        pa.table({"id": ids, "text": texts, "key": ["k"] * len(ids)}),
-        Selection(missing_text="skip"),
-    )
-    (tmp_path / "k").mkdir()
-    pq.write_table(table, tmp_path / "k" / "rows.parquet")
-    source: Source = {
-        "folder": lambda: open_source(tmp_path / "{name}" / "*.parquet", selection=selection),
-        "frame": lambda: FrameCatalog({"k": table}, selection),
-        "divided frame": lambda: FrameTable(table, ["key"], selection),
-        "table": lambda: table_of(tmp_path / "k" / "rows.parquet", "key", selection=selection),
-    }[kind]()
-    partition = only(source)
-    assert (partition.key, partition.rows, rows_of(partition)) == (
-        "k",
-        5,
-        [("1", "one"), ("4", "four")],
-    )
-    assert sum(batch.skipped for batch in partition.read()) == 3
-
-
 @pytest.mark.parametrize(
     ("missing_text", "expected"),
     [("refuse_nulls", ["a.b", " .", "."]), ("skip", ["a.b"]), ("empty", ["a.b", "", ""])],
@@ -118,12 +88,6 @@ def test_text_of_several_columns_is_blank_where_all_of_them_are(
     selection = Selection(text="{a}.{b}", missing_text=missing_text)
     batches = list(selection.row_batches("k", pa.record_batch(columns), 0))
     assert [text for batch in batches for text in batch.texts.to_pylist()] == expected
-
-
-def test_each_rule_is_a_version_of_its_own() -> None:
-    rules: list[Any] = ["refuse_nulls", "refuse", "skip", "empty"]
-    suffixes = [Selection(missing_text=rule).version_suffix for rule in rules]
-    assert suffixes == ["", "?missing_text=refuse", "?missing_text=skip", "?missing_text=empty"]
 
 
 @given(st.lists(st.none() | PRESENT | st.sampled_from(BLANKS), max_size=12), st.integers(0, 3))

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import socket
-import subprocess
 from pathlib import Path
 
 import pyarrow as pa
@@ -56,18 +54,6 @@ class TestStreaming:
         write_partition(tmp_path, "k", [(str(n), "x") for n in range(30_000)], row_group_size=500)
         sizes = [len(batch) for batch in only(open_source(tmp_path)).read()]
         assert max(sizes) <= 8192 and len(sizes) <= 5
-
-    @pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int32(), pa.string())])
-    def test_text_that_a_dictionary_holds_once_is_not_written_out_for_thousands_of_rows(
-        self, tmp_path: Path, kind: pa.DataType
-    ) -> None:
-        # 144 MB, in a file of a hundred kilobytes
-        rows = [(str(n), "boilerplate " * 2_000) for n in range(6_000)]
-        path = write_partition(tmp_path, "k", rows, text_type=kind)
-        assert path.stat().st_size < 200_000
-        largest, most_held = sizes(only(open_source(tmp_path)))
-        assert largest < 7 * 1024 * 1024
-        assert most_held < 16 * 1024 * 1024
 
     @pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int32(), pa.string())])
     def test_rows_that_share_the_longest_text_there_may_be_are_read_few_at_a_time(
@@ -179,7 +165,7 @@ class TestCatalogsThatCannotBeUsed:
     def test_empty_folder_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(
             ConfigError,
-            match=r"is empty: expected files .* in folders named by a column .*found none",
+            match=r"is empty. Expected files .* in folders named by a column",
         ):
             list(open_source(tmp_path))
 
@@ -189,11 +175,6 @@ class TestCatalogsThatCannotBeUsed:
             ConfigError, match="expected a local path or a file:// URL, or a bucket"
         ):
             open_source(url)
-
-    @pytest.mark.parametrize("scheme", ["", "file://"])
-    def test_path_that_is_not_utf8_is_refused(self, tmp_path: Path, scheme: str) -> None:
-        with pytest.raises(ConfigError, match=r"caf%E9': the path is not UTF-8\. Rename it"):
-            open_source(f"{scheme}{tmp_path}/" + os.fsdecode(b"caf\xe9"))
 
     def test_file_url_works(self, tmp_path: Path) -> None:
         write_partition(tmp_path / "a catalog", "k", ROWS)
@@ -211,14 +192,6 @@ def test_id_and_text_columns_of_other_names_are_read_and_may_be_one(
 
 
 class TestFilesThatCannotBeRead:
-    @pytest.mark.parametrize("left", [0, 3, 100, -1])
-    def test_truncated_file_refuses_its_partition_by_name(self, tmp_path: Path, left: int) -> None:
-        path = write_partition(tmp_path, "k", numbered_rows("k", 500))
-        path.write_bytes(path.read_bytes()[:left])
-        assert "partition=k/part-0.parquet cannot be read" in str(
-            refusal(only(open_source(tmp_path)))
-        )
-
     def test_flipped_bit_in_a_page_with_a_checksum_refuses_its_partition(
         self, tmp_path: Path
     ) -> None:
@@ -255,18 +228,6 @@ class TestFilesThatCannotBeRead:
         assert refused > 50
 
 
-class TestNoRows:
-    @pytest.mark.parametrize("kind", [pa.string(), pa.int64()])
-    def test_partition_without_rows_gives_one_empty_batch_that_knows_its_types(
-        self, tmp_path: Path, kind: pa.DataType
-    ) -> None:
-        write_partition(tmp_path, "k", [], id_type=kind)
-        partition = only(open_source(tmp_path))
-        [batch] = list(partition.read())
-        assert partition.rows == len(batch) == 0
-        assert (batch.ids.type, batch.texts.type) == (kind, pa.large_string())
-
-
 class TestEntriesThatAreNotOpened:
     """Whatever stands in a partition's folder, listing and reading end, and only this partition is
     refused."""
@@ -299,66 +260,33 @@ class TestEntriesThatAreNotOpened:
             root, "x.parquet is a pipe, a socket or a device, not a regular file"
         )
 
-    def test_folders_nested_too_deep_are_refused(
-        self, root: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        with monkeypatch.context() as inside:
-            inside.chdir(partition_folder(root, "m"))
-            for _ in range(1500):
-                Path("d").mkdir()
-                os.chdir("d")
-        try:
-            self.assert_only_m_is_refused(root, "d/d lies below 50 nested folders")
-        finally:
-            # pytest's own removal recurses
-            subprocess.run(["rm", "-r", partition_folder(root, "m")], check=True)
-
     @pytest.mark.parametrize(
-        ("target", "reason"),
+        ("link", "target", "reason"),
         [
-            (".", "a link to the catalog itself"),
-            ("..", "a link out of the catalog"),
-            ("../outside", "a link out of the catalog"),
-            ("partition=a/..", "a link to the catalog itself"),
-            ("removed", "a link to nothing"),
-            ("partition=m", "one of several links that lead to each other"),
+            ("partition=n", "../outside", "a link out of the catalog"),
+            ("partition=n", ".", "a link out of the catalog"),
+            ("partition=n", "_old", "a link to a folder, and only links to files are followed"),
+            ("partition=n", "removed", "a link to nothing"),
+            ("partition=m/x.parquet", "../../outside/0.parquet", "a link out of the catalog"),
+            ("partition=m/x", "../../outside", "a link out of the catalog"),
+            ("partition=m/x.parquet", "x.parquet", "a link to nothing"),
         ],
     )
-    def test_partition_that_is_a_link_to_no_place_in_the_catalog_is_refused(
-        self, root: Path, target: str, reason: str
+    def test_link_that_is_not_followed_refuses_its_partition(
+        self, root: Path, link: str, target: str, reason: str
     ) -> None:
-        shutil.rmtree(partition_folder(root, "m"))
-        partition_folder(root, "m").symlink_to(target)
-        self.assert_only_m_is_refused(root, f"partition=m is {reason}. Replace it by")
+        write_rows(root / "_old" / "0.parquet", ROWS)
+        (root / link).symlink_to(target)
+        refused = next(each for each in open_source(root) if each.key == link.partition("/")[0][-1])
+        assert f"{link} is {reason}. Replace it by" in str(refusal(refused))
+        assert refused.current_source_version() == refused.source_version
 
-    @pytest.mark.parametrize(
-        ("name", "target", "reason"),
-        [
-            ("x.parquet", "../../outside/0.parquet", "a link out of the catalog"),
-            ("x", "../../outside", "a link out of the catalog"),
-            ("x.parquet", "removed", "a link to nothing"),
-            ("x.parquet", "x.parquet", "one of several links that lead to each other"),
-        ],
-    )
-    def test_entry_that_is_a_link_to_no_place_in_the_catalog_is_refused(
-        self, root: Path, name: str, target: str, reason: str
-    ) -> None:
-        (partition_folder(root, "m") / name).symlink_to(target)
-        self.assert_only_m_is_refused(root, f"{name} is {reason}. Replace it by")
-
-    @pytest.mark.parametrize("target", ["removed", "notes.txt"])
-    def test_broken_link_that_is_no_parquet_file_is_ignored(self, root: Path, target: str) -> None:
-        (partition_folder(root, "m") / "notes.txt").symlink_to(target)
-        assert [rows_of(partition) for partition in open_source(root)] == [ROWS] * 3
-
-    def test_links_inside_the_catalog_are_read(self, root: Path, tmp_path: Path) -> None:
-        shutil.rmtree(partition_folder(root, "m"))
-        write_rows(root / "_versions" / "2" / "0.parquet", ROWS)
-        partition_folder(root, "m").symlink_to("_versions/2")
-        (root / "_versions" / "2" / "1.parquet").symlink_to("../../_versions/2/0.parquet")
+    def test_links_to_files_of_the_catalog_are_read(self, root: Path, tmp_path: Path) -> None:
+        (partition_folder(root, "m") / "1.parquet").symlink_to("part-0.parquet")
+        (root / "latest").symlink_to("partition=z")
         (tmp_path / "alias").symlink_to("catalog")
         [_, m, _] = open_source(tmp_path / "alias")
-        assert rows_of(m) == [*ROWS, *ROWS]
+        assert len(rows_of(m)) == 2 * len(ROWS)
 
     @staticmethod
     def assert_only_m_is_refused(root: Path, reason: str) -> None:

@@ -101,20 +101,6 @@ def test_file_replaced_by_one_of_same_size_and_time_has_its_own_version(
 
 
 @pytest.mark.usefixtures("settled")
-def test_added_changed_and_removed_partitions_are_listed_as_they_are(
-    catalog: FolderCatalog,
-) -> None:
-    write_partition(Path(catalog.url), "b", numbered_rows("b", 4), version="v2")
-    write_partition(Path(catalog.url), "d", numbered_rows("d", 1))
-    (partition_folder(Path(catalog.url), "a") / "part-0.parquet").unlink()
-    partition_folder(Path(catalog.url), "a").rmdir()
-    again = {partition.key: partition for partition in catalog}
-    assert list(again) == ["b", "c", "d"]
-    assert (again["b"].source_version, again["b"].rows) == ("v2", 4)
-    assert sum(len(batch) for batch in again["b"].read()) == 4
-
-
-@pytest.mark.usefixtures("settled")
 def test_settings_of_one_catalog_do_not_reach_another_one_of_the_same_folder(
     catalog: FolderCatalog,
 ) -> None:

@@ -3,16 +3,11 @@ by name."""
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
-from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.sources import footers
-from surge_dagster.engine.sources.parquet_files import Footer
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import ROWS, only, refusal, rows_of
 from tests.small_catalogs import partition_folder, write_catalog, write_partition, write_rows
@@ -34,29 +29,6 @@ class TestKeys:
             refusal(only(open_source(tmp_path)))
         )
 
-    def test_long_key_with_unreadable_files_never_becomes_another_key(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        write_rows(partition_folder(tmp_path, "x" * 300) / "0.parquet", ROWS, key="x" * 300)
-        catalog, honest, fails = open_source(tmp_path), footers.read_footer, iter([True])
-
-        def hidden_once(file: pa.NativeFile) -> Footer:
-            if next(fails, False):
-                raise OSError(errno.EMFILE, "Too many open files")
-            return honest(file)
-
-        monkeypatch.setattr(footers, "read_footer", hidden_once)
-        hidden = only(catalog)
-        with pytest.raises(TransientError, match="could not be read: Too many open files"):
-            rows_of(hidden)
-        for _ in range(2):
-            seen = only(catalog)
-            assert (
-                seen.key == "x" * 300
-                and seen.source_version != hidden.source_version
-                and rows_of(seen) == ROWS
-            )
-
     @pytest.mark.parametrize("folder", ["partition=", "partition=%FF"])
     def test_folder_with_invalid_key_is_refused_under_its_name_on_disk(
         self, tmp_path: Path, folder: str
@@ -65,15 +37,6 @@ class TestKeys:
         partition = only(open_source(tmp_path))
         assert partition.key in folder
         refusal(partition)
-
-    def test_key_that_is_the_name_of_an_invalid_folder_is_one_partition_and_refused(
-        self, tmp_path: Path
-    ) -> None:
-        write_catalog(tmp_path, {"caf%E9": ROWS, "good": ROWS})
-        write_rows(tmp_path / "partition=caf%E9" / "0.parquet", ROWS)
-        refused, good = open_source(tmp_path)
-        assert (refused.key, rows_of(good)) == ("caf%E9", ROWS)
-        assert "does not decode to UTF-8 text" in str(refusal(refused))
 
     def test_folder_whose_name_is_not_utf8_is_refused_under_a_name_that_can_be_written_anywhere(
         self, tmp_path: Path

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
-from surge_dagster.engine.sources import formats
+from surge_dagster.engine.sources import csv_files
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support import disk_cache
 from surge_dagster.engine.support.keys import joined_key
@@ -48,7 +48,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 @pytest.fixture
 def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds so small that blocks, spill files and pieces are all divided."""
-    monkeypatch.setattr(formats, "_BLOCK_BYTES", 4096)
+    monkeypatch.setattr(csv_files, "BLOCK_BYTES", 4096)
     monkeypatch.setattr(table_rows, "_BLOCK_ROWS", 700)
     monkeypatch.setattr(grouping, "_FILES", 4)
     monkeypatch.setattr(grouping, "_FILE_BYTES", 2_000)
@@ -405,7 +405,7 @@ def test_table_in_order_is_read_once_whatever_the_order_of_its_keys(
 def test_table_in_order_is_read_once_where_the_first_rows_of_each_partition_are_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(formats, "_BLOCK_BYTES", 256)  # of about 17 rows
+    monkeypatch.setattr(csv_files, "BLOCK_BYTES", 256)  # of about 17 rows
     rows = [(str(row), "x", f"key {row // 40:02}") for row in range(1_000)]
     partitions = list(source := table_of(write_csv(tmp_path / "t.csv", rows)))
     opened: list[int] = []

@@ -1,0 +1,88 @@
+"""What the reader of a format gets: one file, the columns that are wanted, and how to refuse it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import PurePath
+
+import pyarrow as pa
+
+from surge_dagster.engine.errors import ConfigError, DataError, SurgeError
+from surge_dagster.engine.sources.listing import SourceFile
+from surge_dagster.engine.sources.nested import outer_columns, select
+from surge_dagster.engine.support.unreadable import visible
+
+BLOCK_BYTES = 2 * 1024 * 1024  # of text that is parsed at a time
+_HEAD_BYTES = 256 * 1024  # a CSV header must end within these
+_CODECS = {".gz": "gzip", ".zst": "zstd"}
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+
+@dataclass(frozen=True, slots=True)
+class FileRead:
+    """One reading of a file.
+
+    Attributes:
+        columns: also fields inside of structs and objects, such as `doc.title`.
+        key: partition of the whole file; None for a file of a table.
+        encoding: of CSV files, as Python names it.
+        rows: of a Parquet file, the first row and the row after the last; None reads all.
+    """
+
+    file: SourceFile
+    columns: list[str]
+    key: str | None = None
+    encoding: str = "utf-8"
+    rows: tuple[int, int] | None = None
+
+    def refused(self, reason: str, remedy: str) -> SurgeError:
+        """Return the error that refuses the file: of its partition, or of the whole table."""
+        text = f"the file {self.file.shown} {reason}"
+        if self.key is None:
+            return ConfigError(f"{text}. {remedy}")
+        return DataError(self.key, text, remedy)
+
+    def require_columns(self, names: Sequence[str]) -> None:
+        """Refuse a file that does not have each wanted column exactly once."""
+        for name in self.columns:
+            if name not in names:
+                known = ", ".join(visible(repr(each)) for each in names)
+                settings = "id, text and columns"
+                if self.key is None:
+                    settings = "id, text, columns and partition_by"
+                raise self.refused(
+                    f"has no column {name!r}; its columns are {known}",
+                    f"Name the right ones with the settings {settings}.",
+                )
+            if names.count(name) > 1:
+                raise self.refused(f"has two columns {name!r}", "Rename one of them.")
+
+    def empty(self, schema: pa.Schema) -> pa.RecordBatch:
+        """Return a batch without rows, which has the types of the wanted columns."""
+        needed = outer_columns(schema.names, self.columns)
+        arrays = [pa.nulls(0, schema.field(name).type) for name in needed]
+        return select(pa.RecordBatch.from_arrays(arrays, needed), self.columns)
+
+    @contextmanager
+    def decompressed(self, encoding: str = "utf-8") -> Iterator[io.BufferedReader]:
+        """Open the file as bytes of UTF-8 text."""
+        ending = PurePath(self.file.relative).suffix.lower()
+        codec = _CODECS.get(ending)
+        with self.file.open() as opened:
+            stream = pa.CompressedInputStream(opened, codec) if codec else opened
+            if encoding != "utf-8":
+                stream = pa.transcoding_input_stream(stream, encoding, "utf-8")
+            with stream:
+                yield io.BufferedReader(stream, _HEAD_BYTES)  # pyright: ignore[reportArgumentType]
+
+    def head(self, stream: io.BufferedReader, remedy: str) -> bytes:
+        """Return the beginning of a text file without its mark; refuse what is not UTF-8."""
+        head = stream.peek()
+        if head.startswith(_UTF16_MARKS):
+            raise self.refused("is not UTF-8 text but UTF-16", remedy)
+        if b"\0" in head[:1024]:
+            raise self.refused("is not UTF-8 text but UTF-16 or binary", remedy)
+        return head.removeprefix(b"\xef\xbb\xbf")
