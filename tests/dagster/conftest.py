@@ -3,7 +3,6 @@ processes."""
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,25 +15,6 @@ from typing import Any
 import dagster as dg
 import pytest
 import yaml
-from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
-from dagster._core.definitions.sensor_definition import SensorExecutionData
-from dagster._core.loader import LoadingContextForTest
-from dagster._core.remote_origin import (
-    InProcessCodeLocationOrigin,
-    ManagedGrpcPythonEnvCodeLocationOrigin,
-    RemoteJobOrigin,
-    RemoteRepositoryOrigin,
-)
-from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
-from dagster._core.storage.tags import (
-    PARENT_RUN_ID_TAG,
-    RETRY_NUMBER_TAG,
-    ROOT_RUN_ID_TAG,
-    WILL_RETRY_TAG,
-)
-from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
-from dagster._core.workspace.context import WorkspaceProcessContext
-from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 
 from surge_dagster.config.settings import load_settings
 from surge_dagster.definitions import embedding_catalog
@@ -49,12 +29,13 @@ from surge_dagster.orchestration.asset_events import superbatch_metrics
 from surge_dagster.orchestration.launch import Unattended, job_of
 from surge_dagster.orchestration.names import LOST_RUNS, CatalogNames
 from surge_dagster.orchestration.read_back import footer_failures
-from tests.dagster.databases import close_databases, quick_databases
+from tests.dagster import private_dagster
 from tests.dagster.dev_server import CHILD_PATH
 from tests.dagster.postgres_fixtures import postgres as postgres
 from tests.dagster.postgres_fixtures import postgres_bench as postgres_bench
 from tests.dagster.postgres_fixtures import postgres_home as postgres_home
 from tests.dagster.postgres_fixtures import recorded as recorded
+from tests.dagster.private_dagster import close_databases, quick_databases
 from tests.small_catalogs import DIMENSION, Rows, numbered_rows, write_partition
 
 HERE = Path(__file__).parent
@@ -140,10 +121,19 @@ class Ran:
     def will_retry(self) -> bool:
         """Whether Dagster launches it again."""
         [run] = self.instance.get_runs(dg.RunsFilter([self.run_id]))
-        return run.tags.get(WILL_RETRY_TAG) == "true"
+        return run.tags.get("dagster/will_retry") == "true"
 
     def count(self, kind: dg.DagsterEventType) -> int:
         return len(self._events(kind))
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """What a sensor's tick requested, why it requested nothing, and its cursor."""
+
+    run_requests: list[dg.RunRequest]
+    skip_message: str
+    cursor: str | None
 
 
 @dataclass(slots=True)
@@ -231,9 +221,9 @@ class Workbench:
         assert ran.will_retry
         [run] = self.instance.get_runs(dg.RunsFilter([ran.run_id]))
         numbered = {
-            PARENT_RUN_ID_TAG: run.run_id,
-            ROOT_RUN_ID_TAG: run.run_id,
-            RETRY_NUMBER_TAG: "1",
+            "dagster/parent_run_id": run.run_id,
+            "dagster/root_run_id": run.run_id,
+            "dagster/retry_number": "1",
         }
         return self.run(run.job_name, run.run_config, {**run.tags, **numbered})
 
@@ -261,12 +251,10 @@ class Workbench:
             {"ops": {"embeddings": {"config": options}}} if options else {}, tags
         )
 
-    def tick(self, sensor: str = NAMES.sensor, cursor: str | None = None) -> SensorExecutionData:
-        repository, resources = self.definitions.get_repository_def(), self.definitions.resources
-        with dg.build_sensor_context(
-            self.instance, cursor, repository_def=repository, resources=resources
-        ) as context:
-            return repository.get_sensor_def(sensor).evaluate_tick(context)
+    def tick(self, sensor: str = NAMES.sensor, cursor: str | None = None) -> Tick:
+        definitions = self.definitions
+        repository = definitions.get_repository_def()
+        return evaluate(self.instance, repository, definitions.resources, sensor, cursor)
 
     def scheduled(self, name: str = NAMES.schedule) -> list[dg.RunRequest] | str:
         schedule = self.definitions.get_repository_def().get_schedule_def(name)
@@ -281,21 +269,17 @@ class Workbench:
         assert isinstance(request, dg.RunRequest)
         return self.run(NAMES.refresh_job, request.run_config, request.tags)
 
-    def later(self, **time: float) -> SensorExecutionData:
+    def later(self, **time: float) -> Tick:
         self.ahead += timedelta(**time)
         return self.tick()
 
-    def launch(self, found: SensorExecutionData) -> list[Ran]:
-        return [
-            self.run("embed_partitions", r.run_config, r.tags) for r in found.run_requests or []
-        ]
+    def launch(self, found: Tick) -> list[Ran]:
+        return [self.run("embed_partitions", r.run_config, r.tags) for r in found.run_requests]
 
-    def pretend(
-        self, found: SensorExecutionData, status: dg.DagsterRunStatus
-    ) -> list[dg.DagsterRun]:
+    def pretend(self, found: Tick, status: dg.DagsterRunStatus) -> list[dg.DagsterRun]:
         return [
             self.pretend_run("embed_partitions", status, tags=each.tags, run_config=each.run_config)
-            for each in found.run_requests or []
+            for each in found.run_requests
         ]
 
     def sources(self) -> dict[str, str]:
@@ -305,30 +289,14 @@ class Workbench:
         return {key: tags[tag] for key, tags in found.items()}
 
     def ask(self, query: str) -> dict[str, Any]:
-        """The answer of Dagster's own GraphQL schema, which the UI's pages are made of."""
-        # takes seconds of every process that collects tests
-        from dagster_graphql.schema import create_schema
-
-        target = LoadableTargetOrigin(
-            module_name="surge_dagster.definitions", working_directory=str(ROOT)
-        )
-        location = InProcessWorkspaceLoadTarget(
-            InProcessCodeLocationOrigin(target, location_name="surge")
-        )
-        with WorkspaceProcessContext(self.instance, location) as process:
-            asked = create_schema().execute_async(
-                query, context_value=process.create_request_context()
-            )
-            answer = asyncio.run(asked)  # pyright: ignore[reportArgumentType]
-        assert not answer.errors, answer.errors
-        return answer.data or {}
+        return private_dagster.ask_graphql(self.instance, query)
 
     def pretend_run(self, job: str, status: dg.DagsterRunStatus, **how: Any) -> dg.DagsterRun:
         definition = self.definitions.resolve_job_def(job)
         failed = status is dg.DagsterRunStatus.FAILURE
         begun = dg.DagsterRunStatus.STARTED if failed else status
         run = self.instance.create_run_for_job(
-            definition, status=begun, remote_job_origin=origin_of(job), **how
+            definition, status=begun, remote_job_origin=private_dagster.origin_of_job(job), **how
         )
         if failed:
             self.instance.report_run_failed(run)
@@ -357,10 +325,23 @@ def run_op(bench: Workbench, op: dg.OpDefinition) -> Ran:
     return execute(bench.instance, job_of("job", op, ""))
 
 
-def stale_status(bench: Workbench, key: str, asset: dg.AssetKey = NAMES.embeddings) -> StaleStatus:
-    """What the UI says of a partition of an asset; stale is "Unsynced" there."""
-    graph, loading = bench.definitions.resolve_asset_graph(), LoadingContextForTest(bench.instance)
-    return CachingStaleStatusResolver(bench.instance, graph, loading).get_status(asset, key)
+def evaluate(
+    instance: dg.DagsterInstance,
+    repository: dg.RepositoryDefinition,
+    resources: Mapping[str, Any] | None,
+    sensor: str,
+    cursor: str | None = None,
+) -> Tick:
+    """Evaluate a sensor as Dagster's daemon does."""
+    with dg.build_sensor_context(
+        instance, cursor, repository_def=repository, resources=resources
+    ) as context:
+        found = repository.get_sensor_def(sensor).evaluate_tick(context)
+    return Tick(list(found.run_requests or []), found.skip_message or "", found.cursor)
+
+
+def stale_status(bench: Workbench, key: str, asset: dg.AssetKey = NAMES.embeddings) -> str:
+    return private_dagster.stale_status(bench.instance, bench.definitions, asset, key)
 
 
 def tick_for_a_minute(bench: Workbench) -> None:
@@ -373,28 +354,17 @@ def tick_for_a_minute(bench: Workbench) -> None:
 
 
 def shown(bench: Workbench) -> tuple[set[str], set[str]]:
-    cached = get_and_update_asset_status_cache_value(
-        bench.instance, NAMES.embeddings, NAMES.partitions
-    )
-    assert cached is not None
-    failed = set(cached.deserialize_failed_partition_subsets(NAMES.partitions).get_partition_keys())
-    done = set(
-        cached.deserialize_materialized_partition_subsets(NAMES.partitions).get_partition_keys()
-    )
-    return done - failed, failed
+    """Return the partitions that the UI shows as materialized, and as failed."""
+    keys = bench.instance.get_dynamic_partitions(NAMES.partitions_name)
+    found = bench.instance.get_status_by_partition(NAMES.embeddings, keys, NAMES.partitions)
+    statuses = {key: status.value for key, status in (found or {}).items() if status}
+    done = {key for key, status in statuses.items() if status == "MATERIALIZED"}
+    failed = {key for key, status in statuses.items() if status == "FAILED"}
+    return done, failed
 
 
 def values_of(event: dg.AssetMaterialization | dg.AssetObservation) -> dict[str, Any]:
     return {name: value.value for name, value in event.metadata.items()}
-
-
-def origin_of(job_name: str) -> RemoteJobOrigin:
-    """The origin of a job, as the code location of workspace.yaml gives it."""
-    target = LoadableTargetOrigin(
-        module_name="surge_dagster.definitions", working_directory=str(Path.cwd())
-    )
-    location = ManagedGrpcPythonEnvCodeLocationOrigin(target, "surge")
-    return RemoteJobOrigin(RemoteRepositoryOrigin(location, "__repository__"), job_name)
 
 
 def when_footers_are_checked(
@@ -412,10 +382,9 @@ def when_footers_are_checked(
     monkeypatch.setattr("surge_dagster.orchestration.refresh.footer_failures", check)
 
 
-def requested(found: SensorExecutionData) -> list[list[str]]:
+def requested(found: Tick) -> list[list[str]]:
     return [
-        request.run_config["ops"]["embeddings"]["config"]["keys"]
-        for request in found.run_requests or []
+        request.run_config["ops"]["embeddings"]["config"]["keys"] for request in found.run_requests
     ]
 
 

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import unquote_plus
 
 import dagster as dg
 import pytest
-from dagster._core.definitions.run_request import InstigatorType
-from dagster._core.definitions.selector import InstigatorSelector
-from dagster._core.remote_origin import InProcessCodeLocationOrigin
-from dagster._core.scheduler.instigation import TickData, TickStatus
-from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
-from dagster_shared.error import SerializableErrorInfo
 
 from surge_dagster.automation import alerts
 from surge_dagster.automation.alerts import failure_text
 from surge_dagster.config.settings import load_settings
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.orchestration.names import CatalogNames
+from tests.dagster import private_dagster
 from tests.dagster.conftest import NAMES, Workbench
 
 SECRET = "hunter2"
+SHOP = CatalogNames("shop")
+DOCS = CatalogNames("docs")
+FOR_GOOD = {"dagster/max_retries": "0"}  # Dagster launches it no more
 
 
 @dataclass
@@ -97,183 +94,197 @@ class Ticks:
         return found.skip_message
 
 
-def test_a_failed_run_is_posted_once_with_its_partitions(
+def test_failed_run_is_posted_once_with_its_partitions(
     bench: Workbench, listener: Listener
 ) -> None:
     bench.settings["alert_webhook"] = listener.url
     bench.write("good")
-    for number in range(25):
-        bench.write(f"bad{number:02}", [("x", None)])
+    bad = [f"bad{number:02}" for number in range(25)]
+    for key in bad:
+        bench.write(key, [("x", None)])
     ticks = Ticks(bench, NAMES.failure_alerts)
     ticks.look()  # runs that failed before the first tick are not posted
+
     ran = bench.refresh()
-    assert not ran.success
     ticks.look()
     ticks.look()
+
     [alert] = listener.alerts()
-    assert (alert["catalog"], alert["run_id"]) == ("", ran.run_id)
-    assert (alert["failed_count"], alert["failed_partitions"]) == (
-        25,
-        [f"bad{number:02}" for number in range(20)],
-    )
-    assert (
-        alert["message"].startswith("catalog_refresh failed.\n25 partitions failed")
-        and "bad00" in alert["message"]
-    )
-    assert "and 5 more" in alert["text"] and ran.run_id in alert["text"]
+    assert alert["catalog"] == ""
+    assert alert["run_id"] == ran.run_id
+    assert alert["failed_count"] == 25
+    assert alert["failed_partitions"] == bad[:20]
+    assert alert["message"].startswith("catalog_refresh failed.\n25 partitions failed")
+    assert "and 5 more" in alert["text"]
+    assert ran.run_id in alert["text"]
 
 
-def test_runs_that_are_launched_again_are_not_posted_and_others_once_for_their_catalog(
-    bench: Workbench, listener: Listener
-) -> None:
-    shop, docs = CatalogNames("shop"), CatalogNames("docs")
-    definitions = dg.Definitions.merge(
+@pytest.fixture
+def two_catalogs(listener: Listener) -> dg.Definitions:
+    """Two catalogs with one listener; the jobs `ours` and `theirs` embed the first and second."""
+    jobs = [
+        dg.define_asset_job("ours", selection=[SHOP.embeddings]),
+        dg.define_asset_job("theirs", selection=[DOCS.embeddings]),
+    ]
+    return dg.Definitions.merge(
         embedding_catalog(name="shop", source="c", output="o", alert_webhook=listener.url),
         embedding_catalog(name="docs", source="c", output="o", alert_webhook=listener.url),
-        dg.Definitions(
-            jobs=[
-                dg.define_asset_job("ours", selection=[shop.embeddings]),
-                dg.define_asset_job("theirs", selection=[docs.embeddings]),
-            ]
-        ),
+        dg.Definitions(jobs=jobs),
     )
-    ticks = [Ticks(bench, names.failure_alerts, definitions) for names in (shop, docs)]
+
+
+def fail(bench: Workbench, definitions: dg.Definitions, job: str, **how: Any) -> str:
+    """Report a run of a job as failed; returns its id."""
+    job_def = definitions.get_repository_def().get_job(job)
+    run = bench.instance.create_run_for_job(job_def, **how)
+    bench.instance.report_run_failed(run, "The process is gone.")
+    return run.run_id
+
+
+def test_failed_run_of_any_job_is_posted_once_for_its_own_catalog(
+    bench: Workbench, listener: Listener, two_catalogs: dg.Definitions
+) -> None:
+    ticks = [Ticks(bench, names.failure_alerts, two_catalogs) for names in (SHOP, DOCS)]
     for each in ticks:
         each.look()
 
-    def fail(job: str, **how: Any) -> str:
-        run = bench.instance.create_run_for_job(
-            definitions.get_repository_def().get_job(job), **how
-        )
-        bench.instance.report_run_failed(run, "The process is gone.")
-        return run.run_id
-
-    for_good = {"dagster/max_retries": "0"}
-    in_the_ui = definitions.resolve_implicit_global_asset_job_def()
-    fail(shop.refresh_job)
-    of_docs = [fail(docs.refresh_job, tags=for_good)]
-    of_docs.append(
-        fail(in_the_ui.name, tags=for_good, asset_selection=frozenset({docs.embeddings}))
-    )
-    check = fail(shop.check_job, tags=for_good)
-    chosen = fail(in_the_ui.name, tags=for_good, asset_selection=frozenset({shop.embeddings}))
-    of_docs.append(fail("theirs", tags=for_good))
-    own = [fail(job, tags=for_good) for job in ("ours", shop.switch_job)]
-    for each in ticks * 8:
+    check = fail(bench, two_catalogs, SHOP.check_job, tags=FOR_GOOD)
+    ours = fail(bench, two_catalogs, "ours", tags=FOR_GOOD)
+    theirs = fail(bench, two_catalogs, "theirs", tags=FOR_GOOD)
+    for each in ticks * 4:
         each.look()
-    posted = sorted(listener.alerts(), key=lambda alert: alert["catalog"] != "shop")
-    assert [(alert["catalog"], alert["run_id"], alert["failed_count"]) for alert in posted] == [
-        *(("shop", run_id, 0) for run_id in (check, chosen, *own)),
-        *(("docs", run_id, 0) for run_id in of_docs),
-    ]
-    assert posted[0]["message"] == "shop_catalog_check failed.\nThe process is gone."
+
+    posted = {alert["run_id"]: alert["catalog"] for alert in listener.alerts()}
+    assert posted == {check: "shop", ours: "shop", theirs: "docs"}
+    assert len(listener.alerts()) == 3
 
 
-def test_errors_that_checks_of_successful_runs_find_are_posted_with_their_partitions(
+def test_failed_run_that_dagster_launches_again_is_not_posted(
+    bench: Workbench, listener: Listener, two_catalogs: dg.Definitions
+) -> None:
+    ticks = Ticks(bench, SHOP.failure_alerts, two_catalogs)
+    ticks.look()
+
+    fail(bench, two_catalogs, SHOP.refresh_job)
+    ticks.look()
+    ticks.look()
+
+    assert listener.alerts() == []
+
+
+def test_errors_that_a_check_of_the_catalog_finds_are_posted(
     bench: Workbench, listener: Listener
 ) -> None:
     bench.settings["alert_webhook"] = listener.url
-    bench.settings["max_truncated_share"] = 0.0
-    bench.fill("abcd", 3)
+    bench.fill("abc", 3)
     ticks = Ticks(bench, NAMES.check_alerts)
     ticks.look()
-    assert bench.refresh().success and bench.run(NAMES.check_job).success
-    for _ in range(3):
-        ticks.look()
-    assert listener.alerts() == [], "nothing is wrong"
+    assert bench.refresh().success
     bench.file("a").write_bytes(b"x")
     bench.file("b").unlink()
-    bench.write("c", 2, version="v2")
+
     ran = bench.run(NAMES.check_job)
-    assert ran.success
     for _ in range(3):
         ticks.look()
+
     [alert] = listener.alerts()
-    assert alert["run_id"] == ran.run_id and alert["message"].startswith(
-        "catalog_check found errors.\n"
-    )
-    assert "every_partition_is_embedded: 3 partitions judged, 2 violations" in alert["message"]
-    assert "files_are_whole: " in alert["message"]
-    assert (alert["failed_count"], sorted(alert["failed_partitions"])) == (3, ["a", "b", "c"])
-    assert "'a'" in alert["text"] and ran.run_id in alert["text"]
+    assert alert["run_id"] == ran.run_id
+    assert alert["message"].startswith("catalog_check found errors.\n")
+    assert "every_partition_is_embedded: 2 partitions judged, 1 violation" in alert["message"]
+    assert sorted(alert["failed_partitions"]) == ["a", "b"]
 
 
-def test_ticks_that_fail_ten_times_in_a_row_are_posted_once_until_one_succeeds(
-    bench: Workbench, listener: Listener
-) -> None:
-    """With ticks as Dagster's daemon stores them."""
-    bench.settings |= {"alert_webhook": listener.url, "nightly_cron": "30 3 * * *"}
-    repository = bench.definitions.get_repository_def()
-    sensor = repository.get_sensor_def(NAMES.tick_alerts)
-    location = InProcessCodeLocationOrigin(LoadableTargetOrigin(), location_name="shop")
-    cursor: str | None = None
+class SensorTicks:
+    """Ticks of the catalog's sensor, and the alerts of its failing ticks."""
 
-    def look(
-        *ticks: TickStatus, failed: int = 0, name: str = NAMES.sensor, location_name: str = "shop"
-    ) -> int:
-        """How many alerts are posted by now; before, ticks are stored, of which so many have failed
-        before."""
-        nonlocal cursor
-        own = InstigatorSelector(
-            location_name=location_name, repository_name=repository.name, name=name
+    def __init__(self, bench: Workbench, listener: Listener) -> None:
+        self._bench = bench
+        self._listener = listener
+        self._repository = bench.definitions.get_repository_def()
+        self._cursor: str | None = None
+
+    def store(self, status: str, failures: int, location: str = "shop") -> None:
+        private_dagster.store_tick(
+            self._bench.instance,
+            NAMES.sensor,
+            status,
+            location=location,
+            repository=self._repository.name,
+            failures=failures,
+            error="ConfigError: the folder 'catalog' is not there",
         )
-        for status in ticks:
-            failed = failed + 1 if status is TickStatus.FAILURE else 0
-            cause = SerializableErrorInfo(
-                "ConfigError: the folder 'catalog' is not there\n", [], "ConfigError"
-            )
-            error = (
-                SerializableErrorInfo("Error occurred", [], "SensorExecutionError", cause)
-                if failed
-                else None
-            )
-            kind = InstigatorType.SCHEDULE if name == NAMES.schedule else InstigatorType.SENSOR
-            options = {
-                "error": error,
-                "selector_id": own.get_id(),
-                "consecutive_failure_count": failed,
-            }
-            bench.instance.create_tick(
-                TickData("origin", name, kind, status, next(clock), **options)
-            )
-        with dg.SensorEvaluationContext(
-            None,
-            None,
-            None,
-            cursor,
-            None,
-            repository.name,
-            repository,
-            bench.instance,
-            code_location_origin=location,
-        ) as context:
-            cursor = sensor.evaluate_tick(context).cursor
-        return len(listener.posted)
 
-    clock = itertools.count(time.time())
-    fails, succeeds = TickStatus.FAILURE, TickStatus.SKIPPED
-    assert look() == look(*[fails] * 9) == look(*[fails] * 12, location_name="another") == 0
-    assert look(fails, failed=9) == 1 and look(TickStatus.STARTED) == look(fails, failed=10) == 1
-    assert look(succeeds) == look(fails) == 1
-    assert look(*[fails] * 11) == 2
-    assert look(fails, name=NAMES.schedule) == 3
-    alerts = listener.alerts()
-    reason = "\nConfigError: the folder 'catalog' is not there"
-    empty = {"catalog": "", "run_id": "", "failed_partitions": [], "failed_count": 0}
-    series = (
-        "10 ticks of new_partitions",
-        "11 ticks of new_partitions",
-        "1 tick of nightly_refresh",
-    )
-    for alert, what in zip(alerts, series, strict=True):
-        message = f"The last {what} failed.{reason}"
-        assert alert == empty | {"message": message, "text": message}
+    def fail(self, first: int, last: int, location: str = "shop") -> None:
+        for failures in range(first, last + 1):
+            self.store("FAILURE", failures, location)
+
+    def posted(self) -> int:
+        """Evaluate the sensor of alerts; returns how many were posted by now."""
+        origin = private_dagster.origin_of_location("shop")
+        with dg.SensorEvaluationContext(
+            *(None, None, None, self._cursor, None),
+            repository_name=self._repository.name,
+            repository_def=self._repository,
+            instance=self._bench.instance,
+            code_location_origin=origin,
+        ) as context:
+            sensor = self._repository.get_sensor_def(NAMES.tick_alerts)
+            self._cursor = sensor.evaluate_tick(context).cursor
+        return len(self._listener.posted)
+
+
+@pytest.fixture
+def sensor_ticks(bench: Workbench, listener: Listener) -> SensorTicks:
+    bench.settings["alert_webhook"] = listener.url
+    return SensorTicks(bench, listener)
+
+
+def test_ticks_that_fail_ten_times_in_a_row_are_posted_once(
+    sensor_ticks: SensorTicks, listener: Listener
+) -> None:
+    sensor_ticks.fail(1, 9)
+    assert sensor_ticks.posted() == 0
+
+    sensor_ticks.fail(10, 10)
+    assert sensor_ticks.posted() == 1
+    sensor_ticks.fail(11, 12)
+    assert sensor_ticks.posted() == 1
+
+    [alert] = listener.alerts()
+    assert alert["message"].startswith("The last 10 ticks of new_partitions failed.\nConfigError: ")
+
+
+def test_ticks_that_fail_again_after_a_success_are_posted_again(
+    sensor_ticks: SensorTicks,
+) -> None:
+    sensor_ticks.fail(1, 10)
+    assert sensor_ticks.posted() == 1
+
+    sensor_ticks.store("SKIPPED", 0)
+    assert sensor_ticks.posted() == 1
+    sensor_ticks.fail(1, 10)
+    assert sensor_ticks.posted() == 2
+
+
+def test_failing_ticks_of_another_code_location_are_not_posted(
+    sensor_ticks: SensorTicks,
+) -> None:
+    sensor_ticks.fail(1, 12, location="another")
+
+    assert sensor_ticks.posted() == 0
+
+
+def test_alert_of_failing_ticks_is_posted_until_it_is_delivered(
+    sensor_ticks: SensorTicks, listener: Listener
+) -> None:
     listener.status = 500
-    assert look(succeeds, fails, name=NAMES.check_schedule) == 4 and look() == 5, (
-        "it is posted until it is delivered"
-    )
+    sensor_ticks.fail(1, 10)
+    assert sensor_ticks.posted() == 1
+    assert sensor_ticks.posted() == 2
+
     listener.status = 200
-    assert look() == look() == 6
+    assert sensor_ticks.posted() == 3
+    assert sensor_ticks.posted() == 3
 
 
 def test_without_a_webhook_there_is_no_sensor(bench: Workbench) -> None:
@@ -300,26 +311,24 @@ def test_slack_gets_the_failed_partitions_through_its_own_package(
     bench: Workbench, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slack = pytest.importorskip("dagster_slack", reason="not installed: the extra 'slack'")
-    client = pytest.importorskip(
-        "slack_sdk.web.client", reason="not installed: the extra 'slack'"
-    ).WebClient
-    local = lambda token: client(token, base_url=f"http://127.0.0.1:{listener.port}/api/")  # noqa: E731
-    monkeypatch.setattr("dagster_slack.sensors.WebClient", local)
+    client = slack.sensors.WebClient
+    url = f"http://127.0.0.1:{listener.port}/api/"
+    monkeypatch.setattr(slack.sensors, "WebClient", partial(client, base_url=url))
     sensor = slack.make_slack_on_run_failure_sensor("#embeddings", SECRET, text_fn=failure_text)
     definitions = dg.Definitions.merge(bench.definitions, dg.Definitions(sensors=[sensor]))
     ticks = Ticks(bench, sensor.name, definitions)
     ticks.look()
+
     bench.write("bad", [("x", None)])
     ran = bench.refresh()
     ticks.look()
+
     [(path, body)] = listener.posted
-    sent = (
-        json.loads(body)
-        if body.startswith(b"{")
-        else {k: v[0] for k, v in parse_qs(body.decode()).items()}
-    )
-    assert (path, sent["channel"]) == ("/api/chat.postMessage", "#embeddings")
-    assert "Failed partitions: 'bad'" in sent["text"] and ran.run_id in sent["text"]
+    sent = unquote_plus(body.decode())
+    assert path == "/api/chat.postMessage"
+    assert "#embeddings" in sent
+    assert "Failed partitions: 'bad'" in sent
+    assert ran.run_id in sent
 
 
 @pytest.mark.parametrize("given", [f"ftp://h/{SECRET}", SECRET, [SECRET]])

@@ -32,7 +32,7 @@ def test_partition_whose_run_failed_is_requested_again_and_the_tick_says_when(
     assert requested(bench.later(seconds=30)) == []
     found = bench.later(seconds=31)
     assert requested(found) == [["a"]]
-    assert [request.tags["surge/attempt"] for request in found.run_requests or []] == ["2"]
+    assert [request.tags["surge/attempt"] for request in found.run_requests] == ["2"]
     bench.pretend(found, FAILURE)
     assert requested(bench.tick()) == []
     bench.ahead = timedelta()  # the run ended now
@@ -71,7 +71,7 @@ def test_run_that_dagster_launches_again_holds_its_partitions_and_counts_as_the_
     bench.ahead = timedelta()
     bench.instance.report_run_failed(again)
     waiting = bench.tick()
-    assert requested(waiting) == [] and "(attempt 1)" in (waiting.skip_message or "")
+    assert requested(waiting) == [] and "(attempt 1)" in waiting.skip_message
     assert requested(bench.later(minutes=1)) == [["a"]]
 
 
@@ -125,7 +125,7 @@ def test_partition_that_changes_after_each_failure_waits_as_long_as_others(
         waits.append(not found.run_requests)
         bench.ahead = timedelta()
         found = bench.later(minutes=2**number)
-        attempts += [request.tags["surge/attempt"] for request in found.run_requests or []]
+        attempts += [request.tags["surge/attempt"] for request in found.run_requests]
         bench.pretend(found, FAILURE)
         bench.ahead = timedelta()
     assert (attempts, waits) == (["1", "2", "3", "4"], [False, True, True, True])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -18,55 +18,87 @@ from tests.dagster.conftest import Workbench
 from tests.small_catalogs import assert_embedded, numbered_rows
 
 
-def test_run_over_a_cluster_has_the_events_and_files_of_one_on_this_machine(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connected, asked = list[str](), list[str]()
+@dataclass
+class Connections:
+    """Replaces Ray by machines of this process; keeps what the driver asked for."""
+
+    addresses: list[str] = field(default_factory=list)
+    runs: list[ResourceRuns] = field(default_factory=list)
+    devices: list[str] = field(default_factory=list)
 
     def connect(
-        address: str, runs: ResourceRuns, space: Space, warn: Callable[[str], None], devices: str
-    ) -> Any:
-        connected.append(address)
-        assert space.requested.model == "hash://16"
-        asked.append(runs.encoder["model"])
-        assert (devices, runs.encoder["devices"], runs.encoder["precision"]) == (
-            "cuda",
-            "cuda",
-            "fp16",
-        )
+        self, address: str, runs: ResourceRuns, space: Space, warn: object, devices: str
+    ) -> LocalCluster:
+        self.addresses.append(address)
+        self.runs.append(runs)
+        self.devices.append(devices)
+        travelled = pickle.loads(pickle.dumps(runs))
         # as here is no GPU, which the driver does not miss
-        runs.encoder.update(devices="cpu", precision="fp32")
-        return LocalCluster(pickle.loads(pickle.dumps(runs)), ["a", "b"], lose_b)  # as they travel
+        travelled.encoder.update(devices="cpu", precision="fp32")
+        return LocalCluster(travelled, ["a", "b"], self.lose_b)
 
+    @staticmethod
     def lose_b(machine: str, keys: Sequence[str]) -> None:
         if machine == "b":
             raise MachineLost("the machine 10.0.0.7 was lost")
 
-    monkeypatch.setattr(cluster_runs, "RayCluster", connect)
-    monkeypatch.setattr(
-        cluster_runs, "absolute_model", lambda model: asked.append(f"absolute {model}") or model
-    )
+
+@pytest.fixture
+def connections(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Connections:
+    """A catalog of three partitions for a cluster whose machine `b` is lost."""
+    made = Connections()
+    monkeypatch.setattr(cluster_runs, "RayCluster", made.connect)
+    monkeypatch.setattr(cluster_runs, "absolute_model", lambda model: model)
     monkeypatch.setattr(stretches, "_LEAST_SECONDS", 0)
     monkeypatch.setattr(stretches, "STRETCH_SECONDS", 0)  # one partition each
     bench.settings |= {"cluster": "ray://head:10001", "devices": "cuda", "precision": "fp16"}
-    bench.fill(("a", "b", "c"), 5)
+    bench.fill("abc", 5)
+    return made
+
+
+def test_run_over_a_cluster_has_the_events_and_files_of_a_local_run(
+    bench: Workbench, connections: Connections
+) -> None:
     ran = bench.refresh()
+
     assert ran.success, ran.failure()
-    assert set(ran.materialized()) == set("abc")
-    assert [event.metadata["action"].value for event in ran.materialized().values()] == [
-        "encoded"
-    ] * 3
-    assert (ran.metrics()["partitions_written"], ran.metrics()["texts_encoded"]) == (3, 15)
+    actions = {key: each.metadata["action"].value for key, each in ran.materialized().items()}
+    assert actions == dict.fromkeys("abc", "encoded")
+    assert ran.metrics()["texts_encoded"] == 15
     for key in "abc":
         assert_embedded(bench.output, bench.space, key, numbered_rows(key, 5))
+
+
+def test_settings_of_the_encoder_reach_the_machines(
+    bench: Workbench, connections: Connections
+) -> None:
+    bench.refresh()
+
+    [runs] = connections.runs
+    assert connections.addresses == ["ray://head:10001"]
+    assert connections.devices == ["cuda"]
+    assert runs.encoder["devices"] == "cuda"
+    assert runs.encoder["precision"] == "fp16"
+
+
+def test_event_of_the_run_lists_what_each_machine_did(
+    bench: Workbench, connections: Connections
+) -> None:
+    ran = bench.refresh()
+
     assert "the machine 10.0.0.7 was lost; 1 partition done again" in ran.logged()
     machines = [record.data for record in ran.totals()["machines"].records]
     assert sum(machine["texts"] for machine in machines) == 15
     assert sum(bool(machine["lost_after_seconds"]) for machine in machines) == 1
-    again = bench.refresh()
-    assert again.success and again.materialized() == {}
-    assert connected == ["ray://head:10001"], "nothing was due the second time"
-    assert asked[:2] == ["absolute hash://16", "hash://16"], "what travels is asked for"
+
+
+def test_run_with_nothing_to_do_connects_to_no_cluster(
+    bench: Workbench, connections: Connections
+) -> None:
+    bench.refresh()
+    bench.refresh()
+
+    assert len(connections.addresses) == 1
 
 
 @pytest.mark.soak  # Ray tries for half a minute

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dagster as dg
 import pytest
-from dagster._core.definitions.data_version import StaleStatus
 
 from tests.dagster.conftest import NAMES, Ran, Workbench, stale_status
 from tests.spaces import KEYS, Spaces
@@ -47,7 +46,7 @@ def test_job_derives_what_is_stale_and_reports_each_file(bench: Workbench, made:
     assert list(ran.materialized(INT8)) == list(ran.materialized(SHORT)) == list(KEYS)
     space = str(ran.materialized(INT8)["a"].metadata["space"].value)
     assert space.startswith("hash-16-int8-16-")
-    assert stale_status(bench, "a", INT8) == StaleStatus.FRESH
+    assert stale_status(bench, "a", INT8) == "FRESH"
     assert not bench.run(NAMES.derive_job).materialized(INT8)
     (made.root / "output" / space / "b.parquet").unlink()
     assert list(bench.run(NAMES.derive_job).materialized(INT8)) == ["b"]
@@ -148,7 +147,7 @@ def test_run_of_the_sensor_deletes_what_was_removed_where_the_settings_say_so(
     bench: Workbench, made: Spaces, removed: str
 ) -> None:
     bench.settings["removed_partitions"] = removed
-    [request] = bench.tick(NAMES.hand_over_sensor).run_requests or []
+    [request] = bench.tick(NAMES.hand_over_sensor).run_requests
     config = {"delete_removed": removed == "delete"}
     assert request.run_config == {"ops": {NAMES.derive_all_op: {"config": config}}}
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,27 +116,6 @@ class TestSharing:
         held.encode(TEXTS)
 
         assert workers(resource(hang_timeout_seconds=7)) == []
-
-    def test_forked_process_has_workers_of_its_own(self) -> None:
-        """In a process of its own, because a fork of the tests' process copies threads' locks."""
-        script = """if True:
-            import os
-            from surge_dagster import EncoderResource
-
-            encoder = EncoderResource(model="hash://16")
-            with encoder.pool() as pool:
-                before = encoder.encode(["steel bottle"])
-                if not (child := os.fork()):
-                    after = encoder.encode(["steel bottle"])
-                    os._exit(int((before != after).any()))
-                assert os.waitpid(child, 0)[1] == 0
-                assert (encoder.encode(["steel bottle"]) == before).all()
-        """
-
-        command = [sys.executable, "-c", script]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-
-        assert done.returncode == 0, done.stderr
 
     @pytest.mark.usefixtures("gated")
     def test_workers_that_failed_for_good_are_replaced(

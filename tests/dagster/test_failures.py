@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
-from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from sqlalchemy.exc import InterfaceError, OperationalError
 
 from surge_dagster.engine.encoder.pool import EncoderPool
@@ -68,61 +65,23 @@ def test_a_bad_partition_fails_the_run_once_and_stops_no_other(
     assert not list(bench.output.glob("*/bad*"))
 
 
-def test_last_materialization_attempt_is_the_run_that_fixed_the_partition(
-    bench: Workbench,
-) -> None:
+def test_last_attempt_on_the_page_is_the_run_that_fixed_the_partition(bench: Workbench) -> None:
     def tried(key: str) -> str | None:
-        """The run that the partition's page tells of when another one materialized it last."""
         planned = bench.instance.get_latest_planned_materialization_info(NAMES.embeddings, key)
         return planned.run_id if planned else None
 
-    bench.instance.add_dynamic_partitions("catalog", ["a", "b", "c"])
     bench.write("a", NULL_TEXT)
-    bench.write("b", NULL_TEXT)
-    bench.write("c")
-    failed = bench.embed("a", "c")
-    assert not failed.success and (tried("a"), tried("b"), tried("c")) == (
-        failed.run_id,
-        failed.run_id,
-        None,
-    )
+    bench.write("b")
+    failed = bench.refresh()
+    assert tried("a") == failed.run_id
+    assert tried("b") is None
+
     bench.write("a", 2, version="v2")
-    bench.write("b", NULL_TEXT, version="v2")
-    partly = bench.refresh()
-    assert not partly.success and (tried("a"), tried("b")) == (partly.run_id, partly.run_id)
-    assert shown(bench) == ({"a", "c"}, {"b"})
-    bench.write("a", 3, version="v3")
-    bench.write("b", 2, version="v3")
-    fixed = bench.embed("a", "c")
-    assert fixed.success and (tried("a"), tried("b"), tried("c")) == (
-        fixed.run_id,
-        fixed.run_id,
-        None,
-    )
-    assert shown(bench) == ({"a", "b", "c"}, set())
+    fixed = bench.refresh()
 
-
-def test_a_file_that_cannot_be_read_fails_its_partition_and_is_not_embedded_again(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.fill("ab")
-    bench.refresh()
-    unreadable, opened = bench.file("a"), os.open
-
-    def bad_sector(name: Any, *arguments: Any, **options: Any) -> int:
-        if str(name) == str(unreadable):
-            raise OSError(errno.EIO, "Input/output error", name)
-        return opened(name, *arguments, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "open", bad_sector)
-        assert requested(bench.tick()) == []
-        ran = bench.refresh()
-    assert not ran.success and not ran.materialized()
-    assert "partition 'a': it is unknown whether its file is up to date" in ran.failure()
-    assert shown(bench) == ({"b"}, {"a"})
-    assert bench.refresh().success, "nothing had to be done for it but to read it again"
-    assert shown(bench) == ({"a", "b"}, set()), "it does not stay red"
+    assert fixed.success
+    assert tried("a") == fixed.run_id
+    assert shown(bench) == ({"a", "b"}, set())
 
 
 def test_unknown_partition_keys_fail_without_stopping_others(bench: Workbench) -> None:
@@ -147,26 +106,12 @@ def test_unknown_partition_keys_fail_without_stopping_others(bench: Workbench) -
     assert bench.embed("a", "b").success and requested(bench.tick()) == []
 
 
-def connection_refused() -> Exception:
-    """What Dagster makes of a database that is away for longer."""
-    error = Exception("too many retries for DB connection")
-    error.__cause__ = OperationalError("SELECT 1", {}, Exception("connection refused"))
-    return error
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        OperationalError("SELECT 1", {}, Exception("server closed the connection unexpectedly")),
-        InterfaceError("SELECT 1", {}, Exception("connection already closed")),
-        connection_refused(),
-    ],
-)
+@pytest.mark.parametrize("kind", [OperationalError, InterfaceError])
 def test_run_whose_database_restarts_is_retried_and_published_files_are_kept(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, error: Exception
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
     report = refresh.report_readers_space
-    failures = iter([error])
+    failures = iter([kind("SELECT 1", {}, Exception("the server closed the connection"))])
 
     def fail_once(*given: Any) -> None:
         if (failed := next(failures, None)) is not None:
@@ -188,29 +133,26 @@ def test_run_whose_database_restarts_is_retried_and_published_files_are_kept(
     )
 
 
-@pytest.mark.parametrize("force", [False, True])
-def test_only_a_source_that_changed_while_it_was_read_is_retried(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, force: bool
+def test_run_over_a_source_that_changed_while_it_was_read_is_retried(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.write("a")
     bench.write("moving", 5)
     listed = FolderCatalog.__iter__
-    listings: list[int] = []
+    changes = iter([True])
 
     def replaced_after_the_first_listing(self: FolderCatalog) -> Iterator[Partition]:
         yield from list(listed(self))
-        listings.append(1)
-        if len(listings) == 1:
+        if next(changes, False):
             bench.write("moving", 6, version="v2")
 
     monkeypatch.setattr(FolderCatalog, "__iter__", replaced_after_the_first_listing)
-    ran = bench.refresh(force=force)
+    ran = bench.refresh()
     again = bench.retry(ran)
 
     assert not ran.success
     assert again.success
-    assert [each.metrics()["texts_encoded"] for each in (ran, again)] == [3, 6]
-    assert again.materialized()["moving"].metadata["rows"].value == 6
+    assert again.metrics()["texts_encoded"] == 6
     assert again.materialized()["moving"].metadata["source_version"].value == "v2"
 
 
@@ -263,7 +205,7 @@ def test_a_run_that_an_error_ends_has_its_check_and_one_that_is_interrupted_has_
     latest = bench.instance.event_log_storage.get_latest_asset_check_execution_by_key(
         [NAMES.run_check]
     )
-    assert latest[NAMES.run_check].status == AssetCheckExecutionRecordStatus.FAILED
+    assert latest[NAMES.run_check].status.value == "FAILED"
 
 
 def test_every_failure_is_listed_with_a_remedy() -> None:

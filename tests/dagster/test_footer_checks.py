@@ -153,13 +153,6 @@ def test_run_that_judges_no_partition_reports_neither_check(bench: Workbench) ->
     assert set(ran.checks()) == {NAMES.run_check.name}
 
 
-def test_checks_that_are_off_are_not_evaluated(bench: Workbench) -> None:
-    bench.settings["checks"] = dict.fromkeys(CHECKS, "off")
-    bench.write("a")
-
-    assert passed(bench.refresh()) == {}
-
-
 @pytest.mark.parametrize("launched", ["job", "asset"])
 def test_pass_does_not_hide_a_failure_of_partitions_it_did_not_judge(
     bench: Workbench, launched: str

@@ -11,7 +11,6 @@ from typing import Any
 import dagster as dg
 import pytest
 import yaml
-from dagster._core.remote_representation.external_data import RepositorySnap
 
 from surge_dagster import embedding_catalog
 from surge_dagster.config.settings import load_settings
@@ -21,8 +20,9 @@ from surge_dagster.orchestration.cluster_runs import ResourceRuns
 from surge_dagster.orchestration.names import CatalogResources
 from surge_dagster.resources import CatalogSource, OutputStore
 from tests.dagster.conftest import Ran, Workbench, execute
+from tests.dagster.private_dagster import shown_by_the_ui
 from tests.engine.store.object_server import BUCKET, ObjectServer
-from tests.engine.tables.bigquery_fake import CATALOG, SOURCE, TABLE, FakeBigQuery, table_of
+from tests.engine.tables.bigquery_fake import CATALOG, SOURCE, FakeBigQuery, table_of
 from tests.google_account import TOKEN, GoogleAccount
 from tests.small_catalogs import Rows, write_rows
 
@@ -70,15 +70,6 @@ def test_project_of_the_key_runs_queries_if_no_other_is_set(google_account: Goog
     assert fake.projects == ["project-of-the-key"]
 
 
-def test_location_of_the_settings_is_that_of_the_queries(google_account: GoogleAccount) -> None:
-    fake = FakeBigQuery(table_of(CATALOG))
-    gcp: Any = {"location": "EU", "project": "p", "gcp_credentials": google_account.gcp_credentials}
-    with fake.serve_by_default():
-        list(load_settings(source=SOURCE, partition_by="category", gcp=gcp).open_source())
-
-    assert fake.locations == ["EU"]
-
-
 def test_fields_of_a_bigquery_resource_are_used(
     bench: Workbench, google_account: GoogleAccount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,38 +111,6 @@ def test_gcs_resource_without_the_setting_uses_the_environment(
     assert google_account.requests == [("GET", f"Bearer {TOKEN}")]
 
 
-def test_assets_of_the_user_get_clients_with_the_key(
-    bench: Workbench, google_account: GoogleAccount, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from dagster_gcp import BigQueryResource, GCSResource
-
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", google_account.url)
-    fake = FakeBigQuery(table_of(CATALOG))
-    projects = list[str | None]()
-
-    @dg.asset
-    def uses_both(gcs: dg.ResourceParam[Any], bigquery: dg.ResourceParam[Any]) -> None:
-        assert isinstance(gcs, GCSResource)
-        client = gcs.get_client()
-        assert not client.bucket("b").blob("x").exists()
-        assert isinstance(bigquery, BigQueryResource)
-        with bigquery.get_client() as queries:
-            queries.get_table(TABLE)
-        projects.extend((client.project, queries.project))
-
-    gcp = {"project": "p", "gcp_credentials": google_account.gcp_credentials}
-    made = embedding_catalog(source="c", output="o", gcp=gcp)
-    definitions = dg.Definitions.merge(made, dg.Definitions(assets=[uses_both]))
-    with fake.serve_by_default():
-        job = definitions.resolve_implicit_global_asset_job_def()
-        ran = job.execute_in_process(instance=bench.instance, asset_selection=[uses_both.key])
-
-    assert ran.success
-    assert projects == ["p", "p"]
-    assert set(google_account.requests) == {("GET", f"Bearer {TOKEN}")}
-    assert set(fake.tokens) == {f"Bearer {TOKEN}"}
-
-
 def test_key_is_not_shown_by_dagster(
     bench: Workbench, bucket: ObjectServer, google_account: GoogleAccount
 ) -> None:
@@ -160,7 +119,7 @@ def test_key_is_not_shown_by_dagster(
     )
     ran = refresh(bench, definitions)
 
-    snapshot = dg.serialize_value(RepositorySnap.from_def(definitions.get_repository_def()))
+    snapshot = shown_by_the_ui(definitions)
     entries = "".join(map(dg.serialize_value, bench.instance.all_logs(ran.run_id)))
     config = dg.serialize_value(bench.instance.get_run_by_id(ran.run_id))  # pyright: ignore[reportArgumentType]
     assert ran.success

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
-import sqlalchemy.event
-import sqlalchemy.pool
 import yaml
 
 from tests.dagster.conftest import ROOT, Workbench
@@ -26,32 +24,6 @@ pytestmark = pytest.mark.soak
 @pytest.fixture(autouse=True)
 def on_postgres(postgres_bench: Workbench) -> None:
     """The workbench of each test, with its instance on Postgres."""
-
-
-def test_run_has_few_connections_at_a_time(bench: Workbench, postgres: PostgresServer) -> None:
-    bench.fill("abcdefghij")
-    opened, most = 0, list[int]()
-
-    def connected(*_: object) -> None:
-        nonlocal opened
-        opened += 1
-        most.append(opened)
-
-    def closed(*_: object) -> None:
-        nonlocal opened
-        opened -= 1
-
-    listeners = {"connect": connected, "close": closed}
-    for name, listener in listeners.items():
-        sqlalchemy.event.listen(sqlalchemy.pool.Pool, name, listener)
-    try:
-        assert bench.refresh().success
-    finally:
-        for name, listener in listeners.items():
-            sqlalchemy.event.remove(sqlalchemy.pool.Pool, name, listener)
-    # Its own thread and the one that stores events have two: Dagster looks up a table while it
-    # writes to another.
-    assert len(most) > 10 and max(most) <= 4 and opened == 0
 
 
 def test_deployment_finds_its_database(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import dagster as dg
-from dagster._core.remote_representation.external_data import RepositorySnap
 
 from surge_dagster.config.settings import StorageSettings, load_settings
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.engine.store import StorageOptions
 from surge_dagster.resources import OutputStore
+from tests.dagster.private_dagster import shown_by_the_ui
 
 
 def open_in_a_run(output: OutputStore) -> Any:
@@ -45,9 +45,7 @@ def test_storage_options_reach_the_store_and_are_not_shown_by_dagster() -> None:
     assert isinstance(output, OutputStore)
     store = open_in_a_run(output)
     assert store._store.credential_provider()["secret_access_key"] == "hunter2"
-    everything_the_ui_gets = dg.serialize_value(
-        RepositorySnap.from_def(definitions.get_repository_def())
-    )
+    everything_the_ui_gets = shown_by_the_ui(definitions)
     assert "s3://vectors/out" in everything_the_ui_gets
     assert "hunter" not in everything_the_ui_gets + repr(output)
     shown = repr(settings) + str(settings.model_dump()) + settings.model_dump_json()

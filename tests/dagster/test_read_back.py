@@ -5,24 +5,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
 from surge_dagster.orchestration import read_back as module
-from surge_dagster.orchestration.footer_checks import FooterChecks
-from surge_dagster.orchestration.read_back import footer_failures, read_back
-from tests.engine.runs import finish, make_run
-from tests.small_catalogs import numbered_rows, partition_of, rewrite
+from surge_dagster.orchestration.read_back import read_back
+from tests.small_catalogs import numbered_rows, partition_of
 
 SPACE = cast(Space, None)  # nothing here looks at it
 
@@ -85,24 +79,3 @@ def test_store_that_is_down_ends_the_reading(reads: Any, remote: bool) -> None:
     with pytest.raises(StoreUnavailable, match="down"):
         read_back([partition(str(number)) for number in range(1_000)], store, SPACE)
     assert 1 <= len(tried) <= 64
-
-
-def test_footers_are_compared_with_what_was_encoded(tmp_path: Path, hash_pool: EncoderPool) -> None:
-    partitions = {
-        key: partition_of(key, numbered_rows(key, 3))
-        for key in ("sound", "short", "other", "newer", "gone")
-    }
-    run = make_run(hash_pool, partitions.values(), tmp_path)
-    finish(run)
-    folder = tmp_path / run.space.name
-    rewrite(folder / "short.parquet", lambda table: table.slice(1))
-    rewrite(folder / "other.parquet", lambda table: table, space="another")
-    rewrite(folder / "newer.parquet", lambda table: table.slice(1), source_version="newer")
-    (folder / "gone.parquet").unlink()
-    outputs = OutputState(open_store(tmp_path), run.space.name)
-    rows = dict.fromkeys(partitions, 3)
-    found = list(footer_failures(outputs, rows, partitions, run.space, FooterChecks()))
-    assert [failure.key for failure in found] == ["short", "other", "gone"]
-    short, other, gone = (failure.reason for failure in found)
-    assert "its file has 2 rows; its source has 3. Run again: it is encoded again." in short
-    assert "the space 'another'; expected" in other and "missing or damaged" in gone

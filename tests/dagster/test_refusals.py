@@ -52,7 +52,7 @@ def test_too_long_key_stops_no_other_partition(bench: Workbench) -> None:
     )
     assert shown(bench) == ({"a", "z"}, {to_partition_key(shown_as)})
     found = bench.tick()
-    assert requested(found) == [] and "1 refused" in (found.skip_message or "")
+    assert requested(found) == [] and "1 refused" in found.skip_message
 
 
 def test_refusals_are_reported_by_a_run_that_another_error_ends(
@@ -86,7 +86,7 @@ def test_refusals_are_reported_by_a_run_that_another_error_ends(
     )
     assert shown(bench) == ({"good"}, {"bad"})
     found = bench.tick()
-    assert requested(found) == [] and "1 refused" in (found.skip_message or "")
+    assert requested(found) == [] and "1 refused" in found.skip_message
 
 
 @pytest.mark.parametrize("setting", [{"text": "name"}, {"max_text_bytes": 4}])

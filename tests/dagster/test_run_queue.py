@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dagster as dg
 import pytest
-from dagster._core.storage.tags import WILL_RETRY_TAG
 
 from surge_dagster.orchestration.launch import RUN_TAGS
 from tests.dagster.conftest import NAMES, Workbench
@@ -26,11 +25,11 @@ def test_run_is_launched_again_if_its_process_died_and_not_if_data_were_bad(
     ran = eager.refresh()
     assert not ran.success
     [failed] = eager.instance.get_runs(dg.RunsFilter([ran.run_id]))
-    assert failed.tags[WILL_RETRY_TAG] == "false"
+    assert failed.tags["dagster/will_retry"] == "false"
     lost = eager.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.STARTED, tags=RUN_TAGS)
     eager.instance.report_run_failed(lost, "its process is gone")
     [lost] = eager.instance.get_runs(dg.RunsFilter([lost.run_id]))
-    assert lost.tags[WILL_RETRY_TAG] == "true"
+    assert lost.tags["dagster/will_retry"] == "true"
 
 
 @pytest.mark.parametrize("job", sorted(NAMES.jobs))

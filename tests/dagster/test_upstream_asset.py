@@ -12,14 +12,13 @@ from typing import Any
 import dagster as dg
 import polars as pl
 import pytest
-from dagster._core.definitions.reconstruct import ReconstructableRepository
-from dagster._core.definitions.sensor_definition import SensorExecutionData
 
 from surge_dagster import embedding_catalog
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.resources.upstream_asset import asset_key, asset_url
-from tests.dagster.conftest import Ran, Workbench
+from tests.dagster import private_dagster
+from tests.dagster.conftest import Ran, Tick, Workbench, evaluate
 from tests.small_catalogs import Rows, assert_embedded, numbered_rows
 
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
@@ -37,22 +36,15 @@ class Location:
     def __init__(self, bench: Workbench) -> None:
         self.root, self.instance = bench.root, bench.instance
         # A copy for each test: Dagster loads a file once in a process.
-        self._file = shutil.copy(Path(__file__).with_name("upstream_catalog.py"), bench.root)
-
-    def edit(self, written: str, replacement: str) -> None:
-        """Change the code of the location."""
-        code = Path(self._file).read_text()
-        assert written in code
-        self._file = str(self.root / f"edited_{len(list(self.root.glob('*.py')))}.py")
-        Path(self._file).write_text(code.replace(written, replacement))
+        self._file = Path(shutil.copy(Path(__file__).with_name("upstream_catalog.py"), bench.root))
 
     @property
     def repository(self) -> dg.RepositoryDefinition:
         return self._loaded.get_definition()
 
     @property
-    def _loaded(self) -> ReconstructableRepository:
-        return ReconstructableRepository.for_file(str(self._file), "defs", str(self.root))
+    def _loaded(self) -> Any:
+        return private_dagster.repository_of_file(self._file, "defs")
 
     def write(self, catalog: Mapping[str, Rows]) -> None:
         rows = [
@@ -73,16 +65,13 @@ class Location:
             tags = {"dagster/partition": key} if key else {}
             assert self.run("__ASSET_JOB", asset_selection=[dg.AssetKey(asset)], tags=tags).success
 
-    def tick(self, names: CatalogNames) -> SensorExecutionData:
+    def tick(self, names: CatalogNames) -> Tick:
         repository = self.repository
         given = {key: repository.get_top_level_resources()[key] for key in names.resource_keys}
-        with dg.build_sensor_context(
-            self.instance, repository_def=repository, resources=given
-        ) as context:
-            return repository.get_sensor_def(names.sensor).evaluate_tick(context)
+        return evaluate(self.instance, repository, given, names.sensor)
 
-    def launch(self, names: CatalogNames, found: SensorExecutionData) -> Ran:
-        [request] = found.run_requests or []
+    def launch(self, names: CatalogNames, found: Tick) -> Ran:
+        [request] = found.run_requests
         return self.run(names.embed_job, request.run_config, tags=dict(request.tags))
 
     def assert_embedded(self, names: CatalogNames, catalog: Mapping[str, Rows]) -> None:
@@ -134,19 +123,19 @@ def test_a_tick_loads_no_table_and_requests_one_run_after_each_materialization(
         lambda *given, **named: loaded.append(named) or load(*given, **named),
     )
     first = location.tick(WHOLE)
-    [request] = first.run_requests or []
+    [request] = first.run_requests
     assert request.tags["surge/attempt"] == "1" and not loaded
     assert location.launch(WHOLE, first).success
     location.assert_embedded(WHOLE, CATALOG)
     assert len(loaded) == 1 and loaded[0]["python_type"] is pl.DataFrame
-    assert "3 partitions" in (location.tick(WHOLE).skip_message or "") and len(loaded) == 1
+    assert "3 partitions" in location.tick(WHOLE).skip_message and len(loaded) == 1
     # nothing to do, nothing loaded
     assert location.run(WHOLE.refresh_job).success and len(loaded) == 1
 
     changed = {**CATALOG, "b": numbered_rows("b", 4), "new": numbered_rows("new", 1)}
     location.write(changed)
     location.materialize("table")
-    [again] = location.tick(WHOLE).run_requests or []
+    [again] = location.tick(WHOLE).run_requests
     assert again.tags["surge/attempt"] == "1"
     ran = location.run(WHOLE.refresh_job)
     assert ran.materialized(WHOLE.embeddings).keys() == {"b", "new"}
@@ -161,13 +150,13 @@ def test_a_run_that_failed_to_list_the_asset_is_requested_again_after_a_wait(
     values.rename(location.root / "away")
     assert not location.launch(WHOLE, location.tick(WHOLE)).success
     waiting = location.tick(WHOLE)
-    assert not waiting.run_requests and "(attempt 1)" in (waiting.skip_message or "")
+    assert not waiting.run_requests and "(attempt 1)" in waiting.skip_message
     bench.ahead += timedelta(minutes=1)
     again = location.tick(WHOLE)
-    assert [request.tags["surge/attempt"] for request in again.run_requests or []] == ["2"]
+    assert [request.tags["surge/attempt"] for request in again.run_requests] == ["2"]
     (location.root / "away").rename(values)
     assert location.launch(WHOLE, again).success
-    assert "3 partitions" in (location.tick(WHOLE).skip_message or "")
+    assert "3 partitions" in location.tick(WHOLE).skip_message
 
 
 def test_lineage_leads_from_the_asset_to_the_source_partitions(location: Location) -> None:
