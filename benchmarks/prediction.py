@@ -103,7 +103,7 @@ def _pool(model: str, workers: int, folder: Path) -> Iterator[EncoderPool]:
 def _catalog(
     folder: Path, pool: EncoderPool, seconds: float, sigma: float, seed: int
 ) -> list[Partition]:
-    texts = max(100, round(seconds * pool.costs.workers / pool.costs.text_seconds(_TOKENS)))
+    texts = max(100, round(seconds * pool.speed.workers / pool.speed.worker_seconds(_TOKENS)))
     build_synthetic_catalog(
         folder, texts=texts, partitions=max(4, round(texts / _MEAN_SIZE)), sigma=sigma, seed=seed
     )
@@ -121,7 +121,7 @@ def _embed(
 
 def _other(history: str, pool: EncoderPool, seconds: float, folder: Path) -> None:
     """Embed another catalog, with no run before it that counts."""
-    pool.read_costs(anew=True)
+    pool.measure_speed(anew=True)
     times, share = _HISTORIES[history]
 
     def read(partition: Partition) -> Iterator[RowBatch]:
@@ -141,8 +141,8 @@ def _other(history: str, pool: EncoderPool, seconds: float, folder: Path) -> Non
     output = open_store(folder.with_suffix(".output"))
     if history == "model":
         other = "bge-base" if pool.space.dimension == 384 else "minilm"
-        with _pool(other, pool.costs.workers, folder) as other_pool:
-            other_pool.read_costs(anew=True)
+        with _pool(other, pool.speed.workers, folder) as other_pool:
+            other_pool.measure_speed(anew=True)
             _embed(other_pool, partitions, output, Thresholds())
     else:
         _embed(pool, partitions, output, Thresholds())
@@ -166,7 +166,7 @@ def _case(
         _other(history, pool, seconds, folder / f"other-{sigma}-{history}")
     else:
         calibrate(partitions, str(output), StorageOptions(), pool)
-    bounds = Thresholds().resolve(pool.costs.b_min)
+    bounds = Thresholds().resolve(pool.speed.b_min)
     pinned = Thresholds(bounds.b_min, bounds.b_max, first_b_min=bounds.first_b_min)
     plans, reports = [], []
     for number in range(repeats):

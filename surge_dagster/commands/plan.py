@@ -4,6 +4,7 @@ the rest."""
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
@@ -11,12 +12,12 @@ import typer
 
 from surge_dagster.commands.settings import CATALOG, SPACE, start_pool, takes_settings
 from surge_dagster.config.settings import Settings
-from surge_dagster.engine.encoder.costs import EncodeCosts
-from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.speed import Speed
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.plan.calibrating import io_costs, known_costs
+from surge_dagster.engine.plan.calibrating import known_costs
 from surge_dagster.engine.plan.calibration_run import calibrate
 from surge_dagster.engine.plan.cost_model import CALL_SECONDS
+from surge_dagster.engine.plan.io_costs import io_costs
 from surge_dagster.engine.plan.planned_run import plan as plan_run
 from surge_dagster.engine.plan.planned_run import plan_partitions
 from surge_dagster.engine.plan.planner import Fleet, Plan, RunCosts
@@ -26,6 +27,7 @@ from surge_dagster.terminal import Json, messages, print_json
 
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _USUAL_DIMENSION = 384
+_POOL_FACTS = ("device", "hardware", "precision", "dimension")
 _NOT_MEASURED = "not measured yet on this output, counted as free"
 _MORE = "--explain has the costs, SuperBatches, storage and memory that this follows from."
 _SHOWN_REASONS = 3
@@ -76,88 +78,120 @@ def plan(
         raise ConfigError(
             "--calibrate measures this machine, and --texts-per-second describes another: give one."
         )
-    seconds = None if deadline is None else _seconds(deadline)
     goals: dict[str, Any] = {
         "price_per_hour": settings.price_per_hour,
-        "deadline_seconds": seconds,
+        "deadline_seconds": None if deadline is None else _seconds(deadline),
         "bandwidth": bandwidth,
     }
-    source, store, thresholds = settings.open_source(), settings.open_store(), settings.thresholds()
-    partitions, calibrated_on, pool = list(source), "", None
     if texts_per_second is None:
-        with start_pool(settings) as pool:
-            if calibrate_first:
-                with messages.status("measuring on some of the texts"):
-                    encoded = calibrate(
-                        partitions,
-                        settings.output,
-                        settings.cloud_options(),
-                        pool,
-                        thresholds,
-                        memory_limit_bytes=settings.memory_limit_bytes,
-                    )
-                calibrated_on = f"; measured now on {counted(encoded, 'text')}"
+        shown = _planned_here(settings, goals, calibrate_first)
+    else:
+        speed = Speed.given(call_seconds, 1 / texts_per_second, workers)
+        shown = _planned_elsewhere(settings, goals, speed)
+
+    lines = _lines(shown, settings.price_per_hour) if shown.plan.partitions else []
+    lines += _left_out(shown.plan)
+    if not shown.plan.partitions:
+        lines.append(_why_nothing(shown.plan))
+    elif explain:
+        lines += ["", *_explained(shown)]
+    else:
+        lines.append(_MORE)
+    print("\n".join(lines))
+    if as_json:
+        print_json(shown.plan.as_dict() | shown.pool)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A plan, and what it was made of.
+
+    Attributes:
+        pool: facts of this machine's encoder; empty for another machine.
+    """
+
+    plan: Plan
+    costs: RunCosts
+    pool: dict[str, Any] = field(default_factory=dict)
+    calibrated_texts: int | None = None
+
+
+def _planned_here(settings: Settings, goals: dict[str, Any], calibrate_first: bool) -> _Shown:
+    source = settings.open_source()
+    store = settings.open_store()
+    thresholds = settings.thresholds()
+    memory_limit_bytes = settings.memory_limit_bytes
+    partitions = list(source)
+    calibrated_texts = None
+    with start_pool(settings) as pool:
+        if calibrate_first:
+            with messages.status("measuring on some of the texts"):
+                calibrated_texts = calibrate(
+                    partitions,
+                    settings.output,
+                    settings.cloud_options(),
+                    pool,
+                    thresholds,
+                    memory_limit_bytes=memory_limit_bytes,
+                )
         costs = known_costs(pool, store)
         planned = plan_run(
-            partitions,
-            store,
-            pool,
-            thresholds,
-            memory_limit_bytes=settings.memory_limit_bytes,
-            **goals,
+            partitions, store, pool, thresholds, memory_limit_bytes=memory_limit_bytes, **goals
         )
-    else:
-        encode = EncodeCosts.given(call_seconds, 1 / texts_per_second, workers)
-        vector_bytes = (settings.dimension or _USUAL_DIMENSION) * np.dtype(settings.dtype).itemsize
-        costs = RunCosts(encode, io_costs([]), vector_bytes)
-        planned = plan_partitions(partitions, costs, thresholds.resolve(encode.b_min), **goals)
+        facts = {name: getattr(pool, name) for name in _POOL_FACTS}
     release(source)
-    left_out = {
+    return _Shown(planned, costs, facts, calibrated_texts)
+
+
+def _planned_elsewhere(settings: Settings, goals: dict[str, Any], speed: Speed) -> _Shown:
+    source = settings.open_source()
+    vector_bytes = (settings.dimension or _USUAL_DIMENSION) * np.dtype(settings.dtype).itemsize
+    costs = RunCosts(speed, io_costs([]), vector_bytes)
+    bounds = settings.thresholds().resolve(speed.b_min)
+    planned = plan_partitions(list(source), costs, bounds, **goals)
+    release(source)
+    return _Shown(planned, costs)
+
+
+def _left_out(planned: Plan) -> list[str]:
+    """Say which partitions are not in the plan, and why."""
+    counts = {
         "fresh": planned.partitions_fresh,
         "of unknown size": planned.partitions_uncounted,
         "refused": len(planned.partitions_refused),
     }
     lines = [
         f"{counted(number, 'partition')} {why}: not in this plan"
-        for why, number in left_out.items()
+        for why, number in counts.items()
         if number
     ]
-    lines += [failure.reason for failure in planned.partitions_refused[:_SHOWN_REASONS]]
-    if planned.partitions:
-        lines = [*_lines(planned, settings.price_per_hour), *lines]
-        lines += ["", *_explained(planned, costs, pool, calibrated_on)] if explain else [_MORE]
-    else:
-        nothing = _ALL_REFUSED if planned.partitions_refused else "Nothing is left to encode."
-        lines.append(_SIZES_UNKNOWN if planned.partitions_uncounted else nothing)
-    print("\n".join(lines))
-    if as_json:
-        of_pool = (
-            {name: getattr(pool, name) for name in ("device", "hardware", "precision", "dimension")}
-            if pool
-            else {}
-        )
-        print_json(planned.as_dict() | of_pool)
+    return lines + [failure.reason for failure in planned.partitions_refused[:_SHOWN_REASONS]]
 
 
-def _lines(planned: Plan, price_per_hour: float | None) -> list[str]:
-    """The time, the cost, the work, and how sure these are."""
+def _why_nothing(planned: Plan) -> str:
+    if planned.partitions_uncounted:
+        return _SIZES_UNKNOWN
+    return _ALL_REFUSED if planned.partitions_refused else "Nothing is left to encode."
+
+
+def _lines(shown: _Shown, price_per_hour: float | None) -> list[str]:
+    """Say the time, the cost, the work, and how sure these are."""
+    planned = shown.plan
     forecast = planned.forecast
     margin = "" if forecast.margin_seconds is None else f" ± {_time(forecast.margin_seconds)}"
-    about = "about " if planned.rows_reused else ""
     lines = [
-        f"wall time      {_time(forecast.wall_seconds)}{margin}, {forecast.texts_per_second:,.0f} texts/s; "
+        f"wall time      {_time(forecast.wall_seconds)}{margin}, "
+        f"{forecast.texts_per_second:,.0f} texts/s; "
         f"the first files after {_time(forecast.time_to_first_output_seconds)}",
     ]
     if planned.cost is not None and price_per_hour is not None:
-        lines.append(
-            f"cost           {cost_text(planned.cost, price_per_hour, planned.cost_per_million_texts)}"
-        )
-    lines += [
-        f"work           {counted(planned.partitions, 'partition')}, {counted(planned.texts, 'text')}"
-        + (f", {about}{planned.texts_encoded:,} of them to encode" if planned.rows_reused else "")
-        + f"; about {counted(planned.tokens, 'token')}",
-        f"known from     {_evidence(planned)}",
-    ]
+        cost = cost_text(planned.cost, price_per_hour, planned.cost_per_million_texts)
+        lines.append(f"cost           {cost}")
+    work = f"{counted(planned.partitions, 'partition')}, {counted(planned.texts, 'text')}"
+    if planned.rows_reused:
+        work += f", about {planned.texts_encoded:,} of them to encode"
+    lines.append(f"work           {work}; about {counted(planned.tokens, 'token')}")
+    lines.append(f"known from     {_evidence(shown)}")
     if planned.fleet is not None:
         lines.append(_fleet(planned.fleet))
     return lines
@@ -170,50 +204,60 @@ def cost_text(cost: float, price_per_hour: float, of_million: float | None) -> s
     return text if of_million is None else f"{text}; {_rounded(of_million, 4)} per million texts"
 
 
-def _evidence(planned: Plan) -> str:
-    """How far texts, costs and storage are known."""
+def _evidence(shown: _Shown) -> str:
+    """Say how far texts, costs and storage are known."""
+    planned = shown.plan
     tokens = "tokens counted" if planned.tokens_counted else "tokens per byte as in earlier runs"
     compared = ", compared with the old files" if planned.rows_reused else ""
-    sampled = f"{counted(planned.texts_sampled, 'text')} of {counted(planned.partitions_sampled, 'partition')}"
-    margin = (
-        "costs as given"
-        if planned.forecast.margin_seconds is None
-        else "± is that of the measured costs alone"
-    )
+    texts = counted(planned.texts_sampled, "text")
+    partitions = counted(planned.partitions_sampled, "partition")
+    margin = ""
+    if not shown.pool:
+        margin = "; costs as given"
+    elif planned.forecast.margin_seconds is not None:
+        margin = "; ± is how far the SuperBatches of earlier runs differ"
     storage = "" if planned.forecast.publish_seconds else f"; storage {_NOT_MEASURED}"
-    return f"{sampled}: {tokens}{compared}; {margin}{storage}"
+    return f"{texts} of {partitions}: {tokens}{compared}{margin}{storage}"
 
 
-def _explained(
-    planned: Plan, costs: RunCosts, pool: EncoderPool | None, calibrated_on: str
-) -> list[str]:
-    """What the plan follows from: costs, SuperBatches, storage, memory, and the paper's model."""
+def _explained(shown: _Shown) -> list[str]:
+    """Say what the plan follows from: costs, SuperBatches, storage, memory, the paper's model."""
+    planned = shown.plan
     bounds = planned.bounds
-    mean = f"; texts of {planned.text_bytes / planned.texts:,.0f} bytes" if planned.texts else ""
-    where = f"{pool.device} ({pool.hardware}), {pool.precision}, " if pool else ""
-    call = _with_margin(planned.call_seconds, planned.call_margin)
-    text = _with_margin(planned.text_seconds, planned.text_margin)
-    lengths = ", ".join(
-        f"{_time(cost)} of {tokens}" for tokens, (cost, _) in planned.text_seconds_by_tokens.items()
-    )
+    paper = planned.paper
+    catalog = f"{counted(planned.partitions, 'partition')}, {counted(planned.texts, 'text')}"
+    catalog += f", the largest has {planned.largest_partition_texts:,}"
+    if planned.texts:
+        catalog += f"; texts of {planned.text_bytes / planned.texts:,.0f} bytes"
+
+    machine = counted(planned.workers, "worker")
+    costs = f"a call costs {_milliseconds(planned.call_seconds)}"
+    costs += f", a text {_milliseconds(planned.text_seconds)} of a worker"
+    if shown.pool:
+        machine = "{device} ({hardware}), {precision}, ".format(**shown.pool) + machine
+        by_tokens = planned.text_seconds_by_tokens.items()
+        lengths = [f"{_time(seconds)} of {tokens}" for tokens, seconds in by_tokens]
+        costs += f"; by tokens: {', '.join(lengths)}"
+    if shown.calibrated_texts is not None:
+        machine += f"; measured now on {counted(shown.calibrated_texts, 'text')}"
     return [
-        f"{counted(planned.partitions, 'partition')}, {counted(planned.texts, 'text')}, "
-        f"the largest has {planned.largest_partition_texts:,}{mean}",
-        f"{where}{counted(planned.workers, 'worker')}{calibrated_on}",
-        f"a call costs {call}, a text {text} of a worker"
-        + (f"; by tokens: {lengths}" if pool else ""),
+        catalog,
+        machine,
+        costs,
         "",
-        f"SuperBatches   {planned.superbatches:,}, of {bounds.b_min:,} to {bounds.b_max:,} texts, the first of "
-        f"{bounds.first_b_min or bounds.b_min:,}; the mean is {planned.fill_ratio:.2f} of b_min",
-        f"storage        {_storage(planned, costs)}",
+        f"SuperBatches   {planned.superbatches:,}, of {bounds.b_min:,} to {bounds.b_max:,} texts, "
+        f"the first of {bounds.first_b_min or bounds.b_min:,}; "
+        f"the mean is {planned.fill_ratio:.2f} of b_min",
+        f"storage        {_storage(planned, shown.costs)}",
         f"memory         {_memory(planned)}",
         "",
-        f"Partition by partition the encoding would take {_time(planned.partition_by_partition_seconds)}: "
-        f"speedup {planned.speedup:.2f} (alpha {planned.alpha:.3f}).",
-        planned.verdict,
-        f"{planned.phi:.0%} of the partitions are below n* = {planned.break_even_texts:,.1f} texts "
-        f"(phi {planned.phi:.2f}); the spread of their sizes is CV {planned.cv:.2f}. "
-        f"The SURGE paper's table says of these: {planned.paper_recommendation}.",
+        f"Partition by partition the encoding would take "
+        f"{_time(paper.partition_by_partition_seconds)}: "
+        f"speedup {paper.speedup:.2f} (alpha {paper.alpha:.3f}).",
+        paper.verdict,
+        f"{paper.phi:.0%} of the partitions are below n* = {paper.break_even_texts:,.1f} texts "
+        f"(phi {paper.phi:.2f}); the spread of their sizes is CV {paper.cv:.2f}. "
+        f"The SURGE paper's table says of these: {paper.paper_recommendation}.",
     ]
 
 
@@ -221,9 +265,9 @@ def _storage(planned: Plan, costs: RunCosts) -> str:
     forecast = planned.forecast
     if not forecast.publish_seconds:
         return f"{_NOT_MEASURED}: --calibrate or the first run does"
-    of_file, of_byte = costs.io.write.values
+    _, of_file, of_byte = costs.io.publish
     text = (
-        f"a file costs {_time(of_file)} and a megabyte {_time(1e6 * of_byte)} of a thread; "
+        f"a file costs {_time(of_file)} and a megabyte {_time(1e6 * of_byte)}; "
         f"{forecast.overlap_ratio:.0%} of it hides behind encoding; it serves up to "
         f"{counted(planned.workers_per_machine or 1, 'such worker')}"
     )
@@ -244,21 +288,20 @@ def _fleet(fleet: Fleet) -> str:
     workers, machines = counted(fleet.workers, "worker"), counted(fleet.machines, "machine")
     if fleet.wall_seconds > fleet.deadline_seconds * (1 + 1e-9):  # it may be met to the last digit
         return (
-            f"No number of workers ends within {_time(fleet.deadline_seconds)}: calls and storage alone take too long; "
-            f"{workers} on {machines} would need {_time(fleet.wall_seconds)}."
+            f"No number of workers ends within {_time(fleet.deadline_seconds)}: calls and storage "
+            f"take longer. {workers} on {machines} would need {_time(fleet.wall_seconds)}."
         )
-    return f"Within {_time(fleet.deadline_seconds)}: {workers} on {machines}, {_time(fleet.wall_seconds)}."
+    wall_seconds = _time(fleet.wall_seconds)
+    return f"Within {_time(fleet.deadline_seconds)}: {workers} on {machines}, {wall_seconds}."
 
 
-def _with_margin(seconds: float, margin: float | None) -> str:
-    return f"{_rounded(1e3 * seconds, 3)} ms" + (
-        f" ± {_rounded(1e3 * margin, 2)}" if margin is not None else ""
-    )
+def _milliseconds(seconds: float) -> str:
+    return f"{_rounded(1e3 * seconds, 3)} ms"
 
 
 def _time(seconds: float) -> str:
     if seconds < 1:
-        return f"{_rounded(1e3 * seconds, 3)} ms"
+        return _milliseconds(seconds)
     if seconds < 120:
         return f"{seconds:,.1f} s"
     return f"{seconds / 60:,.1f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"

@@ -52,9 +52,9 @@ from surge_dagster.config.settings_input import (
     without_quotes,
 )
 from surge_dagster.consumers.settings import LanceDBSettings, PgVectorSettings
-from surge_dagster.engine.encoder.costs import LEAST_B_MIN
 from surge_dagster.engine.encoder.devices import device_kind, device_names
 from surge_dagster.engine.encoder.pool import DEFAULT_HANG_TIMEOUT_SECONDS, EncoderPool
+from surge_dagster.engine.encoder.speed import LEAST_B_MIN
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.feed.change_files import DEFAULT_KEEP_DAYS
 from surge_dagster.engine.model.code import EXPECTED, TRUSTED

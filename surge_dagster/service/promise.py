@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from surge_dagster.engine.encoder.costs import speed_texts
 from surge_dagster.engine.encoder.devices import device_kind
+from surge_dagster.engine.encoder.speed import speed_texts
 from surge_dagster.engine.errors import ConfigError
 
 MARGIN = 1.5

@@ -120,7 +120,7 @@ class SpaceLanes:
                 f"{model_difference(model, self._space)}. Restore it"
             )
         facts = pool.start()
-        counter = TokenCounter(model, facts.tokenizer, pool.costs)
+        counter = TokenCounter(model, facts.tokenizer, pool.speed)
         longest_text = min(model.max_length, _LONGEST_TEXT_TOKENS)
         sizes = pass_sizes(facts.saturation_tokens or _SATURATION_TOKENS, longest_text)
         promise = self._promise(pool, counter, sizes, keep_promise)
@@ -133,7 +133,7 @@ class SpaceLanes:
         # Queries may have a tokenizer of their own; what documents' workers load is compared when
         # they start.
         counter = TokenCounter(
-            replace(model, task="document"), facts.tokenizer or self._space.tokenizer, pool.costs
+            replace(model, task="document"), facts.tokenizer or self._space.tokenizer, pool.speed
         )
 
         def documents() -> Lane:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from surge_dagster.engine.encoder.costs import EncodeCosts
+from surge_dagster.engine.encoder.speed import Speed
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_tokens
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
 from surge_dagster.engine.model.folder import tokenizer_file
@@ -29,9 +29,9 @@ class TokenCounter:
         loaded: the tokenizer that workers have, as in `Space.tokenizer`; "" where unknown.
     """
 
-    def __init__(self, space: Space, loaded: str, costs: EncodeCosts) -> None:
+    def __init__(self, space: Space, loaded: str, speed: Speed) -> None:
         self._space = space
-        self._tokens_per_byte = costs.tokens_per_single_byte
+        self._tokens_per_byte = speed.tokens_per_single_byte
         self._tokenizer = None if space.is_hash else _tokenizer(space, loaded)
 
     def count(

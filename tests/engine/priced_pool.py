@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from surge_dagster.engine.encoder.calibration import Calibration
-from surge_dagster.engine.encoder.costs import EncodeCosts, timed_calls
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.plan.other_programs import CoreSeconds
+from surge_dagster.engine.encoder.speed import Call, Speed, SpeedRecord
 
 C_IPC, C_TEXT = 0.25, 0.01
 
@@ -43,7 +43,8 @@ class PricedPool:
         self._pool = pool
         self.calibration = Calibration("calibration/priced.json")
         self.all_devices = "cpu"
-        self.read_costs()
+        self._speeds = SpeedRecord(self.calibration, self.all_devices, workers=1)
+        self.measure_speed()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool, name)
@@ -51,13 +52,17 @@ class PricedPool:
     def submit(self, *arguments: Any) -> PricedCall:
         return PricedCall(self._pool.submit(*arguments))
 
-    def read_costs(self, *, anew: bool = False) -> EncodeCosts:
+    def measure_speed(self, *, anew: bool = False) -> Speed:
         def encode(texts: list[str]) -> tuple[float, float]:
-            return 12.0 * len(texts), C_IPC + C_TEXT * len(texts)
+            return sum(len(text) // 4 for text in texts), C_IPC + C_TEXT * len(texts)
 
-        measured, of_runs = timed_calls(self.calibration, "cpu", encode, anew=anew)
-        self.costs = EncodeCosts.of(measured, of_runs, 1, self.calibration.read("b_min cpu"))
-        return self.costs
+        self._speeds.measure(encode, anew=anew)
+        self.speed = self._speeds.read()
+        return self.speed
+
+    def learn(self, calls: Sequence[Call]) -> None:
+        self._speeds.learn(calls, self.speed.b_min)
+        self.speed = self._speeds.read()
 
 
 def catalog(sizes: list[int]) -> dict[str, list[tuple[str, str]]]:
@@ -74,6 +79,4 @@ def priced_pool(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Any:
     monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-    # whatever else the machine does
-    monkeypatch.setattr(CoreSeconds, "share_of_others", lambda now, since: 0.0)
     return PricedPool(hash_pool)

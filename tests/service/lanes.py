@@ -45,7 +45,7 @@ def open_lane(
     lane = Lane(
         pool,
         pool.space,
-        TokenCounter(pool.space, "", pool.costs),
+        TokenCounter(pool.space, "", pool.speed),
         pass_tokens,
         promise,
         clock=clock or Clock(),

@@ -11,8 +11,8 @@ import numpy as np
 import openai
 import pytest
 
-from surge_dagster.engine.encoder.costs import EncodeCosts, Fit
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.speed import Speed
 from surge_dagster.engine.encoder.worker.parity import lowest_cosine
 from surge_dagster.engine.encoder.worker.tokenization import Tokens
 from surge_dagster.engine.model.spec import EncodingSpec
@@ -53,7 +53,7 @@ def test_queries_and_documents_have_the_vectors_of_files_and_tokens_of_the_model
             )
         )
         space, limit = pool.space.name, pool.space.max_length
-        estimate = TokenCounter(pool.space, "another tokenizer", pool.costs)
+        estimate = TokenCounter(pool.space, "another tokenizer", pool.speed)
     files = read_embedded(tmp_path, space, "a").matrix
     with ServedSpaces(open_store(tmp_path), LaneSettings("cpu")) as spaces:
         spaces.start()
@@ -82,16 +82,14 @@ def test_tokens_of_many_texts_are_counted_a_few_at_a_time(monkeypatch: pytest.Mo
             return Tokens(np.empty(0, np.int32), np.cumsum([0, *lengths]), longer, 0)
 
     monkeypatch.setattr(tokens_module, "_tokenizer", lambda *_: Characters())
-    space, costs = (
-        replace(EncodingSpec("hash://16").resolve(), requested=EncodingSpec("a model")),
-        EncodeCosts(Fit(np.zeros(5))),
-    )
-    tokens, is_too_long = TokenCounter(space, "known", costs).count(texts, np.zeros(150))
+    space = replace(EncodingSpec("hash://16").resolve(), requested=EncodingSpec("a model"))
+    speed = Speed(0.0, 0.0)
+    tokens, is_too_long = TokenCounter(space, "known", speed).count(texts, np.zeros(150))
     assert calls == [64, 64, 22]
     assert tokens.tolist() == [min(4, row % 7) for row in range(150)]
     assert is_too_long.tolist() == [row % 7 > 4 for row in range(150)]
     with pytest.raises(CancelledError):
-        TokenCounter(space, "known", costs).count(texts, np.zeros(150), lambda: len(calls) == 4)
+        TokenCounter(space, "known", speed).count(texts, np.zeros(150), lambda: len(calls) == 4)
     assert calls[3:] == [64], "no more once nobody waits for them"
 
 

@@ -1,8 +1,8 @@
-"""What a first start measures and later starts reuse: the lowest cosine, the best token budget, the costs of a run.
+"""What a first start measures and later starts reuse: lowest cosine, token budget, and speed.
 
-One document on disk per vector space, backend, precision, machine and set of library versions; it can be deleted at any
-time. Workers write the cosine and the token budget, the pool writes the encode calls that it timed, and each run adds
-its SuperBatches and its B_min: the next B_min and the planner's predictions follow from these.
+One document on disk per vector space, backend, precision, machine and set of library versions; it
+can be deleted at any time. Workers write the cosine and the token budget. The pool writes its speed
+(`speed.py`), and each run what reading and publishing took.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support import disk_cache
 
 MEASURING_LOCK = "calibration/.measuring"
-# Increased when the way this package drives a backend, the parity texts or the rows of observations change, so that
-# older cached answers are not used.
-_REVISION = 9
+# Increased when the way this package drives a backend, the parity texts or the rows of observations
+# change, so that older cached answers are not used.
+_REVISION = 10
 OBSERVATIONS = 256  # kept of each kind
 
 
@@ -28,7 +28,7 @@ class Calibration:
         self.name = name
 
     def read(self, value: str) -> Any:
-        """A measurement; None when it was not made yet."""
+        """Return a measurement; None if it was not made yet."""
         return (disk_cache.read_json(self.name) or {}).get(value)
 
     def write(self, **values: Any) -> None:
@@ -36,22 +36,20 @@ class Calibration:
             disk_cache.write_json(self.name, (disk_cache.read_json(self.name) or {}) | values)
 
     def observations(self, name: str) -> list[list[float]]:
-        """The rows of numbers kept under a name, oldest first."""
+        """Return the rows of numbers kept under a name, oldest first."""
         return self.read(name) or []
 
-    def observe(self, name: str, rows: Iterable[Iterable[float]], *, anew: bool = False) -> None:
-        """Adds rows of numbers to those kept under a name, or puts them in their place; the newest stay."""
+    def observe(self, name: str, rows: Iterable[Iterable[float]]) -> None:
+        """Add rows of numbers to those kept under a name; the newest stay."""
         with disk_cache.lock("calibration/.lock"):
             document = disk_cache.read_json(self.name) or {}
-            before = [] if anew else document.get(name, [])
-            document[name] = [*before, *([float(f"{value:.6g}") for value in row] for row in rows)][
-                -OBSERVATIONS:
-            ]
+            added = [list(row) for row in rows]
+            document[name] = [*document.get(name, []), *added][-OBSERVATIONS:]
             disk_cache.write_json(self.name, document)
 
 
 def cache_key(*facts: object) -> str:
-    """32 hex digits over `facts`, the library versions and the revision of this package's backends."""
+    """Return 32 hex digits over `facts`, the libraries' versions and this package's revision."""
     document = [_REVISION, library_versions(), [str(fact) for fact in facts]]
     return hashlib.sha256(canonical_json(document)).hexdigest()[:32]
 
@@ -59,6 +57,6 @@ def cache_key(*facts: object) -> str:
 def calibration_name(
     space: Space, *, backend: str, detail: str, precision: str, machine: str
 ) -> str:
-    """`machine` is the kind of device and the threads of a worker."""
+    """Return the document's name; `machine` is the kind of device and the threads of a worker."""
     key = cache_key(space.vectors_key, backend, detail, precision, machine)
     return f"calibration/{key}.json"

@@ -29,7 +29,6 @@ import pyarrow as pa
 from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.encoder.calibration import Calibration
 from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics, copy_of
-from surge_dagster.engine.encoder.costs import EncodeCosts, timed_calls
 from surge_dagster.engine.encoder.devices import (
     choose_devices,
     choose_precision,
@@ -41,6 +40,7 @@ from surge_dagster.engine.encoder.devices import (
 from surge_dagster.engine.encoder.dispatcher import Dispatcher
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.schedule import Job
+from surge_dagster.engine.encoder.speed import Call, Speed, SpeedRecord
 from surge_dagster.engine.encoder.worker_process import WorkerSeat
 from surge_dagster.engine.errors import ConfigError, EncoderError
 from surge_dagster.engine.model.prompts import Task
@@ -135,7 +135,8 @@ class EncoderPool:
         self._starting = threading.RLock()
         self._dispatcher: Dispatcher | None = None
         self._facts: PoolFacts | None = None
-        self._costs: EncodeCosts | None = None
+        self._speeds: SpeedRecord | None = None
+        self._speed: Speed | None = None
         self._closed = False
 
     @cached_property
@@ -156,11 +157,11 @@ class EncoderPool:
             EncoderError: the workers do not start, or the pool is closed.
         """
         with self._starting:
-            if self._facts is None or self._costs is None:
+            if self._facts is None or self._speed is None:
                 begun = time.perf_counter()
                 try:
                     self._facts = self._start_workers()
-                    costs = self.read_costs()
+                    speed = self.measure_speed()
                 except BaseException:
                     self._facts = None
                     if self._dispatcher is not None:
@@ -170,7 +171,7 @@ class EncoderPool:
                 log.info(
                     "encoder pool ready in %.1f s: %s on %s (%s), %s, %.0f texts/s",
                     *(self.start_seconds, self.space.name, self.device, self._facts.device_reason),
-                    *(self._facts.precision, costs.texts_per_second),
+                    *(self._facts.precision, speed.texts_per_second),
                 )
             return self._facts
 
@@ -230,18 +231,25 @@ class EncoderPool:
         return (self._facts or self.start()).calibration
 
     @property
-    def costs(self) -> EncodeCosts:
+    def speed(self) -> Speed:
         self.start()
-        assert self._costs is not None
-        return self._costs
+        assert self._speed is not None
+        return self._speed
 
-    def read_costs(self, *, anew: bool = False) -> EncodeCosts:
-        """Take `costs` from what was timed so far, or measure now: if nothing was, or `anew`,
-        forgetting it."""
-        measured, of_runs = timed_calls(self.calibration, self.all_devices, self._time, anew=anew)
-        previous_b_min = self.calibration.read(f"b_min {self.all_devices}")
-        self._costs = EncodeCosts.of(measured, of_runs, self.workers, previous_b_min)
-        return self._costs
+    def measure_speed(self, *, anew: bool = False) -> Speed:
+        """Return `speed`, measured now if it never was, or `anew`, which forgets what runs showed."""
+        if self._speeds is None:
+            self._speeds = SpeedRecord(self.calibration, self.all_devices, self.workers)
+        self._speeds.measure(self._time, anew=anew)
+        self._speed = self._speeds.read()
+        return self._speed
+
+    def learn(self, calls: Sequence[Call]) -> None:
+        """Let `speed` follow the calls of a run, which had this speed's B_min."""
+        b_min = self.speed.b_min
+        assert self._speeds is not None
+        self._speeds.learn(calls, b_min)
+        self._speed = self._speeds.read()
 
     @property
     def replays(self) -> int:

@@ -1,24 +1,18 @@
-"""The calibration of `plan --calibrate`: two short runs over first rows of some partitions, whose
-files are deleted.
+"""The calibration of `plan --calibrate`: a short run over some rows, whose files are deleted.
 
 Every stage works as in a real run, on the source's own texts and on the output's own store, so what
-they teach the planner is what a run would. The first begins with small SuperBatches; the second,
-which knows their costs, has those of the middle of a long run. A slow model encodes large
-SuperBatches a quarter faster per text than small ones.
+it teaches the planner is what a run would.
 """
 
 from __future__ import annotations
 
 import contextlib
 import random
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-import numpy as np
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.plan.calibrating import learning
@@ -29,9 +23,8 @@ from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.store import Store
 
-_SECONDS, _BLOCKS = 20.0, 32
-# of the seconds, for each run, and B_min of its first SuperBatch
-_SHARES = {0.25: None, 0.75: sys.maxsize}
+_SECONDS = 20.0
+_PARTITIONS = 32  # give rows, if they have enough of them
 _UNCOUNTED_ROWS = 256  # taken of a partition whose rows are not counted
 _NAME = ".surge-calibration"
 
@@ -50,58 +43,43 @@ def calibrate(
 
     Takes about so many seconds of encoding, and returns how many texts were encoded.
     """
-    pool.read_costs(anew=True)
-    thresholds = thresholds or Thresholds()
-    encoded, shuffled = 0, random.Random(0).sample(partitions, len(partitions))
-    sizes = np.array(
-        [_UNCOUNTED_ROWS if each.rows is None else each.rows for each in shuffled], float
-    )
-    count_tokens, _ = token_counter(pool.space, pool.costs)
+    speed = pool.measure_speed(anew=True)
+    count_tokens, _ = token_counter(pool.space, speed)
     sampled = sample_catalog(partitions, count_tokens).texts
-    for share, first_b_min in _SHARES.items():
-        tokens = sampled.tokens / max(1.0, sampled.texts)
-        # At least one row, which shows how much of long texts the model reads.
-        wanted = max(
-            1.0, share * seconds * pool.costs.workers / pool.costs.text_seconds(tokens or None)
+    tokens = sampled.tokens / sampled.texts if sampled.texts else speed.tokens_per_text
+    wanted = round(seconds * speed.workers / speed.worker_seconds(tokens))
+    with _temporary_store(output, options) as store:
+        run = EmbeddingRun(
+            _some_rows(partitions, max(1, wanted)),
+            store,
+            pool,
+            thresholds or Thresholds(),
+            memory_limit_bytes=memory_limit_bytes,
+            force=True,  # a calibration that was killed may have left files in a bucket
         )
-        chosen = [
-            replace(partition, read=partial(first_rows, partition, rows), rows=None)
-            for partition, rows in zip(shuffled, _sampled_rows(sizes, wanted), strict=True)
-            if rows
-        ]
-        with _temporary_store(output, options) as store:
-            # Forced, as a calibration that was killed may have left files in a bucket.
-            bounds = replace(thresholds, first_b_min=first_b_min or thresholds.first_b_min)
-            run = EmbeddingRun(
-                chosen, store, pool, bounds, memory_limit_bytes=memory_limit_bytes, force=True
-            )
-            for _ in learning(run, pool, store, is_calibration=True):
-                pass
-        encoded += run.report.texts_encoded
-        if sizes.sum() <= wanted:  # those were all
-            break
-    return encoded
+        for _ in learning(run, pool, store):
+            pass
+    return run.report.texts_encoded
 
 
-def _sampled_rows(sizes: np.ndarray, wanted: float) -> list[int]:
-    """How many rows of each partition to take, so many in all: long ones count as much as in the
-    catalog.
-
-    The partitions are laid end to end, and blocks of equal length at equal distances are cut out of
-    them.
-    """
-    distance, block = max(1.0, sizes.sum()) / _BLOCKS, wanted / _BLOCKS
-    ends = np.cumsum(sizes)
-    taken = np.where(
-        block < distance, ends // distance * block + np.minimum(ends % distance, block), ends
-    )
-    # np.round may give 2 rows of 1
-    return np.diff(np.floor(taken + 0.5), prepend=0).astype(int).tolist()
+def _some_rows(partitions: Sequence[Partition], wanted: int) -> list[Partition]:
+    """Return partitions with first rows of some of these, about so many in all."""
+    with_rows = [partition for partition in partitions if partition.rows != 0]
+    random.Random(0).shuffle(with_rows)
+    most = -(-wanted // min(_PARTITIONS, max(1, len(with_rows))))
+    chosen = list[Partition]()
+    for partition in with_rows:
+        rows = min(most, wanted, partition.rows or _UNCOUNTED_ROWS)
+        if rows:
+            read = partial(first_rows, partition, rows)
+            chosen.append(replace(partition, read=read, rows=None))
+        wanted -= rows
+    return chosen
 
 
 @contextlib.contextmanager
 def _temporary_store(output: str, options: StorageOptions) -> Iterator[Store]:
-    """A store on the same disk or in the same bucket, which is empty again afterwards."""
+    """Yield a store on the same disk or in the same bucket, which is empty again afterwards."""
     store = open_store(output, options)
     if store.is_remote:
         store = open_store(f"{store.url}/{_NAME}", options)
@@ -111,8 +89,7 @@ def _temporary_store(output: str, options: StorageOptions) -> Iterator[Store]:
             for stored in list(store.list("", deep=True)):
                 store.delete(stored.name)
         return
-    above = next(
-        folder for folder in (Path(store.url), *Path(store.url).parents) if folder.is_dir()
-    )
+    folders = [Path(store.url), *Path(store.url).parents]
+    above = next(folder for folder in folders if folder.is_dir())
     with tempfile.TemporaryDirectory(prefix=_NAME, dir=above, ignore_cleanup_errors=True) as folder:
         yield open_store(folder)

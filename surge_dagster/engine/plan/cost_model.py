@@ -154,7 +154,7 @@ def predict_flushes(
     sizes: Sequence[int] | np.ndarray,
     bounds: Bounds,
     text_bytes: Sequence[float] | np.ndarray | float = 0.0,
-    beside_bytes: float = 0.0,
+    other_bytes: float = 0.0,
     rows_reused: Sequence[int] | np.ndarray | int = 0,
 ) -> list[Flush]:
     """The SuperBatches that the aggregator will make of these partitions, in their order.
@@ -162,18 +162,18 @@ def predict_flushes(
     Args:
         text_bytes: mean size of a text, of each partition or of all. The thresholds in bytes are
             met exactly where the rows of a partition are of equal size.
-        beside_bytes: mean size of a row's other columns.
+        other_bytes: mean size of a row's other columns.
         rows_reused: rows of each partition that have a vector already, spread evenly over its rows.
     """
     each = np.broadcast_to(np.asarray(text_bytes, dtype=float), np.shape(sizes)).tolist()
     reused = np.broadcast_to(np.asarray(rows_reused, dtype=int), np.shape(sizes)).tolist()
     return list(
-        _flushes(zip(np.asarray(sizes).tolist(), each, reused, strict=True), bounds, beside_bytes)
+        _flushes(zip(np.asarray(sizes).tolist(), each, reused, strict=True), bounds, other_bytes)
     )
 
 
 def _flushes(
-    partitions: Iterator[tuple[int, float, int]], bounds: Bounds, beside_bytes: float
+    partitions: Iterator[tuple[int, float, int]], bounds: Bounds, other_bytes: float
 ) -> Iterator[Flush]:
     made, pending, held_bytes, new_bytes = (
         0,
@@ -183,7 +183,7 @@ def _flushes(
     )  # the bytes are those of the thresholds: with overhead
     for rows, text_bytes, reused in partitions:
         new_share = (rows - reused) / rows if rows else 1.0
-        row_bytes = text_bytes + beside_bytes
+        row_bytes = text_bytes + other_bytes
         size = rows * row_bytes + PARTITION_OVERHEAD_BYTES
         too_many = pending.texts + rows > bounds.b_max or held_bytes + size > bounds.b_max_bytes
         if pending.partitions and too_many:

@@ -1,9 +1,7 @@
-"""What a run over a source will take, from its partitions that are not fresh and what was measured
-before."""
+"""What a run over a source will take, from the partitions to embed and what was measured before."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -69,25 +67,21 @@ def plan(
     costs = known_costs(pool, store)
     bounds, memory = fit_memory(
         thresholds or Thresholds(),
-        costs.encode.b_min,
+        costs.speed.b_min,
         pool.space,
-        publishing_threads(store, costs.encode.workers),
+        publishing_threads(store, costs.speed.workers),
         memory_limit_bytes,
         machine_bytes=memory_bytes(),
         upload_bytes=store.upload_bytes,
     )
-    own = next(
-        (space for space in list_spaces(store) if space.spec_sha256 == pool.space.spec_sha256),
-        pool.space,
-    )
+    wanted = pool.space.spec_sha256
+    spaces = [space for space in list_spaces(store) if space.spec_sha256 == wanted]
+    own = next(iter(spaces), pool.space)
     decisions = list(decide(source, OutputState(store, own.name), StopSignal()))
     work = [decision for decision in decisions if isinstance(decision, PartitionToRead)]
     failures = [decision for decision in decisions if isinstance(decision, Failure)]
-    count_tokens, tokens_counted = token_counter(pool.space, costs.encode)
-    old_files = [
-        each.replaced if each.replaced and each.replaced.facts.precision == pool.precision else None
-        for each in work
-    ]
+    count_tokens, tokens_counted = token_counter(pool.space, costs.speed)
+    old_files = [_reusable_file(each, pool.precision) for each in work]
     planned = plan_partitions(
         [each.source for each in work],
         costs,
@@ -124,19 +118,19 @@ def plan_partitions(
         count_tokens, old_rows, is_reused: see `sample_catalog`; without the first, texts have as
             many tokens per byte as those of earlier runs.
     """
-    count_tokens = count_tokens or tokens_by_bytes(costs.encode)
+    count_tokens = count_tokens or tokens_by_bytes(costs.speed)
     sample = sample_catalog(partitions, count_tokens, bounds.b_min, old_rows, is_reused)
     uncounted = [place for place, partition in enumerate(partitions) if partition.rows is None]
-    counted = [
-        place for place in range(len(partitions)) if place not in {*uncounted, *sample.refused}
-    ]
-    encode = costs.encode.of_texts([sample.texts]) if sample.texts.texts else costs.encode
+    left_out = {*uncounted, *sample.refused}
+    counted = [place for place in range(len(partitions)) if place not in left_out]
+    if sample.texts.texts:
+        costs = replace(costs, speed=costs.speed.of_texts([sample.texts]))
     planned = planner.plan(
         sample.rows[counted],
         sample.text_bytes[counted],
-        replace(costs, encode=encode),
+        costs,
         bounds,
-        beside_bytes=sample.beside_bytes,
+        other_bytes=sample.other_bytes,
         rows_reused=sample.rows_reused[counted],
         **options,
     )
@@ -149,16 +143,21 @@ def plan_partitions(
     )
 
 
+def _reusable_file(work: PartitionToRead, precision: str) -> PublishedFile | None:
+    file = work.replaced
+    return file if file is not None and file.facts.precision == precision else None
+
+
 def _are_reused(
     texts: pa.Array, store: Store, space: Space, file: PublishedFile | None
 ) -> np.ndarray:
-    """Which of these texts a run will find in the old file of their partition."""
-    if file is not None:
-        with (
-            contextlib.suppress(*UNUSABLE),
-            open_published(store, space, file.stored.name, file) as reader,
-        ):
+    """Return which of these texts a run will find in the old file of their partition."""
+    if file is None:
+        return np.zeros(len(texts), np.bool_)
+    try:
+        with open_published(store, space, file.stored.name, file) as reader:
             old, _ = read_hashes(reader)
-            _, is_certain = truncation(file.facts, text_sizes(texts))
-            return is_certain & (old.rows(text_hashes(texts), 0) != NO_ROW)
-    return np.zeros(len(texts), np.bool_)
+    except UNUSABLE:
+        return np.zeros(len(texts), np.bool_)
+    _, is_certain = truncation(file.facts, text_sizes(texts))
+    return is_certain & (old.rows(text_hashes(texts), 0) != NO_ROW)

@@ -1,9 +1,8 @@
-"""The planner: what a run will cost, from the sizes of its partitions and the calibrated costs of
-its stages.
+"""The planner: what a run will cost, from the sizes of its partitions and the costs of its stages.
 
-The aggregator's rule makes SuperBatches of the sizes (`predict_flushes`), the fitted costs give the
-seconds of each stage for each of them, and `forecast` lets these pass the stages as a run does: one
-encodes while the one before it is published and the next one is read, into the slot of the one
+The aggregator's rule makes SuperBatches of the sizes (`predict_flushes`), the measured costs give
+the seconds of each stage for each of them, and `forecast` lets these pass the stages as a run does:
+one encodes while the one before it is published and the next one is read, into the slot of the one
 before these.
 """
 
@@ -16,13 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from surge_dagster.engine.encoder.costs import EncodeCosts, Fit
 from surge_dagster.engine.encoder.metrics import overlap_ratio
+from surge_dagster.engine.encoder.speed import Speed
 from surge_dagster.engine.plan.cost_model import (
     CostConstants,
     Flush,
     Recommendation,
-    flushes_upper_bound,
     predict_flushes,
     recommend,
     small_share,
@@ -30,6 +28,7 @@ from surge_dagster.engine.plan.cost_model import (
     superbatch_bytes,
     variation,
 )
+from surge_dagster.engine.plan.io_costs import IoCosts
 from surge_dagster.engine.run.memory import SLOTS, MemoryPlan
 from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.run.thresholds import PARTITION_OVERHEAD_BYTES, Bounds
@@ -39,45 +38,24 @@ _LEAST_GAIN = 0.01  # of the encoding time; less is within what a prediction is 
 
 
 @dataclass(frozen=True, slots=True)
-class IoCosts:
-    """The costs of reading SuperBatches and publishing them to one kind of store; all 0 where that
-    was not done yet.
-
-    Attributes:
-        read: seconds of a partition, of a row, of a row that keeps its old vector, and of a byte of
-            text.
-        write: seconds of a file and of a byte, to serialize and upload them, summed over threads.
-        publish: seconds of a SuperBatch, of a file and of a byte, by the clock.
-        start_seconds: from the beginning of a run to its first encode call, without reading.
-    """
-
-    read: Fit
-    write: Fit
-    publish: Fit
-    start_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class RunCosts:
-    """All that a prediction is made from.
+    """All that a prediction is made from."""
 
-    Attributes:
-        waiting_seconds: of a run, in which workers wait for the last one of them: at its end, and
-            where a small SuperBatch at its beginning does not divide.
-    """
-
-    encode: EncodeCosts
+    speed: Speed
     io: IoCosts
     vector_bytes: int
-    waiting_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The predicted times of a run; names and meaning are those of the report."""
+    """The predicted times of a run; names and meaning are those of the report.
+
+    Attributes:
+        margin_seconds: the encoding may take so much more or less, as far as SuperBatches of
+            earlier runs differ (95 %). None if too few are known.
+    """
 
     wall_seconds: float = 0.0
-    # half of the 95 % confidence interval; None where the costs were given
     margin_seconds: float | None = None
     texts_per_second: float = 0.0
     encode_seconds: float = 0.0
@@ -91,44 +69,48 @@ class Forecast:
 def forecast(flushes: Sequence[Flush], costs: RunCosts) -> Forecast:
     if not flushes:
         return Forecast()
+    speed = costs.speed
     texts, partitions, text_bytes, reused = np.array([astuple(flush) for flush in flushes], float).T
-    encoded_texts = (texts - reused) * (1 - costs.encode.equal_share)
-    tokens = text_bytes * (texts - reused) / np.maximum(texts, 1) * costs.encode.tokens_per_byte
-    encoded_bytes = text_bytes * encoded_texts / np.maximum(texts, 1)
+    new_texts = texts - reused
+    tokens = text_bytes * new_texts / np.maximum(texts, 1) * speed.tokens_per_byte
     file_bytes = text_bytes + texts * costs.vector_bytes
-    read = costs.io.read.seconds(np.column_stack([partitions, texts, reused, text_bytes]))
-    encode = costs.encode.seconds(encoded_texts, tokens, encoded_bytes)
-    # at most as if one did it all
-    encode[-1] += min(costs.waiting_seconds, (costs.encode.workers - 1) * encode.sum())
-    publish = costs.io.publish.seconds(
-        np.column_stack([np.ones(len(flushes)), partitions, file_bytes])
-    )
+
+    read = np.column_stack([partitions, texts, reused, text_bytes]) @ costs.io.read
+    encode = speed.seconds(new_texts * (1 - speed.equal_share), tokens)
+    publish = np.column_stack([np.ones(len(flushes)), partitions, file_bytes]) @ costs.io.publish
+
     ready = encoded = costs.io.start_seconds
-    exposed, published = 0.0, list[float]()
+    exposed = 0.0
+    published = list[float]()
     for index in range(len(flushes)):
         slot_free = published[index - SLOTS] if index >= SLOTS else 0.0
         exposed += max(0.0, slot_free - max(ready, encoded))
         ready = max(ready, slot_free) + read[index]
         encoded = max(ready, encoded) + encode[index]
         published.append(max(encoded, published[-1] if published else 0.0) + publish[index])
-    wall, all_encode, all_publish = float(published[-1]), float(encode.sum()), float(publish.sum())
+
+    wall_seconds = float(published[-1])
+    encode_seconds = float(encode.sum())
+    publish_seconds = float(publish.sum())
     return Forecast(
-        wall_seconds=wall,
-        margin_seconds=costs.encode.margin(encoded_texts, tokens, encoded_bytes),
-        texts_per_second=float((texts - reused).sum()) / wall if wall else 0.0,
-        encode_seconds=all_encode,
-        publish_seconds=all_publish,
+        wall_seconds=wall_seconds,
+        margin_seconds=None if speed.spread is None else speed.spread * encode_seconds,
+        texts_per_second=float(new_texts.sum()) / wall_seconds if wall_seconds else 0.0,
+        encode_seconds=encode_seconds,
+        publish_seconds=publish_seconds,
         exposed_io_seconds=float(exposed),
         time_to_first_output_seconds=float(published[0]),
-        overlap_ratio=overlap_ratio(all_publish, all_encode),
-        duty_cycle=all_encode / wall if wall else 0.0,
+        overlap_ratio=overlap_ratio(publish_seconds, encode_seconds),
+        duty_cycle=encode_seconds / wall_seconds if wall_seconds else 0.0,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The workers that finish in time, and their machines; no number is enough where `wall_seconds`
-    is too long."""
+    """The workers that finish in time, and their machines.
+
+    No number of workers is enough if `wall_seconds` is above the deadline.
+    """
 
     deadline_seconds: float
     workers: int
@@ -142,23 +124,43 @@ def size_fleet(
     calls: int,
     other_seconds: float,
     deadline_seconds: float,
-    served: int | None,
+    workers_per_machine: int | None,
 ) -> Fleet:
-    """The fewest workers that encode in time what other seconds leave of it, and Zero's rule for
-    their machines.
+    """Return the fewest workers that encode within what other seconds leave of the deadline.
 
-    One machine's way to the store can serve so many workers; None counts them all to one machine.
+    Zero's rule gives their machines; None counts all workers to one machine.
     """
     left = deadline_seconds - other_seconds - calls * model.call_seconds
-    workers = max(
-        1, math.ceil(texts * model.text_seconds / (left if left > 0 else deadline_seconds))
-    )
-    machines = math.ceil(workers / served) if served else 1
-    workers = machines * math.ceil(workers / machines)  # each has as many
+    encode_seconds = texts * model.text_seconds
+    workers = max(1, math.ceil(encode_seconds / (left if left > 0 else deadline_seconds)))
+    machines = 1
+    if workers_per_machine:
+        machines = math.ceil(workers / workers_per_machine)
+        workers = machines * math.ceil(workers / machines)  # each has as many
     with_them = CostConstants(model.call_seconds, model.text_seconds, workers)
-    return Fleet(
-        deadline_seconds, workers, machines, other_seconds + with_them.seconds(calls, texts)
-    )
+    wall_seconds = other_seconds + with_them.seconds(calls, texts)
+    return Fleet(deadline_seconds, workers, machines, wall_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class PaperModel:
+    """What SuperBatches gain over one encode call per partition, by the paper's model.
+
+    Attributes:
+        alpha: with the mean fixed cost of a call for one partition.
+        break_even_texts: n*, which phi is measured against.
+        paper_recommendation: what the paper's table says of phi and CV, whatever a call costs here.
+        verdict: what SuperBatches gain by the costs that were measured here.
+    """
+
+    partition_by_partition_seconds: float
+    speedup: float
+    alpha: float
+    break_even_texts: float
+    phi: float
+    cv: float
+    paper_recommendation: Recommendation
+    verdict: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,26 +173,15 @@ class Plan:
         rows_reused: the others.
         tokens_counted: whether the model's tokenizer counted those of `texts_sampled` texts; else
             they are as many per byte as in earlier runs.
-        partitions_sampled: partitions of which the first rows were read.
-        superbatches_bound: the most that the thresholds in texts can make, whatever the partitions
-            are.
         call_seconds, text_seconds: c_ipc, and c_enc of a text of the catalog's mean length, on one
             worker.
-        call_margin, text_margin: half of their 95 % confidence intervals; None where they were
-            given.
-        text_seconds_by_tokens: c_enc of texts of other lengths, with its margin.
-        alpha: the paper's, with the mean fixed cost of a call for one partition.
-        break_even_texts: n*, which phi is measured against.
-        paper_recommendation: what the paper's table says of phi and CV, whatever a call costs here.
-        verdict: what SuperBatches gain by the costs that were measured here.
-        partition_by_partition_seconds: encoding with one call per partition; `speedup` compares it
-            with SuperBatches.
+        text_seconds_by_tokens: c_enc of texts of other lengths.
         peak_superbatch_bytes: lemma 3, of the largest SuperBatch that the sizes will make.
         bound_superbatch_bytes: of the largest one that B_max admits.
         peak_resident_bytes: the most that the run will hold; `memory_limit_bytes` is what it may.
             None: not known.
         workers_per_machine: the workers that one machine's way to the store can serve, by Zero's
-            rule (U/S)·BW; None where nothing was published there yet.
+            rule (U/S)·BW; None if nothing was published there yet.
         cost, cost_per_million_texts: at the given price of an hour; the texts are those that are
             encoded.
         partitions_fresh, partitions_uncounted, partitions_refused: left out: those that a run
@@ -200,6 +191,7 @@ class Plan:
 
     forecast: Forecast
     bounds: Bounds
+    paper: PaperModel
     partitions: int
     texts: int
     texts_encoded: int
@@ -209,21 +201,10 @@ class Plan:
     largest_partition_texts: int
     workers: int
     superbatches: int
-    superbatches_bound: int
     fill_ratio: float
     call_seconds: float
-    call_margin: float | None
     text_seconds: float
-    text_margin: float | None
-    text_seconds_by_tokens: dict[int, tuple[float, float | None]]
-    partition_by_partition_seconds: float
-    speedup: float
-    alpha: float
-    break_even_texts: float
-    phi: float
-    cv: float
-    paper_recommendation: Recommendation
-    verdict: str
+    text_seconds_by_tokens: dict[int, float]
     peak_superbatch_bytes: int
     bound_superbatch_bytes: int
     peak_resident_bytes: int | None = None
@@ -240,9 +221,46 @@ class Plan:
     tokens_counted: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """One JSON-ready document; what the report has too has its name there."""
+        """Return one JSON-ready document; what the report has too has its name there."""
         document = asdict(self)
-        return document.pop("forecast") | document.pop("bounds") | document
+        parts = [document.pop(name) for name in ("forecast", "bounds", "paper")]
+        return parts[0] | parts[1] | parts[2] | document
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The partitions of a run; arrays have an entry for each.
+
+    Attributes:
+        new: rows that are encoded.
+        text_bytes: of all rows.
+    """
+
+    rows: np.ndarray
+    new: np.ndarray
+    text_bytes: np.ndarray
+    speed: Speed
+
+    @property
+    def texts(self) -> int:
+        return int(self.rows.sum())
+
+    @property
+    def texts_encoded(self) -> int:
+        return int(self.new.sum())
+
+    @property
+    def mean_bytes(self) -> float:
+        return float(self.text_bytes.sum()) / max(1, self.texts)
+
+    @property
+    def mean_tokens(self) -> float:
+        return self.mean_bytes * self.speed.tokens_per_single_byte
+
+    @property
+    def row_seconds(self) -> float:
+        """Of a row on one worker; equal texts take no time."""
+        return self.speed.worker_seconds(self.mean_tokens) * (1 - self.speed.equal_share)
 
 
 def plan(
@@ -251,7 +269,7 @@ def plan(
     costs: RunCosts,
     bounds: Bounds,
     *,
-    beside_bytes: float = 0.0,
+    other_bytes: float = 0.0,
     rows_reused: Sequence[int] | np.ndarray | int = 0,
     memory: MemoryPlan | None = None,
     price_per_hour: float | None = None,
@@ -262,89 +280,51 @@ def plan(
 
     Args:
         text_bytes: of each partition.
-        beside_bytes: of a row: its id and the columns that travel with it.
+        other_bytes: of a row: its id and the columns that travel with it.
         rows_reused: of each partition.
     """
-    counts, in_bytes = np.asarray(sizes, dtype=np.int64), np.asarray(text_bytes, dtype=float)
-    partitions, texts, encode = len(counts), int(counts.sum()), costs.encode
-    flushes = predict_flushes(
-        counts, bounds, in_bytes / np.maximum(counts, 1), beside_bytes, rows_reused
-    )
-    new = counts - rows_reused
-    encoded, new_bytes = int(new.sum()), in_bytes * new / np.maximum(counts, 1)
+    speed = costs.speed
+    rows = np.asarray(sizes, dtype=np.int64)
+    work = _Work(rows, rows - rows_reused, np.asarray(text_bytes, dtype=float), speed)
+    mean_sizes = work.text_bytes / np.maximum(rows, 1)
+    flushes = predict_flushes(rows, bounds, mean_sizes, other_bytes, rows_reused)
     times = forecast(flushes, costs)
-    mean_bytes = float(in_bytes.sum()) / max(1, texts)
-    mean_tokens = mean_bytes * encode.tokens_per_single_byte
-    largest = max((flush.texts for flush in flushes), default=0)
-    text_seconds, encoded_share = encode.text_seconds(mean_tokens), 1 - encode.equal_share
-    row_seconds = text_seconds * encoded_share
-    of_texts = encoded * row_seconds / encode.workers
-    own_calls = encode.seconds(
-        new * encoded_share, new_bytes * encode.tokens_per_byte, new_bytes * encoded_share
-    ).sum()
-    own = CostConstants(
-        max(0.0, float(own_calls) - of_texts) / max(1, partitions), row_seconds, encode.workers
-    )
-    alpha, break_even = (
-        own.alpha(partitions, encoded),
-        encode.break_even_texts(mean_tokens) / encoded_share,
-    )
-    phi, cv, gain = (
-        small_share(new, break_even),
-        variation(new),
-        speedup(alpha, len(flushes), partitions),
-    )
-    file_bytes = texts * (mean_bytes + costs.vector_bytes)
-    if bandwidth is None and times.publish_seconds > 0:
-        bandwidth = file_bytes / times.publish_seconds
-    served = None
-    if bandwidth is not None and texts:
-        served = max(1, int(bandwidth * row_seconds * encoded / file_bytes))
-    cost = None if price_per_hour is None else price_per_hour * times.wall_seconds / 3600
+    encoded = work.texts_encoded
+
+    served = _served_workers(work, costs, times, bandwidth)
     fleet = None
     if deadline_seconds is not None:
-        model = CostConstants(encode.superbatch_seconds, row_seconds, encode.workers)
-        other = (
-            costs.io.start_seconds
-            + costs.waiting_seconds
-            + times.publish_seconds / max(1, len(flushes))
-        )
-        fleet = size_fleet(model, encoded, len(flushes), other, deadline_seconds, served)
+        model = CostConstants(speed.call_seconds, work.row_seconds, speed.workers)
+        publish_seconds = times.publish_seconds / max(1, len(flushes))
+        other_seconds = costs.io.start_seconds + publish_seconds
+        fleet = size_fleet(model, encoded, len(flushes), other_seconds, deadline_seconds, served)
+    cost = None if price_per_hour is None else price_per_hour * times.wall_seconds / 3600
+    largest = max((flush.texts for flush in flushes), default=0)
+    row_bytes = costs.vector_bytes
     return Plan(
         forecast=times,
         bounds=bounds,
-        partitions=partitions,
-        texts=texts,
+        paper=_paper_model(work, len(flushes)),
+        partitions=len(rows),
+        texts=work.texts,
         texts_encoded=encoded,
-        rows_reused=texts - encoded,
-        text_bytes=int(in_bytes.sum()),
-        tokens=round(sum(flush.encoded_bytes for flush in flushes) * encode.tokens_per_byte),
-        largest_partition_texts=int(counts.max(initial=0)),
-        workers=encode.workers,
+        rows_reused=work.texts - encoded,
+        text_bytes=int(work.text_bytes.sum()),
+        tokens=round(sum(flush.encoded_bytes for flush in flushes) * speed.tokens_per_byte),
+        largest_partition_texts=int(rows.max(initial=0)),
+        workers=speed.workers,
         superbatches=len(flushes),
-        superbatches_bound=flushes_upper_bound(texts, bounds),
         fill_ratio=encoded / len(flushes) / bounds.b_min if flushes else 0.0,
-        call_seconds=encode.call_seconds,
-        call_margin=encode.call_margin,
-        text_seconds=text_seconds,
-        text_margin=encode.text_margin(mean_tokens),
+        call_seconds=speed.call_seconds,
+        text_seconds=speed.worker_seconds(work.mean_tokens),
         text_seconds_by_tokens={
-            tokens: (encode.text_seconds(tokens), encode.text_margin(tokens))
-            for tokens in _TOKENS_OF_TEXTS
+            tokens: speed.worker_seconds(tokens) for tokens in _TOKENS_OF_TEXTS
         },
-        partition_by_partition_seconds=float(own_calls),
-        speedup=gain,
-        alpha=alpha,
-        break_even_texts=break_even,
-        phi=phi,
-        cv=cv,
-        paper_recommendation=recommend(phi, cv),
-        verdict=verdict(gain),
-        peak_superbatch_bytes=superbatch_bytes(largest, mean_bytes, costs.vector_bytes, itemsize=1),
+        peak_superbatch_bytes=superbatch_bytes(largest, work.mean_bytes, row_bytes, itemsize=1),
         bound_superbatch_bytes=superbatch_bytes(
-            bounds.b_max, mean_bytes, costs.vector_bytes, itemsize=1
+            bounds.b_max, work.mean_bytes, row_bytes, itemsize=1
         ),
-        peak_resident_bytes=_peak_resident_bytes(flushes, beside_bytes, memory) if memory else None,
+        peak_resident_bytes=_peak_resident_bytes(flushes, other_bytes, memory) if memory else None,
         memory_limit_bytes=memory.limit if memory else None,
         workers_per_machine=served,
         cost=cost,
@@ -353,25 +333,65 @@ def plan(
     )
 
 
+def _paper_model(work: _Work, superbatches: int) -> PaperModel:
+    speed = work.speed
+    partitions = len(work.rows)
+    new_bytes = work.text_bytes * work.new / np.maximum(work.rows, 1)
+    new_texts = work.new * (1 - speed.equal_share)
+    own_calls = float(speed.seconds(new_texts, new_bytes * speed.tokens_per_byte).sum())
+    of_texts = work.texts_encoded * work.row_seconds / speed.workers
+    call_seconds = max(0.0, own_calls - of_texts) / max(1, partitions)
+
+    model = CostConstants(call_seconds, work.row_seconds, speed.workers)
+    alpha = model.alpha(partitions, work.texts_encoded)
+    gain = speedup(alpha, superbatches, partitions)
+    break_even_texts = speed.break_even_texts(work.mean_tokens) / (1 - speed.equal_share)
+    phi = small_share(work.new, break_even_texts)
+    cv = variation(work.new)
+    return PaperModel(
+        partition_by_partition_seconds=own_calls,
+        speedup=gain,
+        alpha=alpha,
+        break_even_texts=break_even_texts,
+        phi=phi,
+        cv=cv,
+        paper_recommendation=recommend(phi, cv),
+        verdict=verdict(gain),
+    )
+
+
+def _served_workers(
+    work: _Work, costs: RunCosts, times: Forecast, bandwidth: float | None
+) -> int | None:
+    """Return the workers whose vectors one machine can send, by Zero's rule."""
+    file_bytes = work.texts * (work.mean_bytes + costs.vector_bytes)
+    if bandwidth is None and times.publish_seconds > 0:
+        bandwidth = file_bytes / times.publish_seconds
+    if bandwidth is None or not file_bytes:
+        return None
+    return max(1, int(bandwidth * work.row_seconds * work.texts_encoded / file_bytes))
+
+
 def verdict(gain: float) -> str:
     """Return what SuperBatches gain here, in one sentence."""
     saved = 1 - 1 / gain
     if saved < _LEAST_GAIN:
-        return f"SuperBatches make little difference here: they save less than {_LEAST_GAIN:.0%} of the encoding time."
+        return (
+            "SuperBatches make little difference here: they save less than "
+            f"{_LEAST_GAIN:.0%} of the encoding time."
+        )
     return f"SuperBatches save {saved:.0%} of the encoding time here."
 
 
-def _peak_resident_bytes(flushes: Sequence[Flush], beside_bytes: float, memory: MemoryPlan) -> int:
-    """Of the reader and of the SuperBatches that are alive together: one filling, one encoding, one
-    being published."""
-    strings = [
-        math.ceil(flush.text_bytes + flush.texts * beside_bytes)
-        + flush.partitions * PARTITION_OVERHEAD_BYTES
-        for flush in flushes
-    ]
-    each = [
-        size + memory.result.of_rows(flush.texts, size)
-        for flush, size in zip(flushes, strings, strict=True)
-    ]
-    together = [sum(each[start : start + SLOTS]) for start in range(len(each))]
+def _peak_resident_bytes(flushes: Sequence[Flush], other_bytes: float, memory: MemoryPlan) -> int:
+    """Return the most bytes of the reader and of the SuperBatches that are alive together.
+
+    One is being filled, one is encoded, and one is published.
+    """
+    sizes = list[int]()
+    for flush in flushes:
+        strings = math.ceil(flush.text_bytes + flush.texts * other_bytes)
+        strings += flush.partitions * PARTITION_OVERHEAD_BYTES
+        sizes.append(strings + memory.result.of_rows(flush.texts, strings))
+    together = [sum(sizes[start : start + SLOTS]) for start in range(len(sizes))]
     return min(memory.limit, memory.reader + max(together, default=0))

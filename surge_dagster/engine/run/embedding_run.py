@@ -300,7 +300,7 @@ class EmbeddingRun:
         threads = self._publish_threads or publishing_threads(store, pool.workers)
         bounds, plan = fit_memory(
             self._thresholds,
-            pool.costs.b_min,
+            pool.speed.b_min,
             pool.space,
             threads,
             self._memory_limit,
@@ -317,7 +317,7 @@ class EmbeddingRun:
         report.encoder_notes = list(started.notes)
         report.workers = pool.workers
         report.b_min, report.b_max = bounds.b_min, bounds.b_max
-        report.call_seconds = pool.costs.call_seconds
+        report.call_seconds = pool.speed.call_seconds
         arena = pool.arena(slots=SLOTS, max_texts=bounds.b_max, max_bytes=bounds.b_max_bytes)
         return RunMemory(
             bounds, plan, Ledger(plan.limit), arena, InFlight(), ExposedIo(), self._stop

@@ -15,11 +15,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
-
 from surge_dagster.engine.encoder.arena import ArenaClosed
-from surge_dagster.engine.encoder.costs import EncodeCosts
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.speed import Speed
 from surge_dagster.engine.errors import Cancelled, EncoderError
 from surge_dagster.engine.run.events import EventStream
 from surge_dagster.engine.run.meters import Pace
@@ -128,7 +126,7 @@ def encoded_superbatches(
         BaseException: what ended the reader.
     """
     calls: deque[SuperBatchCall] = deque()
-    measures = _Measures(begun, pool.costs)
+    measures = _Measures(begun, pool.speed)
     more, error, encoded = True, None, 0
     try:
         while (more or calls) and not memory.stop.stopping.is_set():
@@ -173,10 +171,10 @@ def _encoded_so_far(calls: deque[SuperBatchCall], memory: RunMemory) -> Iterator
 class _Measures:
     """Measures each encode call, and compares it with those before it."""
 
-    def __init__(self, begun: float, expected: EncodeCosts) -> None:
+    def __init__(self, begun: float, speed: Speed) -> None:
         self._begun = self._last = begun
-        self._expected = expected
-        self._pace = Pace(expected.is_learned)
+        self._speed = speed
+        self._pace = Pace(speed.is_learned)
 
     def of(self, call: SuperBatchCall) -> EncodedSuperBatch:
         """A SuperBatch whose call ended now."""
@@ -194,13 +192,6 @@ class _Measures:
         return EncodedSuperBatch(call.batch, metrics, duty, pace, span, call.deduplicated)
 
     def _expected_seconds(self, call: SuperBatchCall) -> float:
-        """Return what the pool's costs say of so many texts, tokens and bytes; 0 of a call that
-        computed nothing."""
+        """Return what a call of so many texts and tokens usually takes; 0 if it computed nothing."""
         costs = call.metrics.costs
-        if not costs.texts_computed:
-            return 0.0
-        text_bytes = call.batch.slot.text_bytes * costs.texts_computed / call.batch.texts
-        amounts = (
-            np.array([float(amount)]) for amount in (costs.texts_computed, costs.tokens, text_bytes)
-        )
-        return float(self._expected.seconds(*amounts)[0])
+        return float(self._speed.seconds(costs.texts_computed, costs.tokens))

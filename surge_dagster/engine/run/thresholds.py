@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from surge_dagster.engine.encoder.costs import RAMP
+from surge_dagster.engine.encoder.speed import RAMP
 from surge_dagster.engine.errors import ConfigError
 
 # Each partition counts this much in addition to its rows, so that many empty partitions also end a
@@ -48,7 +48,7 @@ class Thresholds:
         four encode calls more.
 
         Args:
-            derived_b_min: used if no B_min is given (`EncodeCosts.b_min`).
+            derived_b_min: used if no B_min is given (`Speed.b_min`).
             scale: makes derived values smaller where memory is short, 0 to 1.
 
         Raises:

@@ -143,7 +143,7 @@ def test_empty_slot_costs_nothing_and_a_slot_can_be_extended(hash_pool: EncoderP
 
 
 @pytest.mark.parametrize(
-    "use", [EncoderPool.start, EncoderPool.read_costs, lambda pool: encode(pool, ["a"])]
+    "use", [EncoderPool.start, EncoderPool.measure_speed, lambda pool: encode(pool, ["a"])]
 )
 def test_pool_starts_its_workers_once_at_the_first_use(
     use: Callable[[EncoderPool], object],
@@ -155,7 +155,7 @@ def test_pool_starts_its_workers_once_at_the_first_use(
             list(threads.map(use, [pool, pool]))
         pids = pool.worker_pids
         assert len(pids) == 2 and pool.start_seconds > 0
-        assert pool.costs.workers == 2 and pool.precision == "fp32"
+        assert pool.speed.workers == 2 and pool.precision == "fp32"
         assert pool.worker_pids == pids
 
 
@@ -190,9 +190,9 @@ def test_closed_pool_refuses_calls_and_leaves_neither_process_nor_descriptor() -
 def test_speed_measured_by_a_start_is_cached_for_the_next_one(cache_folder: Path) -> None:
     spec = EncodingSpec("hash://40")
     with EncoderPool(spec, devices="cpu") as first:
-        measured = first.costs.texts_per_second
+        measured = first.speed.texts_per_second
     with EncoderPool(spec, devices="cpu") as second:
-        assert second.costs.texts_per_second == measured
+        assert second.speed.texts_per_second == measured
     assert measured > 0
     assert second.start_seconds > 0
     assert (second.device, second.precision, second.dimension) == ("cpu", "fp32", 40)

@@ -75,7 +75,7 @@ def test_start_checks_parity_and_measures_speed(model_pool: EncoderPool) -> None
     facts = model_pool.start()
     assert facts.lowest_cosine is not None
     assert facts.lowest_cosine >= FLOOR
-    assert model_pool.costs.texts_per_second > 0
+    assert model_pool.speed.texts_per_second > 0
     assert facts.backend in ("openvino", "torch")
     assert facts.backend in facts.device_reason
     assert model_pool.space.name.startswith("all-MiniLM-L6-v2-")

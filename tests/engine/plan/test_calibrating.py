@@ -4,7 +4,6 @@ made by hand."""
 from __future__ import annotations
 
 import contextlib
-import itertools
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -13,20 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from surge_dagster.engine.encoder.costs import EncodeCosts
 from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.plan.calibrating import (
-    Io,
-    RunLog,
-    calls_of,
-    io_costs,
-    io_of,
-    known_costs,
-    learning,
-    store_kind,
-)
+from surge_dagster.engine.encoder.speed import Speed
+from surge_dagster.engine.plan.calibrating import RunLog, calls_of, known_costs, learning
 from surge_dagster.engine.plan.cost_model import predict_flushes
-from surge_dagster.engine.plan.other_programs import CoreSeconds
+from surge_dagster.engine.plan.io_costs import Io, io_costs, io_of, store_kind
 from surge_dagster.engine.plan.planner import forecast
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import RunReport, SuperBatchReport
@@ -84,7 +74,7 @@ def test_prediction_of_the_encoding_equals_what_an_encoder_of_fixed_costs_takes(
         predicted = forecast(predict_flushes(sizes, run.memory.bounds), costs)
         assert run.report.superbatches == len(predict_flushes(sizes, run.memory.bounds))
         assert predicted.encode_seconds == pytest.approx(run.report.costs.encode_seconds, rel=1e-4)
-        assert priced_pool.costs.call_seconds == pytest.approx(C_IPC, rel=1e-3)
+        assert priced_pool.speed.call_seconds == pytest.approx(C_IPC, rel=1e-3)
 
 
 def test_report_of_a_run_has_prediction_and_outcome_side_by_side(
@@ -108,9 +98,9 @@ def test_run_without_anything_to_encode_has_no_prediction(priced_pool: Any, tmp_
 def test_pool_that_goes_on_predicts_its_next_run_by_the_last_one(
     priced_pool: Any, tmp_path: Path
 ) -> None:
-    assert priced_pool.costs.tokens_per_text == 12  # as a start measured it
+    before = priced_pool.speed.tokens_per_text
     run = finish_learning(priced_pool, [30, 40], tmp_path)
-    assert priced_pool.costs.tokens_per_text == run.report.costs.tokens / 70 != 12
+    assert priced_pool.speed.tokens_per_text == run.report.costs.tokens / 70 != before
 
 
 def test_closed_events_stop_the_run_and_teach_nothing(priced_pool: Any, tmp_path: Path) -> None:
@@ -131,33 +121,12 @@ def test_run_that_is_stopped_teaches_nothing(priced_pool: Any, tmp_path: Path) -
     assert priced_pool.calibration.observations("runs cpu") == []
 
 
-def test_run_beside_other_programs_teaches_nothing_unless_the_last_ones_had_them_too(
-    priced_pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def runs_after(share: float) -> int:
-        monkeypatch.setattr(CoreSeconds, "share_of_others", lambda now, since: share)
-        finish_learning(priced_pool, [30, 40], tmp_path / str(next(numbers)))
-        return len(priced_pool.calibration.observations("runs cpu"))
-
-    numbers = itertools.count()
-    assert [runs_after(share) for share in (0.05, 0.5, 0.5, 0.5, 0.5, 0.0, 0.5)] == [
-        1,
-        1,
-        1,
-        1,
-        2,
-        3,
-        3,
-    ]
-    assert len(priced_pool.calibration.observations("io local")) == 3
-
-
 def test_run_teaches_the_costs_of_publishing_to_its_store(priced_pool: Any, tmp_path: Path) -> None:
     finish_learning(priced_pool, [60, 10, 80, 30], tmp_path)
     rows = priced_pool.calibration.observations("io local")
     assert [row[0] for row in rows] == [1, 2, 1]  # files of each SuperBatch
     costs = known_costs(priced_pool, open_store(tmp_path)).io
-    assert costs.publish.values.sum() > 0 and costs.read.values.sum() > 0
+    assert costs.publish.sum() > 0 and costs.read.sum() > 0
 
 
 def test_log_of_a_long_run_stays_small_and_predicts_all_of_it(
@@ -176,7 +145,7 @@ def test_log_of_a_long_run_stays_small_and_predicts_all_of_it(
         (last + 2) * (C_IPC + C_TEXT * 100), rel=1e-4
     )
     assert len(priced_pool.calibration.observations("runs cpu")) == 256
-    assert priced_pool.calibration.observations("starts local") == [[0.0]]
+    assert priced_pool.calibration.read("start local") == 0.0
 
 
 def test_only_texts_that_were_encoded_count() -> None:
@@ -184,8 +153,8 @@ def test_only_texts_that_were_encoded_count() -> None:
         [superbatch_of(texts_encoded=80, texts_deduplicated=32, texts_computed=50, tokens=600)]
     )
     assert (call.texts, call.text_bytes, call.tokens, call.equal_texts) == (50, 3_854, 600, 32)
-    costs = EncodeCosts.of([call], [], 1)
-    assert (costs.equal_share, costs.tokens_per_text) == (32 / 82, 12)
+    speed = Speed(0.0, 1.0).of_texts([call])
+    assert (speed.equal_share, speed.tokens_per_text) == (32 / 82, 12)
     assert calls_of([superbatch_of(texts_encoded=0, texts_computed=0)]) == []
 
 
@@ -193,54 +162,10 @@ def test_calls_whose_time_says_nothing_are_left_out() -> None:
     assert calls_of([superbatch_of(replays=1), replace(SOME, encode_span=None)]) == []
 
 
-def test_waits_of_workers_count_once_in_a_run(priced_pool: Any, tmp_path: Path) -> None:
-    first = superbatch_of(shared_seconds=1.5)
-    [call] = calls_of([first])
-    assert call.seconds == 1.5
-    for waited in (0.2, 0.4):
-        log = RunLog(priced_pool, open_store(tmp_path))
-        log.add(first)
-        log.add(replace(superbatch_of(shared_seconds=2 - waited), index=1))
-        log.end(RunReport())
-    costs = known_costs(priced_pool, open_store(tmp_path))
-    assert costs.waiting_seconds == pytest.approx(0.8)
-    costs = replace(costs, encode=replace(costs.encode, workers=2))
-    flushes = predict_flushes([100, 100], Thresholds(b_min=100).resolve(1))
-    without = forecast(flushes, replace(costs, waiting_seconds=0.0))
-    assert forecast(flushes, costs).encode_seconds == pytest.approx(without.encode_seconds + 0.8)
-
-
-def test_wait_behind_a_lost_worker_is_not_that_of_a_usual_end(
-    priced_pool: Any, tmp_path: Path
-) -> None:
-    """A worker that hangs is replaced after two minutes, in which the others wait; without new
-    texts none does."""
-    for costs in ({}, {"shared_seconds": 0.1, "replays": 1}, {"texts_computed": 0}):
-        log = RunLog(priced_pool, open_store(tmp_path))
-        log.add(superbatch_of(encode_seconds=2.5, **costs))
-        log.end(RunReport())
-    assert priced_pool.calibration.observations("waits cpu") == [[0.5]]
-
-
-@pytest.mark.parametrize("seconds", [0.0, 1e-6])
-def test_superbatch_whose_time_cannot_be_true_is_not_learned(
-    priced_pool: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, seconds: float
-) -> None:
-    run_log = RunLog(priced_pool, open_store(tmp_path))
-    run_log.add(SOME)
-    run_log.add(replace(superbatch_of(shared_seconds=seconds), index=1))
-
-    run_log.end(RunReport())
-
-    [learned] = priced_pool.calibration.observations("runs cpu")
-    assert learned[3] == SOME.costs.shared_seconds
-    assert "the times of 1 of 2 SuperBatches are not learned" in caplog.text
-
-
 def test_next_run_and_its_plan_have_a_b_min_near_the_last_one(
     priced_pool: Any, tmp_path: Path
 ) -> None:
-    first = priced_pool.costs.b_min
+    first = priced_pool.speed.b_min
     run_log = RunLog(priced_pool, open_store(tmp_path))
     for index in range(9):
         run_log.add(replace(superbatch_of(texts_computed=10_000), index=index))
@@ -248,8 +173,8 @@ def test_next_run_and_its_plan_have_a_b_min_near_the_last_one(
     run_log.end(RunReport())
 
     assert priced_pool.calibration.read("b_min cpu") == first
-    assert priced_pool.costs.b_min == 2 * first
-    assert known_costs(priced_pool, open_store(tmp_path)).encode.b_min == 2 * first
+    assert priced_pool.speed.b_min == 2 * first
+    assert known_costs(priced_pool, open_store(tmp_path)).speed.b_min == 2 * first
 
 
 def test_publishing_does_not_count_the_wait_for_the_superbatch_before() -> None:
@@ -269,16 +194,15 @@ def test_costs_of_files_rows_and_bytes_are_told_apart() -> None:
         Io(
             *(files, texts, reused, size),
             read_seconds=4e-3 * files + 1e-6 * texts + 5e-6 * reused + 2e-9 * (size - 10 * texts),
-            write_seconds=7e-3 * files + 4e-9 * size,
             publish_seconds=0.02 + 2e-3 * files,
         )
         for files, texts, reused, size in shapes
     ]
-    found = io_costs(seen, [0.1, 9.0, 0.2], vector_bytes=10)
-    assert found.read.values == pytest.approx([4e-3, 1e-6, 5e-6, 2e-9])
-    assert found.write.values == pytest.approx([7e-3, 4e-9])
-    assert found.publish.values == pytest.approx([0.02, 2e-3, 0], abs=1e-12)
-    assert found.start_seconds == 0.2
+
+    found = io_costs(seen, vector_bytes=10)
+
+    assert found.read == pytest.approx([4e-3, 1e-6, 5e-6, 2e-9])
+    assert found.publish == pytest.approx([0.02, 2e-3, 0], abs=1e-12)
 
 
 def test_buckets_and_the_local_disk_have_costs_of_their_own(

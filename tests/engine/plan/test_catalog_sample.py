@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer
 
-from surge_dagster.engine.encoder.costs import EncodeCosts
+from surge_dagster.engine.encoder.speed import Speed
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.plan.catalog_sample import sample_catalog, token_counter, tokens_by_bytes
 from surge_dagster.engine.sources.partition import Partition
@@ -19,7 +19,7 @@ from tests.engine.priced_pool import catalog
 from tests.engine.runs import in_memory
 from tests.small_catalogs import Rows, partition_of
 
-COSTS = EncodeCosts.given(0.0, 1.0, 1)
+COSTS = Speed.given(0.0, 1.0, 1)
 COUNT_TOKENS, _ = token_counter(EncodingSpec("hash://8", max_length=50).resolve(), COSTS)
 
 
@@ -29,7 +29,7 @@ def counted(key: str, rows: Rows) -> Partition:
 
 def sizes_of(partitions: Sequence[Partition]) -> tuple[np.ndarray, float]:
     sample = sample_catalog(partitions, COUNT_TOKENS)
-    return sample.text_bytes, sample.beside_bytes
+    return sample.text_bytes, sample.other_bytes
 
 
 @pytest.mark.parametrize("max_length", [16, 256])
@@ -102,9 +102,9 @@ def test_listed_bytes_are_scaled_to_those_of_the_texts() -> None:
         for partition, rows in zip(in_memory(catalog([300, 20])), (300, 20), strict=True)
     ]
     read = [sum(len(text) for _, text in rows) for rows in catalog([300, 20]).values()]
-    text_bytes, beside_bytes = sizes_of(partitions)
+    text_bytes, other_bytes = sizes_of(partitions)
     assert text_bytes.tolist() == read  # as few rows were all read
-    assert 1 <= beside_bytes <= 3  # the digits of an id
+    assert 1 <= other_bytes <= 3  # the digits of an id
     unlisted, _ = sizes_of([replace(one, text_bytes=None) for one in partitions])
     assert unlisted.tolist() == read
     many = [replace(partitions[0], key=str(number)) for number in range(80)]  # of which 64 are read

@@ -12,26 +12,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.synthetic import partition_sizes
-from surge_dagster.engine.encoder.costs import Call, EncodeCosts, Fit
+from surge_dagster.engine.encoder.speed import Call, Speed
 from surge_dagster.engine.plan.cost_model import (
     CostConstants,
     Flush,
     Recommendation,
     predict_flushes,
 )
-from surge_dagster.engine.plan.planner import IoCosts, RunCosts, forecast, plan, size_fleet, verdict
+from surge_dagster.engine.plan.io_costs import IoCosts
+from surge_dagster.engine.plan.planner import RunCosts, forecast, plan, size_fleet, verdict
 from surge_dagster.engine.run.memory import ResultMemory, plan_memory
 from surge_dagster.engine.run.report import RunReport
 from surge_dagster.engine.run.thresholds import Bounds, Thresholds
 
-MINILM = EncodeCosts.given(call_seconds=0.087, text_seconds=0.149e-3, workers=4)
-FREE = IoCosts(Fit(np.zeros(4)), Fit(np.zeros(2)), Fit(np.zeros(3)))
+MINILM = Speed.given(call_seconds=0.087, text_seconds=0.149e-3, workers=4)
+FREE = IoCosts(np.zeros(4), np.zeros(3))
 VECTOR = 384 * 4
 PAPER = Bounds(100_000, 500_000, 1 << 60, 1 << 60)
 
 
 def run_costs(
-    encode: EncodeCosts = MINILM,
+    encode: Speed = MINILM,
     per_superbatch: float = 0.0,
     per_file: float = 0.0,
     start: float = 0.0,
@@ -39,8 +40,8 @@ def run_costs(
     per_reused: float = 0.0,
 ) -> RunCosts:
     read, publish = (
-        Fit(np.array([0.0, per_row, per_reused, 0.0])),
-        Fit(np.array([per_superbatch, per_file, 0.0])),
+        np.array([0.0, per_row, per_reused, 0.0]),
+        np.array([per_superbatch, per_file, 0.0]),
     )
     return RunCosts(encode, replace(FREE, read=read, publish=publish, start_seconds=start), VECTOR)
 
@@ -48,26 +49,23 @@ def run_costs(
 def test_plan_of_the_papers_run() -> None:
     sizes = partition_sizes(10_000_000, 4_000)
     planned = plan(sizes, 47 * sizes, run_costs(), PAPER, price_per_hour=7.30)
-    assert planned.alpha == pytest.approx(0.934, abs=0.0005)
-    assert planned.speedup == pytest.approx(1.89, abs=0.01)
-    assert planned.break_even_texts == pytest.approx(2_340, rel=0.005)
-    assert planned.paper_recommendation is Recommendation.STRONG
-    assert (
-        planned.superbatches
-        == len(predict_flushes(sizes, PAPER))
-        < planned.superbatches_bound
-        == 100
-    )
+    assert planned.paper.alpha == pytest.approx(0.934, abs=0.0005)
+    assert planned.paper.speedup == pytest.approx(1.89, abs=0.01)
+    assert planned.paper.break_even_texts == pytest.approx(2_340, rel=0.005)
+    assert planned.paper.paper_recommendation is Recommendation.STRONG
+    assert planned.superbatches == len(predict_flushes(sizes, PAPER)) < 100
     assert planned.fill_ratio > 1
     assert planned.bound_superbatch_bytes == 791_500_000 >= planned.peak_superbatch_bytes
     wall = planned.superbatches * 0.087 + 10_000_000 * 0.149e-3 / 4
     assert planned.forecast.wall_seconds == pytest.approx(wall)
-    assert planned.partition_by_partition_seconds == pytest.approx(planned.speedup * wall)
+    assert planned.paper.partition_by_partition_seconds == pytest.approx(
+        planned.paper.speedup * wall
+    )
     assert planned.cost_per_million_texts == pytest.approx(7.30 / 3600 * wall / 10)
 
 
 def test_equal_texts_take_no_time_of_a_worker() -> None:
-    encode = replace(EncodeCosts.given(1.0, 1.0, 1), equal_share=0.75)
+    encode = replace(Speed.given(1.0, 1.0, 1), equal_share=0.75)
     bounds, row_bytes = Bounds(400, 400, 1 << 60, 1 << 60), 47 + VECTOR
     planned = plan(
         [100] * 4,
@@ -82,9 +80,9 @@ def test_equal_texts_take_no_time_of_a_worker() -> None:
     assert planned.fleet is not None
     assert (planned.fleet.workers, planned.fleet.wall_seconds) == (1, planned.forecast.wall_seconds)
     assert planned.workers_per_machine == 2  # each sends four rows in a second
-    assert planned.partition_by_partition_seconds == 4 * (1 + 100 * 0.25)
-    assert planned.speedup == pytest.approx(104 / 101)
-    assert planned.break_even_texts == pytest.approx(4.0)
+    assert planned.paper.partition_by_partition_seconds == 4 * (1 + 100 * 0.25)
+    assert planned.paper.speedup == pytest.approx(104 / 101)
+    assert planned.paper.break_even_texts == pytest.approx(4.0)
 
 
 def test_document_of_a_plan_has_the_names_of_the_report() -> None:
@@ -127,7 +125,7 @@ def test_plan_of_an_empty_catalog_is_zero() -> None:
 class TestForecast:
     """SuperBatches pass the stages in their order, three of them alive at a time."""
 
-    ENCODE = EncodeCosts.given(call_seconds=1.0, text_seconds=1.0, workers=1)
+    ENCODE = Speed.given(call_seconds=1.0, text_seconds=1.0, workers=1)
 
     def test_storage_that_is_fast_enough_costs_its_last_superbatch_alone(self) -> None:
         found = forecast([Flush(9)] * 5, run_costs(self.ENCODE, per_superbatch=4.0, start=0.5))
@@ -174,24 +172,13 @@ class TestForecast:
     def test_equal_texts_count_in_tokens_per_byte(self) -> None:
         """Equal texts are often short: their share of the bytes is not that of the texts."""
         seen = Call(texts=50, text_bytes=1_000, tokens=200, seconds=1.0, equal_texts=50)
-        encode = replace(
-            EncodeCosts.of([seen], [], 1), fit=Fit(np.array([0.0, 0.0, 0.0, 1.0, 0.0]))
-        )
+        encode = Speed(0.0, 0.0, token_seconds=1.0).of_texts([seen])
         assert forecast([Flush(100, 1, 1_000.0)], run_costs(encode)).encode_seconds == 200
         assert encode.tokens_per_single_byte == 0.4
 
-    def test_workers_wait_for_the_last_one_no_longer_than_one_of_them_could_encode(self) -> None:
-        costs = replace(run_costs(EncodeCosts.given(0.0, 3.0, 3)), waiting_seconds=6.0)
-        assert forecast([Flush(9)] * 2, costs).encode_seconds == 2 * 9 + 6
-        assert forecast([Flush(1)], costs).encode_seconds == 3
-        assert forecast([Flush(9, reused=9)], costs).encode_seconds == 0
-
-    def test_interval_is_that_of_all_calls_together(self) -> None:
-        covariance = np.diag([0.25, 0.0, 0.0, 0.0, 0.0])
-        unsure = replace(self.ENCODE, fit=Fit(np.array([1.0, 0.0, 1.0, 0.0, 0.0]), covariance))
-        assert forecast([Flush(9)] * 4, run_costs(unsure)).margin_seconds == pytest.approx(
-            1.96 * 4 * 0.5
-        )
+    def test_interval_is_the_spread_of_earlier_superbatches(self) -> None:
+        unsure = replace(self.ENCODE, spread=0.25)
+        assert forecast([Flush(9)] * 4, run_costs(unsure)).margin_seconds == 0.25 * 40
 
     @given(
         sizes=st.lists(st.integers(0, 3_000), min_size=1, max_size=40),
@@ -203,7 +190,7 @@ class TestForecast:
         self, sizes: list[int], per_file: float, more: float, per_row: float
     ) -> None:
         flushes = predict_flushes(sizes, Bounds(1_000, 5_000, 1 << 60, 1 << 60), 40.0)
-        encode = EncodeCosts.given(0.01, 1e-3, 1)
+        encode = Speed.given(0.01, 1e-3, 1)
         found = forecast(flushes, run_costs(encode, per_file=per_file))
         wall = found.wall_seconds * (1 + 1e-9)
         assert wall >= found.encode_seconds and wall >= found.publish_seconds
@@ -211,8 +198,8 @@ class TestForecast:
         assert found.wall_seconds <= (found.encode_seconds + found.publish_seconds) * (1 + 1e-9)
         for dearer in (
             run_costs(encode, per_file=per_file + more),
-            run_costs(EncodeCosts.given(0.01 + more, 1e-3, 1), per_file=per_file),
-            run_costs(EncodeCosts.given(0.01, 1e-3 + more, 1), per_file=per_file),
+            run_costs(Speed.given(0.01 + more, 1e-3, 1), per_file=per_file),
+            run_costs(Speed.given(0.01, 1e-3 + more, 1), per_file=per_file),
             run_costs(encode, per_file=per_file, per_row=per_row),
         ):
             assert forecast(flushes, dearer).wall_seconds * (1 + 1e-9) >= found.wall_seconds
@@ -224,14 +211,14 @@ class TestFleet:
     MODEL = CostConstants(call_seconds=0.1, text_seconds=1e-3, workers=1)
 
     def test_fewest_workers_that_end_in_time(self) -> None:
-        fleet = size_fleet(self.MODEL, 1_000_000, 100, 10.0, 120.0, served=None)
+        fleet = size_fleet(self.MODEL, 1_000_000, 100, 10.0, 120.0, workers_per_machine=None)
         assert (fleet.workers, fleet.machines) == (10, 1)
         assert fleet.wall_seconds == pytest.approx(120.0)
 
     def test_machines_get_as_many_workers_as_their_storage_serves(self) -> None:
         """Zero: NG = (U/S)·BW; a worker that is always busy sends 1,000 texts of 1,583 bytes in a
         second."""
-        costs = run_costs(EncodeCosts.given(0.0, 1e-3, 1))
+        costs = run_costs(Speed.given(0.0, 1e-3, 1))
         planned = plan(
             [1_000_000],
             [47_000_000],
@@ -245,19 +232,13 @@ class TestFleet:
         # ten are enough, each machine has as many
         assert (planned.fleet.workers, planned.fleet.machines) == (12, 3)
 
-    def test_fleet_waits_for_its_last_worker_too(self) -> None:
-        costs = replace(run_costs(EncodeCosts.given(0.0, 1e-3, 2)), waiting_seconds=3.0)
-        planned = plan([100_000], [4_700_000], costs, PAPER, deadline_seconds=53.0)
-        assert planned.fleet is not None and planned.fleet.workers == 2
-        assert planned.fleet.wall_seconds == pytest.approx(planned.forecast.wall_seconds)
-
     def test_bandwidth_is_what_publishing_showed(self) -> None:
-        costs = run_costs(EncodeCosts.given(0.0, 1e-3, 1), per_file=25.0)
+        costs = run_costs(Speed.given(0.0, 1e-3, 1), per_file=25.0)
         planned = plan([100_000], [4_700_000], costs, PAPER)
         assert planned.workers_per_machine == 4  # encoding takes 100 s, publishing 25
 
     def test_deadline_that_no_number_of_workers_meets_is_not_called_met(self) -> None:
-        fleet = size_fleet(self.MODEL, 1_000, 100, 10.0, 15.0, served=None)
+        fleet = size_fleet(self.MODEL, 1_000, 100, 10.0, 15.0, workers_per_machine=None)
         assert fleet.wall_seconds > fleet.deadline_seconds
 
     @given(
@@ -310,10 +291,10 @@ def test_verdict_states_what_superbatches_gain_here(gain: float, expected: str) 
 def test_verdict_follows_the_measured_gain_and_not_the_papers_table() -> None:
     """Few small partitions of very different sizes: the table advises SuperBatches, and calls cost
     nothing here."""
-    free_calls = EncodeCosts.given(1e-6, 1e-3, 1)
+    free_calls = Speed.given(1e-6, 1e-3, 1)
     sizes = [100] * 20 + [10_000]
 
     planned = plan(sizes, [47 * size for size in sizes], run_costs(free_calls), PAPER)
 
-    assert planned.paper_recommendation is Recommendation.MODERATE
-    assert planned.verdict.startswith("SuperBatches make little difference here")
+    assert planned.paper.paper_recommendation is Recommendation.MODERATE
+    assert planned.paper.verdict.startswith("SuperBatches make little difference here")

@@ -18,6 +18,7 @@ import re
 import string
 from array import array
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from tokenizers import Tokenizer
 
 from surge_dagster.engine.encoder.worker.word_cache import WordCache, rows_of
 from surge_dagster.engine.model.digest import canonical_json
+from surge_dagster.engine.model.folder import tokenizer_file
 from surge_dagster.engine.model.spec import Space
 
 _CHARACTERS_PER_TOKEN = 8
@@ -199,6 +201,14 @@ class TextTokenizer:
                 return prefix
             characters = 2 * end.start()
         return text
+
+
+def load_tokenizer(space: Space) -> TextTokenizer | None:
+    """Return the tokenizer of a model's folder; None if it has no fast one."""
+    file = tokenizer_file(Path(space.model_path))
+    if file is None:
+        return None
+    return TextTokenizer(TokenizerFacts(file.read_text("utf-8")), space)
 
 
 def digest_of_tokens(tokens: list[Any]) -> str:

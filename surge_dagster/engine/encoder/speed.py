@@ -1,0 +1,345 @@
+"""How fast a pool encodes: the one record that B_min, plans, the slow-call check and the service read.
+
+    seconds of a call = pace · (call_seconds + texts · text_seconds + tokens · token_seconds)
+
+A first start times three calls: a few short texts, many short texts, and long texts. They give the
+three costs, for all workers together. Runs add the calls of their SuperBatches, and the newest nine
+give the pace: how many times longer they took than the three costs say. Nine calls are enough to
+follow a machine that changes its speed, and their median ignores a single call that was stalled.
+
+SuperBatches below a sixteenth of B_min do not count while there are larger ones. Their time is that
+of a call, and a night with few changes must not change the speed of large runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, replace
+from statistics import median, stdev
+
+import numpy as np
+
+from surge_dagster.engine.encoder.calibration import Calibration
+from surge_dagster.engine.support.fitting import fit_costs
+
+log = logging.getLogger(__name__)
+
+LEAST_B_MIN = 1_000
+MOST_B_MIN = 100_000
+RAMP = 16  # the first SuperBatch of a run is a sixteenth of B_min
+# A SuperBatch that takes this long hides its fixed costs, shows progress, and is little to lose.
+_B_MIN_SECONDS = 5.0
+_MOST_B_MIN_CHANGE = 2
+_NEWEST_CALLS = 9
+# A call of more tokens per second than this many times the start's was not timed rightly.
+_MOST_TIMES_START = 8.0
+_NORMAL_95 = 1.96
+_LEAST_TEXT_SECONDS = 1e-9  # so that speeds are finite
+
+# The start's calls: least and most words of a text, and texts of the first call.
+_SHORT, _FEW_SHORT = (6, 10), 20
+_LONG, _FEW_LONG = (60, 100), 2
+_MOST_WORDS, _MOST_WORDS_OF_GPU = 170_000, 2_700_000  # of a call
+_LONG_ENOUGH_SECONDS, _TOO_LONG_SECONDS = 0.2, 1.0
+_WORDS = [
+    "steel",
+    "bottle",
+    "cotton",
+    "shirt",
+    "lamp",
+    "oak",
+    "table",
+    "garden",
+    "hose",
+    "travel",
+    "mug",
+    "wool",
+    "scarf",
+    "desk",
+    "chair",
+    "ceramic",
+    "bowl",
+    "running",
+    "shoe",
+    "phone",
+    "case",
+    "glass",
+    "jar",
+    "bath",
+    "towel",
+    "ink",
+    "pen",
+    "leather",
+    "belt",
+    "camping",
+    "stove",
+    "rain",
+    "jacket",
+    "bread",
+    "knife",
+]
+
+EncodeTexts = Callable[[list[str]], tuple[float, float]]  # gives the tokens and seconds of a call
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An encode call that was timed.
+
+    Attributes:
+        text_bytes: those of `equal_texts` count too.
+        seconds: what the call took of the pool.
+        equal_texts: texts that got the vector of an equal one.
+    """
+
+    texts: float
+    text_bytes: float
+    tokens: float
+    seconds: float
+    equal_texts: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What encoding costs on all workers of a pool together.
+
+    Attributes:
+        call_seconds: c_ipc, and passes that few texts share.
+        tokens_per_byte: encoded tokens; the bytes are those of equal texts too.
+        tokens_per_second, bytes_per_second: of the calls that count, one after the other.
+        equal_share: of the texts that needed a vector, those that got it from an equal one.
+        b_min: texts of a SuperBatch if no setting gives them.
+        is_learned: whether calls of runs count, and not only those of the start.
+        spread: how far calls differ from the expected seconds, as a share of these; 95 % of calls
+            are within it. None if too few calls are known.
+    """
+
+    call_seconds: float
+    text_seconds: float
+    token_seconds: float = 0.0
+    workers: int = 1
+    tokens_per_byte: float = 0.25
+    tokens_per_text: float = 12.0
+    tokens_per_second: float = 0.0
+    bytes_per_second: float = 0.0
+    equal_share: float = 0.0
+    b_min: int = LEAST_B_MIN
+    is_learned: bool = False
+    spread: float | None = None
+
+    @classmethod
+    def given(cls, call_seconds: float, text_seconds: float, workers: int) -> Speed:
+        """Return the speed of a text that takes so long on one worker, whatever its length."""
+        b_min = derived_b_min(workers / text_seconds)
+        return cls(call_seconds, text_seconds / workers, workers=workers, b_min=b_min)
+
+    def seconds(self, texts: float | np.ndarray, tokens: float | np.ndarray) -> np.ndarray:
+        """Return the expected seconds of a call, or of each of several; 0 without texts."""
+        of_call = self.call_seconds * np.sign(texts)
+        return of_call + self.text_seconds * texts + self.token_seconds * tokens
+
+    def of_texts(self, calls: Sequence[Call]) -> Speed:
+        """Return the same speed for texts that are as long, and as often equal, as in these calls."""
+        texts = sum(call.texts for call in calls)
+        tokens = sum(call.tokens for call in calls)
+        text_bytes = sum(call.text_bytes for call in calls)
+        equal_texts = sum(call.equal_texts for call in calls)
+        return replace(
+            self,
+            tokens_per_byte=tokens / max(1.0, text_bytes),
+            tokens_per_text=tokens / max(1.0, texts),
+            equal_share=equal_texts / max(1.0, texts + equal_texts),
+        )
+
+    def worker_seconds(self, tokens: float) -> float:
+        """Return c_enc: the seconds of a text of so many tokens on one worker."""
+        of_text = self.text_seconds + self.token_seconds * tokens
+        return self.workers * max(_LEAST_TEXT_SECONDS, of_text)
+
+    @property
+    def texts_per_second(self) -> float:
+        return self.workers / self.worker_seconds(self.tokens_per_text)
+
+    @property
+    def tokens_per_single_byte(self) -> float:
+        """Tokens per byte of texts that differ from each other."""
+        return self.tokens_per_byte / (1 - self.equal_share)
+
+    def break_even_texts(self, tokens: float) -> float:
+        """Return n*: a partition of fewer texts spends more on its call than on its texts."""
+        return self.call_seconds * self.workers / self.worker_seconds(tokens)
+
+
+def speed_of(
+    start: Sequence[Call],
+    of_runs: Sequence[Call] = (),
+    workers: int = 1,
+    previous_b_min: int | None = None,
+) -> Speed:
+    """Return the speed that follows from the three calls of a start and from those of runs.
+
+    Args:
+        of_runs: oldest first.
+        previous_b_min: of the run before; None if there was none.
+    """
+    few, many, long = start
+    costs = _costs_of_start(few, many, long)
+    large = _large_calls(of_runs, previous_b_min)[-_NEWEST_CALLS:]
+    learned = large or of_runs[-_NEWEST_CALLS:]
+    counted = learned or [many]
+
+    expected = [float(costs @ _amounts(call)) for call in learned]
+    paces = [call.seconds / seconds for call, seconds in zip(learned, expected, strict=True)]
+    pace = _weighted_median(paces, expected)
+    rate = median(call.texts / call.seconds for call in large or [many])
+    counted_seconds = float(pace * sum(costs @ _amounts(call) for call in counted))
+    speed = Speed(
+        *(pace * costs).tolist(),
+        workers=workers,
+        tokens_per_second=sum(call.tokens for call in counted) / counted_seconds,
+        bytes_per_second=sum(call.text_bytes for call in counted) / counted_seconds,
+        b_min=derived_b_min(rate, previous_b_min),
+        is_learned=bool(learned),
+        spread=_NORMAL_95 * stdev(paces) / pace if len(paces) > 1 else None,
+    )
+    return speed.of_texts(counted)
+
+
+def _costs_of_start(few: Call, many: Call, long: Call) -> np.ndarray:
+    """Return the seconds of a call, of a text and of a token."""
+    calls = [few, many, long]
+    amounts = np.array([_amounts(call) for call in calls])
+    if many.texts == few.texts:
+        amounts[:, 0] = 0  # a model too slow to tell a call from its texts
+    costs = fit_costs(amounts, np.array([call.seconds for call in calls]))
+    costs[1] = max(costs[1], _LEAST_TEXT_SECONDS)
+    return costs
+
+
+def _amounts(call: Call) -> tuple[float, float, float]:
+    return 1.0, call.texts, call.tokens
+
+
+def _weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Return the value in the middle of the weights; 1 if there are none."""
+    if not values:
+        return 1.0
+    order = np.argsort(values)
+    before = np.cumsum(np.array(weights)[order])
+    middle = np.searchsorted(before, before[-1] / 2)
+    return values[int(order[middle])]
+
+
+def _large_calls(of_runs: Sequence[Call], b_min: int | None) -> list[Call]:
+    least_texts = 1 if b_min is None else b_min // RAMP
+    return [call for call in of_runs if call.texts >= least_texts]
+
+
+def derived_b_min(texts_per_second: float, previous: int | None = None) -> int:
+    """Return B_min: the texts of five seconds, 1,000 to 100,000, and at most twice or half of the
+    previous run's."""
+    wanted = _B_MIN_SECONDS * texts_per_second
+    if previous is not None:
+        wanted = min(wanted, _MOST_B_MIN_CHANGE * previous)
+        wanted = max(wanted, previous / _MOST_B_MIN_CHANGE)
+    return round(min(max(wanted, LEAST_B_MIN), MOST_B_MIN))
+
+
+class SpeedRecord:
+    """The timed calls of a pool, kept with its calibration, and in memory if that cannot be written.
+
+    Args:
+        devices: of the workers; other devices have another record.
+    """
+
+    def __init__(self, calibration: Calibration, devices: str, workers: int) -> None:
+        self._calibration = calibration
+        self._workers = workers
+        self._most_words = _MOST_WORDS_OF_GPU if "cuda" in devices else _MOST_WORDS
+        self._start_name = f"start {devices}"
+        self._runs_name = f"runs {devices}"
+        self._b_min_name = f"b_min {devices}"
+        self._start = self._kept(self._start_name)
+
+    def measure(self, encode: EncodeTexts, *, anew: bool = False) -> None:
+        """Time the start's calls if none are kept, or `anew`, which forgets those of runs too."""
+        if self._start and not anew:
+            return
+        self._start = time_start(encode, self._most_words)
+        self._calibration.write(
+            **{
+                self._start_name: [astuple(call) for call in self._start],
+                self._runs_name: [],
+                self._b_min_name: None,
+            }
+        )
+
+    def learn(self, calls: Sequence[Call], b_min: int) -> None:
+        """Keep the calls of a run with this B_min, but those whose times cannot be true."""
+        rates = [call.tokens / call.seconds for call in self._start]
+        limit = _MOST_TIMES_START * max(rates)
+        believed = [call for call in calls if call.tokens < limit * call.seconds]
+        if len(believed) < len(calls):
+            log.warning(
+                "the times of %d of %d SuperBatches are not learned: more than %.0f tokens/s, "
+                "%.0f times what the pool reached at its start, cannot be true. If they are, "
+                "measure again: surge-dagster plan --calibrate",
+                len(calls) - len(believed),
+                len(calls),
+                limit,
+                _MOST_TIMES_START,
+            )
+        self._calibration.observe(self._runs_name, map(astuple, believed))
+        self._calibration.write(**{self._b_min_name: b_min})
+
+    def read(self) -> Speed:
+        previous_b_min = self._calibration.read(self._b_min_name)
+        return speed_of(self._start, self._kept(self._runs_name), self._workers, previous_b_min)
+
+    def _kept(self, name: str) -> list[Call]:
+        return [Call(*row) for row in self._calibration.observations(name)]
+
+
+def time_start(encode: EncodeTexts, most_words: int = _MOST_WORDS) -> list[Call]:
+    """Time the three calls of a start; a slow model is timed with fewer texts."""
+    encode(speed_texts(1, *_SHORT))  # libraries set themselves up in their first pass
+    few = _faster_of_two(encode, _FEW_SHORT, _SHORT)
+    many = _longer_call(encode, _FEW_SHORT, _SHORT, most_words)
+    long = _longer_call(encode, _FEW_LONG, _LONG, most_words)
+    return [few, many, long]
+
+
+def _longer_call(encode: EncodeTexts, texts: int, words: tuple[int, int], most_words: int) -> Call:
+    """Return a call with so many times four times the texts that it takes long enough."""
+    call = _timed(encode, texts, words)
+    enough_seconds = _TOO_LONG_SECONDS  # two sizes tell a call from its texts
+    while call.seconds < enough_seconds and 4 * texts * words[1] <= most_words:
+        texts *= 4
+        call = _timed(encode, texts, words)
+        enough_seconds = _LONG_ENOUGH_SECONDS
+    if call.seconds > _TOO_LONG_SECONDS:
+        return call
+    return min(call, _timed(encode, texts, words), key=lambda each: each.seconds)
+
+
+def _faster_of_two(encode: EncodeTexts, texts: int, words: tuple[int, int]) -> Call:
+    calls = [_timed(encode, texts, words) for _ in range(2)]
+    return min(calls, key=lambda call: call.seconds)
+
+
+def _timed(encode: EncodeTexts, count: int, words: tuple[int, int]) -> Call:
+    texts = speed_texts(count, *words)
+    tokens, seconds = encode(texts)
+    return Call(count, sum(map(len, texts)), tokens, max(seconds, count * _LEAST_TEXT_SECONDS))
+
+
+def speed_texts(count: int, least_words: int, most_words: int) -> list[str]:
+    """Return texts of so many words, in an order that depends on the row."""
+    texts = list[str]()
+    for row in range(count):
+        step = 1 + row % 31
+        size = least_words + row % (most_words - least_words + 1)
+        words = [_WORDS[(row + step * place) % len(_WORDS)] for place in range(size)]
+        texts.append(" ".join(words))
+    return texts
