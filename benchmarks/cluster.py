@@ -3,20 +3,18 @@
     make bench-cluster
 
 The machines are network namespaces on this computer, so it needs root, iproute2 and the extra
-`ray`. Their encoders sleep instead of computing, each at a speed of its own, because all machines
-share the cores here. Efficiency is the catalog's texts over what the machines could have encoded
-from the moment at which each got its first stretch until the last one ended.
+`ray`. Their encoders sleep instead of computing, each at its own speed, because all machines share
+the cores here. Efficiency is the catalog's texts over what the machines could have encoded from the
+moment at which each got its first stretch until the last one ended.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,14 +26,13 @@ import pyarrow as pa
 
 from benchmarks.harness import (
     Document,
+    Options,
     Target,
-    add_quick,
     at_most,
-    command_line,
-    names_of,
     print_document,
     say,
     start_document,
+    temporary_folder,
 )
 from benchmarks.paced_runs import BACKEND, SECONDS_PER_TEXT
 from benchmarks.synthetic import build_synthetic_catalog, draw_texts
@@ -60,22 +57,10 @@ _GIANT = 999_999  # the number of a partition that no synthetic catalog has
 _RAY = Path(sys.executable).parent / "ray"
 
 
-def measure(arguments: argparse.Namespace) -> Document:
-    """The requested scenarios, one after the other."""
-    document = start_document("cluster", arguments, ("ray", "pyarrow", "surge-dagster"))
-    folder = Path(tempfile.mkdtemp(prefix="fleet"))
-    try:
-        for name in arguments.scenarios:
-            document[name] = _SCENARIOS[name](arguments, folder)
-            say("\n".join(lines({name: document[name]})))
-        return document
-    finally:
-        shutil.rmtree(folder)
-
-
 def measure_sizes(arguments: argparse.Namespace, folder: Path) -> Document:
-    """All machines, and catalogs whose sizes are spread more and more."""
-    speeds = speeds_of(arguments)
+    """Measure all machines, with catalogs whose sizes are spread more and more."""
+    drawn = np.random.default_rng(0).normal(1.0, _SPREAD, arguments.machines)
+    speeds = [*(arguments.speed * drawn[:-1]).tolist(), _SLOW * arguments.speed]
     texts = round(sum(speeds) * arguments.seconds)
     runs = Document()
     with cluster_of(speeds, folder) as network:
@@ -88,15 +73,10 @@ def measure_sizes(arguments: argparse.Namespace, folder: Path) -> Document:
     return runs
 
 
-def speeds_of(arguments: argparse.Namespace) -> list[float]:
-    """Texts per second of the machines; the last one is slow."""
-    drawn = np.random.default_rng(0).normal(1.0, _SPREAD, arguments.machines)
-    return [*(arguments.speed * drawn[:-1]).tolist(), _SLOW * arguments.speed]
-
-
 def measure_one(arguments: argparse.Namespace, folder: Path) -> Document:
-    """One machine: alone, and as the only one of a cluster."""
-    catalog, speeds = folder / "one", [arguments.speed]
+    """Measure one machine without a cluster, and as the only machine of a cluster."""
+    catalog = folder / "one"
+    speeds = [arguments.speed]
     texts = round(arguments.speed * arguments.seconds)
     build_synthetic_catalog(catalog, texts=texts, partitions=arguments.partitions, seed=1)
     with cluster_of(speeds, folder) as [host]:
@@ -106,8 +86,9 @@ def measure_one(arguments: argparse.Namespace, folder: Path) -> Document:
 
 
 def measure_half(arguments: argparse.Namespace, folder: Path) -> Document:
-    """Four equal machines and a catalog of which one partition is half."""
-    catalog, speeds = folder / "half", [arguments.speed] * 4
+    """Measure four equal machines, with a catalog in which one partition is half."""
+    catalog = folder / "half"
+    speeds = [arguments.speed] * 4
     texts = round(sum(speeds) * arguments.seconds / 2)
     build_synthetic_catalog(
         catalog, texts=texts, partitions=arguments.partitions, sigma=1.0, seed=1
@@ -125,37 +106,36 @@ def measure_half(arguments: argparse.Namespace, folder: Path) -> Document:
 
 @contextmanager
 def cluster_of(speeds: Sequence[float], folder: Path) -> Iterator[list[Host]]:
-    """A Ray cluster of machines with these speeds, which share a folder; the first one is the head."""
+    """Start a Ray cluster of machines with these speeds, which share a folder; the first machine is
+    the head."""
     with hosts(len(speeds), folder) as network:
+        joins: tuple[object, ...] = ("--head", "--port", 6379, "--include-dashboard=false")
         for host, speed in zip(network, speeds, strict=True):
-            head = ("--head", "--port", 6379, "--include-dashboard=false")
-            joins = head if host is network[0] else ("--address", f"{network[0].address}:6379")
             options = ("--node-ip-address", host.address, "--num-cpus", 1, "--disable-usage-stats")
             host.run(_RAY, "start", *joins, *options, env=environment_of(speed))
+            joins = ("--address", f"{network[0].address}:6379")
         yield network
 
 
 def environment_of(speed: float) -> dict[str, str]:
-    """Of the processes of a host, whose encoder has this speed."""
+    """Return the environment of the processes of a host whose encoder has this speed."""
     return {SECONDS_PER_TEXT: str(1 / speed), "PYTHONPATH": str(ROOT)}
 
 
 def driven(host: Host, catalog: Path, cluster: str, speeds: Sequence[float]) -> Document:
-    """A run that begins on this host."""
+    """Return what a run that begins on this host measures."""
     say(f"{catalog.name}: {len(speeds)} machines, cluster {cluster}")
-    output = catalog.parent / "output"
-    words = (sys.executable, "-m", "benchmarks.cluster", "--drive", catalog, output, cluster)
-    try:
+    with temporary_folder(catalog.parent) as output:
+        words = (sys.executable, "-m", "benchmarks.cluster", "--drive", catalog, output, cluster)
         with host.popen(*words, env=environment_of(speeds[0]), stdout=subprocess.PIPE) as process:
             printed, _ = process.communicate()
-        run = json.loads(printed.splitlines()[-1])
-    finally:
-        shutil.rmtree(output, ignore_errors=True)
-    ends = max(work["ended"] for work in run["machines"].values())
-    could = sum(
-        speeds[int(name)] * (ends - work["begun"]) for name, work in run["machines"].items()
-    )
-    return run | {"efficiency": run["texts"] / could, "speeds": list(speeds)}
+    run = json.loads(printed.splitlines()[-1])
+    machines = run["machines"]
+    ended = max(work["ended"] for work in machines.values())
+    possible = 0.0
+    for number, work in machines.items():
+        possible += speeds[int(number)] * (ended - work["begun"])
+    return run | {"efficiency": run["texts"] / possible, "speeds": list(speeds)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,94 +167,94 @@ class PacedRuns:
 
 
 def drive(catalog: str, output: str, cluster: str) -> Document:
-    """The run itself, in a process of its own on a host."""
+    """Run in this process, which is on a host."""
     runs = PacedRuns(catalog, output)
     partitions = list(runs.list_partitions())
     with runs.open_pool() as pool:
         if cluster == "none":
             pool.start()
             run = runs.new_run(partitions, pool)
-            for _ in run.events():
-                pass
-            machines = {
-                "0": {
-                    "begun": 0.0,
-                    "ended": run.report.wall_seconds,
-                    "texts": run.report.texts_encoded,
-                }
-            }
         else:
             connect = partial(RayCluster, cluster, runs, pool.space, say, "auto")
             run = ClusterRun(
                 partitions, runs, pool, connect, force=False, grace_seconds=20.0, warn=say
             )
-            for _ in run.events():
-                pass
-            machines = {
-                str(int(work.facts.host.rpartition(".")[2]) - 1): {
-                    "begun": work.spans[0].begun,
-                    "ended": work.spans[-1].ended,
-                    "texts": work.texts,
-                    "stretches": work.stretches,
-                }
-                for work in run.work.values()
-                if work.spans
-            }
+        for _ in run.events():
+            pass
+
+    report = run.report
+    if run.failed or report.partitions_written != len(partitions):
+        raise RuntimeError(f"Not all partitions were embedded: {report.partitions_failed[:3]}")
+    machines = {0: {"begun": 0.0, "ended": report.wall_seconds, "texts": report.texts_encoded}}
+    if isinstance(run, ClusterRun):
+        machines = _machines_of(run)
     texts = sum(partition.rows or 0 for partition in partitions)
-    if run.failed or run.report.partitions_written != len(partitions):
-        raise RuntimeError(f"not all partitions were embedded: {run.report.partitions_failed[:3]}")
-    return {"machines": machines, "texts": texts, "wall_seconds": run.report.wall_seconds}
+    return {"machines": machines, "texts": texts, "wall_seconds": report.wall_seconds}
+
+
+def _machines_of(run: ClusterRun) -> dict[int, Document]:
+    machines = {}
+    for work in run.work.values():
+        if work.spans:
+            number = int(work.facts.host.rpartition(".")[2]) - 1
+            machines[number] = {
+                "begun": work.spans[0].begun,
+                "ended": work.spans[-1].ended,
+                "texts": work.texts,
+                "stretches": work.stretches,
+            }
+    return machines
 
 
 def lines(document: Document) -> Iterator[str]:
-    yield (
-        f"{'scenario':24}{'machines':>9}{'texts':>11}{'wall, s':>9}{'efficiency':>11}"
-        f"{'texts encoded':>14}"
-    )
+    """Yield the table."""
+    yield f"{'catalog':24}{'machines':>9}{'texts':>11}{'wall, s':>9}{'efficiency':>11}{'encoded':>14}"
     for scenario in _SCENARIOS:
         for name, run in document.get(scenario, {}).items():
-            encoded = sum(work["texts"] for work in run["machines"].values())
+            machines = run["machines"].values()
+            encoded = sum(work["texts"] for work in machines)
             yield (
-                f"{name:24}{len(run['machines']):>9}{run['texts']:>11,}{run['wall_seconds']:>9.1f}"
+                f"{name:24}{len(machines):>9}{run['texts']:>11,}{run['wall_seconds']:>9.1f}"
                 f"{run['efficiency']:>11.3f}{encoded:>14,}"
             )
 
 
 def targets(document: Document) -> Iterator[Target]:
+    """Yield the aims."""
     for name, run in document.get("sizes", {}).items():
         yield Target(f"{name}: efficiency", 0.96, run["efficiency"])
     if "one" in document:
-        alone, cluster = (run["efficiency"] for run in document["one"].values())
-        yield Target("one machine: with a cluster over without", 0.99, cluster / alone)
+        plain, cluster = (run["efficiency"] for run in document["one"].values())
+        yield Target("one machine: with a cluster over without", 0.99, cluster / plain)
     for run in document.get("half", {}).values():
-        yield at_most(
-            "half in one partition, 4 machines: seconds over W/4", 1.15, 1 / run["efficiency"]
-        )
+        seconds = 1 / run["efficiency"]
+        yield at_most("half in one partition, 4 machines: seconds over W/4", 1.15, seconds)
 
 
-_SCENARIOS = {"one": measure_one, "sizes": measure_sizes, "half": measure_half}
+_SCENARIOS: dict[str, Callable[[argparse.Namespace, Path], Document]] = {
+    "one": measure_one,
+    "sizes": measure_sizes,
+    "half": measure_half,
+}
 
 
 def main() -> None:
-    parser = command_line(__doc__)
-    add, quick = parser.add_argument, add_quick(parser)
-    scenarios = ",".join(_SCENARIOS)
-    add("--scenarios", type=names_of(_SCENARIOS), default=scenarios, help=f"some of {scenarios}")
-    add("--machines", type=int, default=2 if quick else 8)
-    add("--speed", type=float, default=500 if quick else 1500, help="texts per second of a machine")
-    add(
-        "--seconds",
-        type=float,
-        default=5 if quick else 150,
-        help="that all machines together need at best",
-    )
-    add("--partitions", type=int, default=20 if quick else 400)
-    add("--drive", nargs=3, metavar=("CATALOG", "OUTPUT", "CLUSTER"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    options = Options(__doc__)
+    options.add_names("--scenarios", _SCENARIOS, _SCENARIOS, _SCENARIOS)
+    options.add_size("--machines", 8, 2)
+    options.add_size("--speed", 1500.0, 500.0, "texts per second of a machine")
+    options.add_size("--seconds", 150.0, 5.0, "that all machines together need at best")
+    options.add_size("--partitions", 400, 20)
+    options.add_argument("--drive", nargs=3, help=argparse.SUPPRESS)
+    arguments = options.parse_args()
     if arguments.drive:
         print(json.dumps(drive(*arguments.drive)))
         return
-    document = measure(arguments)
+    document = start_document("cluster", arguments, ("ray", "pyarrow", "surge-dagster"))
+    with temporary_folder() as folder:
+        for name in arguments.scenarios:
+            document[name] = _SCENARIOS[name](arguments, folder)
+            say("\n".join(lines({name: document[name]})))
     print_document(document, lines(document), targets(document))
 
 

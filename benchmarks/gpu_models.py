@@ -1,4 +1,4 @@
-"""Models of the shapes that the GPU benchmark measures, and the folder to take to a GPU machine.
+"""Models of the shapes that the benchmarks measure, and the folder to take to a GPU machine.
 
 python -m benchmarks.gpu_models FOLDER [MODEL]
 """
@@ -9,15 +9,25 @@ import shutil
 import sys
 from pathlib import Path
 
-import torch
-
+# Hidden size, inner size, layers, heads.
+SHAPES = {
+    "minilm": (384, 1536, 6, 12),
+    "bge-base": (768, 3072, 12, 12),
+    "e5-large": (1024, 4096, 24, 16),
+}
 _ROOT = Path(__file__).parent.parent
 
 
 def make_model(
-    folder: Path, shape: tuple[int, int, int, int], tokenizer_of: Path, device: torch.device
+    folder: Path,
+    shape: tuple[int, int, int, int],
+    tokenizer_of: Path,
+    device: str = "cpu",
+    *,
+    is_half: bool = False,
 ) -> None:
-    """A BERT with random weights in fp16; hidden size, inner size, layers, heads."""
+    """Write a BERT of this shape with random weights; speed depends on the shape only."""
+    import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
     from transformers import BertConfig, BertModel
@@ -31,8 +41,11 @@ def make_model(
         num_hidden_layers=layers,
         num_attention_heads=heads,
     )
-    with device:
-        BertModel(config).half().save_pretrained(plain)
+    with torch.device(device):
+        model = BertModel(config)
+        if is_half:
+            model = model.half()
+        model.save_pretrained(plain)
     for pattern in ("*token*", "vocab*"):
         for file in tokenizer_of.glob(pattern):
             shutil.copy(file, plain)
@@ -41,16 +54,18 @@ def make_model(
 
 
 def carry(folder: Path, model: Path) -> None:
-    """What the benchmark needs beside the packages: in this folder it is `python -m benchmarks.gpu
-    --model model`."""
+    """Write what the benchmark needs in addition to the packages: in this folder it is
+    `python -m benchmarks.gpu --model model`."""
     from safetensors.torch import load_file, save_file
 
     for name in ("surge_dagster", "benchmarks"):
         shutil.copytree(_ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(model, folder / "model")
     weights = load_file(model / "model.safetensors")
-    halves = {name: one.half() if one.is_floating_point() else one for name, one in weights.items()}
-    save_file(halves, folder / "model" / "model.safetensors", metadata={"format": "pt"})
+    for name, weight in weights.items():
+        if weight.is_floating_point():
+            weights[name] = weight.half()
+    save_file(weights, folder / "model" / "model.safetensors", metadata={"format": "pt"})
 
 
 if __name__ == "__main__":

@@ -1,31 +1,47 @@
-"""What all benchmarks share: command lines, processes of their own, facts of the machine, aims
-beside measurements."""
+"""What all benchmarks share: options, sides that take turns, processes, facts of the machine, and
+aims next to measurements."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import multiprocessing
 import os
 import platform
+import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, TypeVar
+
+import psutil
 
 from surge_dagster.engine.encoder.devices import usable_cores
 
 Document = dict[str, Any]
+Result = TypeVar("Result")
 
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16")
+_START_SECONDS = 120
+_STOP_SECONDS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An aim. `measured` is None where the run did not measure it; `note` says why."""
+    """An aim.
+
+    Args:
+        measured: None if the run did not measure it; `note` says why.
+    """
 
     name: str
     target: float
@@ -37,70 +53,143 @@ class Target:
     def met(self) -> bool | None:
         if self.measured is None:
             return None
-        return self.measured >= self.target if self.at_least else self.measured <= self.target
+        if self.at_least:
+            return self.measured >= self.target
+        return self.measured <= self.target
 
     def as_dict(self) -> Document:
         return asdict(self) | {"met": self.met}
 
 
 def at_most(name: str, target: float, measured: float | None, note: str = "") -> Target:
-    """An aim that is met by values up to `target`."""
+    """Return an aim that is met by values up to `target`."""
     return Target(name, target, measured, at_least=False, note=note)
 
 
-# Each scenario's table and aims, made from its part of the document.
-Scenarios = Mapping[str, tuple[Callable[..., Iterable[str]], Callable[..., Iterable[Target]]]]
+class Options(argparse.ArgumentParser):
+    """The command line of a benchmark. `--quick` makes every size tiny: it shows that everything
+    runs, and measures nothing."""
 
+    def __init__(self, description: str | None) -> None:
+        super().__init__(
+            description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        self.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
+        self._is_quick = "--quick" in sys.argv
 
-def command_line(description: str | None) -> argparse.ArgumentParser:
-    """A parser whose help is a module's docstring."""
-    return argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    def add_size(self, name: str, full: float, quick: float, meaning: str = "") -> None:
+        """Add an option whose default depends on `--quick`."""
+        self.add_argument(
+            name,
+            type=type(full),
+            default=quick if self._is_quick else full,
+            help=f"{meaning} ({full:,})",
+        )
 
+    def add_names(
+        self, name: str, known: Iterable[str], default: Iterable[str], quick: Iterable[str]
+    ) -> None:
+        """Add an option that takes some of the known names, separated by commas."""
+        choices = tuple(known)
 
-def add_quick(parser: argparse.ArgumentParser) -> bool:
-    """Add `--quick`; gives whether it was requested, because other defaults depend on it."""
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="tiny sizes: shows that everything runs, measures nothing",
-    )
-    return "--quick" in sys.argv
+        def parse(text: str) -> list[str]:
+            names = text.split(",")
+            unknown = set(names).difference(choices)
+            if unknown:
+                raise argparse.ArgumentTypeError(f"{unknown}: choose from {', '.join(choices)}")
+            return names
 
-
-def names_of(known: Iterable[str]) -> Callable[[str], list[str]]:
-    """The argparse type of a comma-separated list of known names."""
-    choices = tuple(known)
-
-    def parse(text: str) -> list[str]:
-        names = [name.strip() for name in text.split(",") if name.strip()]
-        if unknown := [name for name in names if name not in choices]:
-            raise argparse.ArgumentTypeError(
-                f"{', '.join(unknown)}: choose from {', '.join(choices)}"
-            )
-        return names
-
-    return parse
-
-
-def numbers(text: str) -> list[float]:
-    """The argparse type of a comma-separated list of numbers."""
-    return [float(number) for number in text.split(",")]
+        self.add_argument(
+            name,
+            type=parse,
+            default=list(quick if self._is_quick else default),
+            help=f"of {','.join(choices)}",
+        )
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """How long a call takes."""
+    """Return how long a call takes."""
     begun = time.perf_counter()
     work()
     return time.perf_counter() - begun
 
 
-def in_own_process(module: str, *words: object, **options: Any) -> Document:
-    """Run a module as a program; gives the document in the last line of its output."""
-    command = [sys.executable, "-m", module, *map(str, words)]
-    finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, **options)
-    return json.loads(finished.stdout.splitlines()[-1])
+def in_turns(sides: Mapping[str, Callable[[], Result]], rounds: int) -> dict[str, list[Result]]:
+    """Call the sides one after the other, every second round backwards; return their results."""
+    results: dict[str, list[Result]] = {name: [] for name in sides}
+    names = list(sides)
+    for number in range(rounds):
+        say(f"  round {number + 1} of {rounds}")
+        for name in names:
+            results[name].append(sides[name]())
+        names.reverse()
+    return results
+
+
+def median_ratio(ours: Iterable[float], theirs: Iterable[float]) -> float:
+    """Return the median of the ratios of the rounds."""
+    return median(our / their for our, their in zip(ours, theirs, strict=True))
+
+
+def in_own_process(work: Callable[..., Result], *arguments: Any) -> Result:
+    """Call a function in a new process and return its result."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
+        return fresh.submit(work, *arguments).result()
+
+
+@contextlib.contextmanager
+def temporary_folder(parent: Path | str | None = None) -> Iterator[Path]:
+    """Yield a folder that is removed at the end."""
+    with tempfile.TemporaryDirectory(
+        prefix="surge-bench-", dir=parent, ignore_cleanup_errors=True
+    ) as folder:
+        yield Path(folder)
+
+
+@contextlib.contextmanager
+def serving(
+    command: Sequence[str], ready_path: str, **options: Any
+) -> Iterator[tuple[str, psutil.Process]]:
+    """Start a server, and stop it with its children at the end.
+
+    Args:
+        command: without the port, which becomes its last word.
+        ready_path: is answered as soon as the server is ready.
+        options: of the process.
+
+    Yields:
+        Its URL and its process.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    with subprocess.Popen([*command, str(port)], stdout=sys.stderr, **options) as process:
+        try:
+            deadline = time.monotonic() + _START_SECONDS
+            while not _answers(url + ready_path):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"{command} is not ready; exit code {process.returncode}")
+                time.sleep(0.1)
+            yield url, psutil.Process(process.pid)
+        finally:
+            _stop(process.pid)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=10):
+            return True
+    except OSError:
+        return False
+
+
+def _stop(pid: int) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        server = psutil.Process(pid)
+        family = [server, *server.children(recursive=True)]
+        server.terminate()
+        for process in psutil.wait_procs(family, _STOP_SECONDS)[1]:
+            process.kill()
 
 
 def say(text: str) -> None:
@@ -109,84 +198,63 @@ def say(text: str) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its class when it has none."""
-    return next(
-        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-    )
+    """Return the first line of an error's message, or its class if it has no message."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def start_document(name: str, arguments: argparse.Namespace, libraries: Iterable[str]) -> Document:
-    """What the results depend on beside the code: machine, library versions, settings."""
+    """Return what results depend on in addition to the code: machine, versions, settings."""
+    settings = {key: str(value) for key, value in vars(arguments).items()}
+    versions = {}
+    for library in libraries:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[library] = version(library)
     return {
         "benchmark": name,
         "machine": _machine(),
-        "versions": _versions(libraries),
-        "settings": {key: str(value) for key, value in vars(arguments).items()},
+        "versions": versions,
+        "settings": settings,
     }
-
-
-def print_scenarios(document: Document, scenarios: Scenarios) -> None:
-    """Print the tables and aims of the scenarios that are in the document, and the document."""
-    lines, aims = list[str](), list[Target]()
-    for name, (lines_of, targets_of) in scenarios.items():
-        if name in document:
-            lines += ["", *lines_of(document[name])]
-            aims += targets_of(document[name])
-    print_document(document, lines, aims)
 
 
 def print_document(document: Document, lines: Iterable[str], aims: Iterable[Target]) -> None:
     """Print the table, the aims and, as the last line, the document."""
-    machine, aims = document["machine"], list(aims)
+    machine = document["machine"]
+    aims = list(aims)
     load = f"load average {machine['load_average']:.1f} before and {os.getloadavg()[0]:.1f} after"
     print(f"{machine['processor']}, {machine['cores']} cores, {load}")
-    for line in (*lines, *aim_lines(aims)):
-        print(line)
+    print(*lines, *aim_lines(aims), sep="\n")
     print(json.dumps(document | {"targets": [aim.as_dict() for aim in aims]}))
 
 
 def aim_lines(aims: Iterable[Target]) -> Iterator[str]:
-    """A table of the aims with what was measured."""
+    """Yield a table of the aims with what was measured."""
     yield from ("", f"{'aim':66}{'target':>12}{'measured':>12}")
+    verdicts = {True: "met", False: "missed"}
     for aim in aims:
         sign = ">=" if aim.at_least else "<="
         measured = "-" if aim.measured is None else f"{aim.measured:,.6g}"
-        verdict = {
-            True: "met",
-            False: "missed",
-            None: f"not measured here: {aim.note or 'not requested'}",
-        }[aim.met]
+        verdict = verdicts.get(aim.met, f"not measured here: {aim.note or 'not requested'}")
         yield f"{aim.name:66}{f'{sign} {aim.target:,g}':>12}{measured:>12}  {verdict}"
 
 
 def cpu_instructions() -> set[str]:
-    """Instruction sets of the processor, by the kernel's names."""
+    """Return the instruction sets of the processor, by the kernel's names."""
+    flags = {*_cpu_facts("flags"), *_cpu_facts("Features")}
+    return set(" ".join(flags).split())
+
+
+def _cpu_facts(name: str) -> list[str]:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return {
-        flag
-        for line in lines
-        if line.startswith(("flags", "Features"))
-        for flag in line.split(":", 1)[1].split()
-    }
+    return [line.split(":", 1)[1].strip() for line in lines if line.startswith(name)]
 
 
 def _machine() -> Document:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    available = cpu_instructions()
     return {
-        "processor": next(models, "unknown"),
+        "processor": next(iter(_cpu_facts("model name")), "unknown"),
         "cores": usable_cores(),
-        "instructions": [name for name in _INSTRUCTIONS if name in cpu_instructions()],
+        "instructions": [name for name in _INSTRUCTIONS if name in available],
         "load_average": os.getloadavg()[0],
         "python": platform.python_version(),
     }
-
-
-def _versions(names: Iterable[str]) -> dict[str, str]:
-    versions = {}
-    for name in names:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return versions

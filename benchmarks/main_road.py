@@ -11,8 +11,7 @@ Three measurements, on a cache that the first run finds empty:
 - runs of the library that get SIGTERM or SIGKILL when their worker has computed a share of the
   texts: how many of these vectors are lost?
 
-Prints tables, the targets and, as the last line, one JSON document. The exit code is 1 if a target
-is missed that does not depend on the speed of the machine.
+The exit code is 1 if a target is missed that does not depend on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -22,23 +21,22 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 
 from benchmarks.harness import (
     Document,
+    Options,
     Target,
-    add_quick,
     at_most,
-    command_line,
     print_document,
     say,
     start_document,
+    temporary_folder,
 )
 from surge_dagster.catalogs.demo import build_demo_catalog
 from surge_dagster.engine.encoder.pool import EncoderPool
@@ -65,45 +63,33 @@ _REPORT_FIELDS = (
 
 
 def main() -> int:
-    parser = command_line(__doc__)
-    is_quick = add_quick(parser)
-    parser.add_argument("--texts", type=int, default=600 if is_quick else 3_000)
-    parser.add_argument("--runs", type=int, default=3 if is_quick else 10)
-    arguments = parser.parse_args()
+    options = Options(__doc__)
+    options.add_size("--texts", 3_000, 600)
+    options.add_size("--runs", 10, 3)
+    arguments = options.parse_args()
 
     document = start_document("main_road", arguments, ["openvino", "torch"])
-    with tempfile.TemporaryDirectory(prefix="surge-main-road-") as folder:
+    with temporary_folder() as folder:
         os.environ["SURGE_CACHE_DIR"] = f"{folder}/cache"
-        catalog = Path(folder) / "catalog"
+        catalog = folder / "catalog"
         build_demo_catalog(catalog, limit=arguments.texts)
         numbers = range(1, arguments.runs + 1)
-        document["runs"] = [forced_run(catalog, Path(folder) / "out", number) for number in numbers]
-        document["superbatches"] = timed_superbatches(catalog, Path(folder) / "timed")
-        document["stopped"] = [
-            stopped_run(catalog, Path(folder) / f"{name}-{share}", name, share)
-            for name in _SIGNALS
-            for share in _STOP_AT_SHARES
-        ]
+        document["runs"] = [forced_run(catalog, folder / "out", number) for number in numbers]
+        document["superbatches"] = timed_superbatches(catalog, folder / "timed")
+        document["stopped"] = []
+        for name, share in product(_SIGNALS, _STOP_AT_SHARES):
+            stopped = stopped_run(catalog, folder / f"{name}-{share}", name, share)
+            document["stopped"].append(stopped)
 
     independent = list(machine_independent_targets(document))
     print_document(document, table_of(document), [*independent, *idle_machine_targets(document)])
-    missed = [aim.name for aim in independent if not aim.met]
-    return 1 if missed else 0
+    return int(not all(aim.met for aim in independent))
 
 
 def forced_run(catalog: Path, output: Path, number: int) -> Document:
     """Return what the command reports of one run."""
     say(f"run {number}")
-    command = [
-        sys.executable,
-        "-m",
-        "surge_dagster",
-        "embed",
-        str(catalog),
-        str(output),
-        "--force",
-        "--json",
-    ]
+    command = [sys.executable, "-m", "surge_dagster", "embed", catalog, output, "--force", "--json"]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     report = json.loads(ended.stdout.splitlines()[-1])
     return {name: report[name] for name in _REPORT_FIELDS}
@@ -113,45 +99,44 @@ def timed_superbatches(catalog: Path, output: Path) -> list[Document]:
     """Return, of each SuperBatch of a run, its encode seconds and those in which its worker
     computed."""
     store = open_store(output)
+    measured = []
     with EncoderPool(EncodingSpec(), devices="cpu") as pool:
         run = EmbeddingRun(open_source(str(catalog)), store, pool, force=True)
-        reports = [
-            event for event in learning(run, pool, store) if isinstance(event, SuperBatchReport)
-        ]
-    return [
-        {
-            "texts": report.costs.texts_computed,
-            "encode_seconds": report.costs.encode_seconds,
-            "busy_seconds": report.costs.forward_seconds,
-        }
-        for report in sorted(reports, key=lambda report: report.index)
-    ]
+        for event in learning(run, pool, store):
+            if isinstance(event, SuperBatchReport):
+                costs = event.costs
+                measured.append(
+                    {
+                        "index": event.index,
+                        "texts": costs.texts_computed,
+                        "encode_seconds": costs.encode_seconds,
+                        "busy_seconds": costs.forward_seconds,
+                    }
+                )
+    return sorted(measured, key=lambda superbatch: superbatch["index"])
 
 
 def stopped_run(catalog: Path, output: Path, signal_name: str, share: float) -> Document:
     """Send a signal when a run's worker has computed this share of the texts, and count the vectors
     that are lost."""
     say(f"{signal_name} after {share:.0%}")
-    texts = sum(pq.read_metadata(path).num_rows for path in catalog.rglob("*.parquet"))
-    command = [sys.executable, "-m", "benchmarks.stopped_run", str(catalog), str(output)]
+    texts = _rows_in(catalog.rglob("*.parquet"))
+    command = [sys.executable, "-m", "benchmarks.stopped_run", catalog, output]
     chunks = output.with_suffix(".chunks")
-    environment = os.environ | {
-        "COUNTED_CHUNKS": str(chunks),
-        "PYTHONPATH": str(Path(__file__).parents[1]),
-    }
+    root = str(Path(__file__).parents[1])
+    environment = os.environ | {"COUNTED_CHUNKS": str(chunks), "PYTHONPATH": root}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as running:
         assert running.stdout is not None
         running.stdout.readline()
-        while (computed := _texts_in(chunks)) < share * texts and running.poll() is None:
+        while _texts_in(chunks) < share * texts:
+            if running.poll() is not None:
+                raise RuntimeError(f"The run ended before {signal_name}: {running.returncode}.")
             time.sleep(_POLL_SECONDS)
+        computed = _texts_in(chunks)
         running.send_signal(getattr(signal, signal_name))
         running.stdout.read()
-    if computed < share * texts:
-        raise SystemExit(
-            f"The run for {signal_name} ended with code {running.returncode} before it was signaled."
-        )
 
-    published = sum(pq.read_metadata(path).num_rows for path in output.glob("*/*.parquet"))
+    published = _rows_in(output.glob("*/*.parquet"))
     return {
         "signal": signal_name,
         "share": share,
@@ -162,14 +147,23 @@ def stopped_run(catalog: Path, output: Path, signal_name: str, share: float) -> 
     }
 
 
+def _rows_in(files: Iterable[Path]) -> int:
+    return sum(pq.read_metadata(path).num_rows for path in files)
+
+
+def _texts_in(chunks: Path) -> int:
+    if not chunks.exists():
+        return 0
+    return sum(map(int, chunks.read_text().split()))
+
+
 def machine_independent_targets(document: Document) -> Iterator[Target]:
     """Yield what holds on any machine that encodes a SuperBatch within half of the grace time."""
-    counts = [run["superbatches"] for run in document["runs"]]
+    counts = _values(document["runs"], "superbatches")
     yield at_most("spread of the runs' counts of SuperBatches", 4, max(counts) - min(counts))
 
-    superbatches = document["superbatches"]
-    encode_seconds = sum(superbatch["encode_seconds"] for superbatch in superbatches)
-    busy_seconds = sum(superbatch["busy_seconds"] for superbatch in superbatches)
+    encode_seconds = sum(_values(document["superbatches"], "encode_seconds"))
+    busy_seconds = sum(_values(document["superbatches"], "busy_seconds"))
     yield at_most("encode seconds over those of the worker", 1.2, encode_seconds / busy_seconds)
 
     yield at_most("computed texts that a run loses by SIGTERM", 0, _most_lost(document, "SIGTERM"))
@@ -181,55 +175,54 @@ def idle_machine_targets(document: Document) -> Iterator[Target]:
     first_file = max(run["time_to_first_output_seconds"] / run["wall_seconds"] for run in runs)
     yield at_most("first file, share of the run's wall time", 0.15, first_file)
 
-    errors = [_error_of(run) for run in runs[_LEARNED_RUNS:]]
-    worst = max((abs(error) for error in errors), default=None)
+    errors = []
+    for run in runs[_LEARNED_RUNS:]:
+        errors.append(abs(run["predicted_wall_seconds"] / run["wall_seconds"] - 1))
+    worst = max(errors, default=None)
     yield at_most("prediction error from the third run on", 0.1, worst, note="too few runs")
 
-    yield at_most(
-        "SuperBatches that were reported as slow", 0, sum(run["slow_superbatches"] for run in runs)
-    )
+    slow = sum(_values(runs, "slow_superbatches"))
+    yield at_most("SuperBatches that were reported as slow", 0, slow)
 
-    largest = sorted(superbatch["texts"] for superbatch in document["superbatches"])[-2:]
-    yield at_most(
-        "computed texts lost by SIGKILL: two SuperBatches",
-        sum(largest),
-        _most_lost(document, "SIGKILL"),
-    )
+    largest = sum(sorted(_values(document["superbatches"], "texts"))[-2:])
+    lost = _most_lost(document, "SIGKILL")
+    yield at_most("computed texts lost by SIGKILL: two SuperBatches", largest, lost)
 
 
-def table_of(document: Document) -> Iterator[str]:
-    yield f"{'run':>4}{'B_min':>8}{'SuperBatches':>14}{'first file':>12}{'wall':>9}{'predicted':>11}{'texts/s':>9}"
-    for number, run in enumerate(document["runs"], 1):
-        yield (
-            f"{number:>4}{run['b_min']:>8,}{run['superbatches']:>14}{run['time_to_first_output_seconds']:>10.2f} s"
-            f"{run['wall_seconds']:>7.2f} s{run['predicted_wall_seconds']:>9.2f} s{run['texts_per_second']:>9,.0f}"
-        )
-
-    yield ""
-    yield f"{'SuperBatch':>10}{'texts':>9}{'encode':>10}{'worker':>10}"
-    for number, each in enumerate(document["superbatches"]):
-        seconds = f"{each['encode_seconds']:>8.2f} s{each['busy_seconds']:>8.2f} s"
-        yield f"{number:>10}{each['texts']:>9,}{seconds}"
-
-    yield ""
-    yield f"{'signal':>10}{'at':>6}{'of texts':>10}{'computed':>10}{'published':>11}{'lost':>7}"
-    for each in document["stopped"]:
-        counts = (
-            f"{each['texts']:>10,}{each['computed']:>10,}{each['published']:>11,}{each['lost']:>7,}"
-        )
-        yield f"{each['signal']:>10}{each['share']:>6.0%}{counts}"
-
-
-def _texts_in(chunks: Path) -> int:
-    return sum(map(int, chunks.read_text().split())) if chunks.exists() else 0
+def _values(rows: list[Document], name: str) -> list[float]:
+    return [row[name] for row in rows]
 
 
 def _most_lost(document: Document, signal_name: str) -> int:
     return max(each["lost"] for each in document["stopped"] if each["signal"] == signal_name)
 
 
-def _error_of(run: dict[str, Any]) -> float:
-    return run["predicted_wall_seconds"] / run["wall_seconds"] - 1
+def table_of(document: Document) -> Iterator[str]:
+    """Yield the three tables."""
+    yield (
+        f"{'run':>4}{'B_min':>8}{'SuperBatches':>14}{'first file':>12}{'wall':>9}"
+        f"{'predicted':>11}{'texts/s':>9}"
+    )
+    for number, run in enumerate(document["runs"], 1):
+        yield (
+            f"{number:>4}{run['b_min']:>8,}{run['superbatches']:>14}"
+            f"{run['time_to_first_output_seconds']:>10.2f} s{run['wall_seconds']:>7.2f} s"
+            f"{run['predicted_wall_seconds']:>9.2f} s{run['texts_per_second']:>9,.0f}"
+        )
+
+    yield ""
+    yield f"{'SuperBatch':>10}{'texts':>9}{'encode':>10}{'worker':>10}"
+    for each in document["superbatches"]:
+        seconds = f"{each['encode_seconds']:>8.2f} s{each['busy_seconds']:>8.2f} s"
+        yield f"{each['index']:>10}{each['texts']:>9,}{seconds}"
+
+    yield ""
+    yield f"{'signal':>10}{'at':>6}{'of texts':>10}{'computed':>10}{'published':>11}{'lost':>7}"
+    for each in document["stopped"]:
+        yield (
+            f"{each['signal']:>10}{each['share']:>6.0%}{each['texts']:>10,}"
+            f"{each['computed']:>10,}{each['published']:>11,}{each['lost']:>7,}"
+        )
 
 
 if __name__ == "__main__":

@@ -3,35 +3,29 @@
     python -m benchmarks.output [--scenarios serialization,tiny,bound] [--quick]
 
 - serialization: a matrix of 384 columns with ids and texts through the engine's file writer, to
-  tmpfs and to a disk, beside a copy of the same bytes in memory and a bare write of them to the
-  same disk.
-- tiny: partitions of ten texts that lie ready in memory, with an encoder that takes no time, so
-  what counts is the path from the aggregator to the published file. Beside it a loop writes the
-  same bytes under the same names.
+  tmpfs and to a disk.
+- tiny: partitions of ten texts that lie ready in memory, with an encoder that takes no time. Only
+  the path from the aggregator to the published file counts.
 - bound: the ledger stays within its limit for any input, and the process's memory follows the
-  ledger. Each case is a run in a process of its own: one huge partition before, amid and after
+  ledger. Each case is a run in its own process: one huge partition before, amid and after
   thousands of small ones, texts of 1 MB, a store that stalls, and under a smaller limit Parquet
-  files: texts of 1 MB in row groups that fit, the same in one row group that is refused, a few that
-  stand together among many short ones, and files that hold gigabytes in some kilobytes, as strings
-  and as a column of a dictionary type. Memory is that of the process and its worker beyond what
-  they held before the run (shared pages counted once). The ledger counts data, not Python's own
-  objects; hence the allowance of 300 MB, which files do not get.
-
-Prints a table and, as the last line of standard output, one JSON document.
+  files: texts of 1 MB in row groups that fit, the same in one row group that is refused, a few
+  together among many short ones, and files that hold gigabytes in some kilobytes, as strings and
+  as a dictionary column. Memory is that of the process and its worker above their start, shared
+  pages counted once. The ledger counts data, not Python's own objects; hence the allowance of
+  300 MB, which files do not get.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
 import os
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -41,18 +35,17 @@ import pyarrow.parquet as pq
 
 from benchmarks.harness import (
     Document,
-    Scenarios,
+    Options,
     Target,
-    add_quick,
     at_most,
-    command_line,
     in_own_process,
-    names_of,
-    numbers,
-    print_scenarios,
+    in_turns,
+    median_ratio,
+    print_document,
     say,
     seconds_of,
     start_document,
+    temporary_folder,
 )
 from benchmarks.paced_runs import DIMENSION, drawn_partitions, embed, paced_pool, ready_partitions
 from benchmarks.synthetic import draw_texts
@@ -69,81 +62,71 @@ from surge_dagster.engine.support.process_memory import MemoryGauge
 from surge_dagster.engine.support.text_hash import text_hashes
 from surge_dagster.engine.tables.opening import open_source
 
-_RATES = ("tmpfs", "disk", "raw_write", "memcpy")
+_SCENARIOS = ("serialization", "tiny", "bound")
+_MEMORY = Path("/dev/shm")
+_ROWS = (10_000, 100_000, 500_000)
+_QUICK_ROWS = (1_000,)
 _TINY_TEXTS = 10
-_THREADS = 4  # of the publisher on a local disk
-_LIMIT, _FILES_LIMIT, _ALLOWANCE = 1024**3, 250_000_000, 300_000_000
-_FILES = {  # rows of a whole run, rows of a row group
+
+_LIMIT_BYTES = 1024**3
+_FILES_LIMIT_BYTES = 250_000_000
+_ALLOWANCE_BYTES = 300_000_000
+_SMALL_TEXTS = 100
+_SHORT_BYTES = 47
+_MEGABYTE = 1_000_000
+_STALLS = "a store that stalls"
+_REFUSED = "a row group that is refused"
+_CATEGORICAL = "a categorical column"
+# The rows of a run at full size, and of a row group.
+_FILES = {
     "row groups that fit": (600, 20),
-    "a row group that is refused": (600, 600),
+    _REFUSED: (600, 600),
     "long texts among short ones": (40_000, 40_000),
     "rows that share a text": (3_000, 3_000),
-    "a categorical column": (500, 500),
+    _CATEGORICAL: (500, 500),
 }
-CASES = (
-    "largest first",
-    "largest in the middle",
-    "largest last",
-    "texts of 1 MB",
-    *_FILES,
-    "a store that stalls",
-)
-_SMALL_TEXTS = 100
-_MEGABYTE = 1_000_000
-_THRESHOLDS = Thresholds(b_min=20_000, b_max=100_000)
+_DRAWN = ("largest first", "largest in the middle", "largest last", "texts of 1 MB")
+_CASES = (*_DRAWN, *_FILES, _STALLS)
 
 
-def measure(arguments: argparse.Namespace) -> Document:
-    """Run the requested scenarios and give the document."""
-    document = start_document("output", arguments, ("pyarrow", "numpy"))
-    with (
-        tempfile.TemporaryDirectory(prefix="surge-bench-", dir=arguments.memory_folder) as memory,
-        tempfile.TemporaryDirectory(prefix="surge-bench-", dir=arguments.disk_folder) as disk,
-    ):
-        folders = Path(memory), Path(disk)
-        measures: dict[str, Callable[[], object]] = {
-            "serialization": lambda: [
-                _serialize(int(rows), arguments.rounds, *folders) for rows in arguments.rows
-            ],
-            "tiny": lambda: _tiny(arguments.tiny_partitions, arguments.rounds, *folders),
-            "bound": lambda: _bound(arguments, folders[1]),
-        }
-        for scenario in arguments.scenarios:
-            say(scenario)
-            document[scenario] = measures[scenario]()
-    return document
+def measure_serialization(arguments: argparse.Namespace, disk: Path) -> list[Document]:
+    """Return the median seconds of writing a file, by its rows."""
+    sizes = _QUICK_ROWS if arguments.quick else _ROWS
+    with temporary_folder(_MEMORY) as memory:
+        return [_serialize(rows, arguments.rounds, memory, disk) for rows in sizes]
 
 
 def _serialize(rows: int, rounds: int, memory: Path, disk: Path) -> Document:
-    """Median seconds of each way to write so many rows."""
     say(f"  {rows:,} rows")
-    in_memory, on_disk = memory / "one.parquet", disk / "one.parquet"
     ids, texts, matrix = drawn_rows(rows)
-    copy = np.ones_like(matrix)  # its pages exist before the copy is timed
-    write_rows(in_memory, ids[:10], texts[:10], matrix[:10])  # loads code and codecs
-    turns: dict[str, list[float]] = {name: [] for name in (*_RATES, "validation")}
-    for _ in range(rounds):
-        turns["tmpfs"].append(seconds_of(lambda: write_rows(in_memory, ids, texts, matrix)))
-        turns["disk"].append(
-            seconds_of(lambda: (write_rows(on_disk, ids, texts, matrix), _flush(on_disk)))
-        )
-        turns["raw_write"].append(seconds_of(lambda: (matrix.tofile(on_disk), _flush(on_disk))))
-        turns["memcpy"].append(seconds_of(lambda: np.copyto(copy, matrix)))
-        turns["validation"].append(seconds_of(lambda: invalid_row(matrix, normalized=True)))
-    shares = (
-        checks / whole for checks, whole in zip(turns["validation"], turns["tmpfs"], strict=True)
-    )
+    write_rows(memory / "one.parquet", ids[:10], texts[:10], matrix[:10])  # loads code and codecs
+
+    def write(folder: Path) -> None:
+        write_rows(folder / "one.parquet", ids, texts, matrix)
+
+    def write_and_flush() -> None:
+        write(disk)
+        descriptor = os.open(disk / "one.parquet", os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+    works: dict[str, Callable[[], object]] = {
+        "tmpfs": partial(write, memory),
+        "disk": write_and_flush,
+        "validation": partial(invalid_row, matrix, normalized=True),
+    }
+    turns = in_turns({name: partial(seconds_of, work) for name, work in works.items()}, rounds)
     seconds = {f"{name}_seconds": median(values) for name, values in turns.items()}
     return {
         "rows": rows,
         "matrix_bytes": matrix.nbytes,
-        "validation_share": median(shares),
+        "validation_share": median_ratio(turns["validation"], turns["tmpfs"]),
         **seconds,
     }
 
 
 def drawn_rows(rows: int) -> tuple[pa.Array, pa.LargeStringArray, np.ndarray]:
-    """The ids, texts and unit vectors of a file."""
+    """Return the ids, texts and unit vectors of a file."""
     matrix = np.random.default_rng(0).standard_normal((rows, DIMENSION), np.float32)
     matrix /= np.linalg.norm(matrix, axis=1, keepdims=True)
     texts = draw_texts(0, 1, np.arange(rows, dtype=np.uint64)).cast(pa.large_string())
@@ -152,8 +135,9 @@ def drawn_rows(rows: int) -> tuple[pa.Array, pa.LargeStringArray, np.ndarray]:
 
 def write_rows(path: Path, ids: pa.Array, texts: pa.LargeStringArray, matrix: np.ndarray) -> None:
     """Write a file of these rows."""
+    digest = "0" * 32
     facts = FileFacts(
-        "all", "space", "model", "fp32", "v1", "0" * 32, "0" * 32, len(matrix), DIMENSION, 0
+        "all", "space", "model", "fp32", "v1", digest, digest, len(matrix), DIMENSION, 0
     )
     write_output(path, facts, ids, texts, matrix)
 
@@ -163,159 +147,112 @@ def write_output(
 ) -> None:
     """Write an output file with the engine's writer."""
     columns = schema(pa.string(), facts.dimension, "float32", include_text=True)
-    with (
-        pa.OSFile(str(path), "wb") as sink,
-        new_writer(sink, columns, facts) as writer,
-    ):
-        writer.append_table(
-            FileRows([ids], ids.type, texts, text_hashes(texts), matrix).table(columns)
-        )
+    rows = FileRows([ids], ids.type, texts, text_hashes(texts), matrix)
+    with pa.OSFile(str(path), "wb") as sink, new_writer(sink, columns, facts) as writer:
+        writer.append_table(rows.table(columns))
         writer.close()
 
 
-def serialization_lines(sizes: list[Document]) -> Iterator[str]:
-    yield f"{'serialization, MB/s':20}{'tmpfs':>10}{'disk':>10}{'raw disk':>10}{'memcpy':>10}{'checks':>10}"
-    for size in sizes:
-        rates = [
-            f"{size['matrix_bytes'] / 1e6 / size[f'{name}_seconds']:>10,.0f}" for name in _RATES
-        ]
-        yield f"{size['rows']:>15,} rows{''.join(rates)}{size['validation_share']:>10.1%}"
-
-
-def serialization_targets(sizes: list[Document]) -> Iterator[Target]:
-    for size in sizes:
-        yield at_most(
-            f"{size['rows']:,} rows, checks before writing, share", 0.05, size["validation_share"]
-        )
-
-
-def _tiny(partitions: int, rounds: int, memory: Path, disk: Path) -> Document:
-    """Partitions per second of runs and of bare loops, by turns."""
+def measure_tiny(arguments: argparse.Namespace, disk: Path) -> Document:
+    """Return the partitions per second of runs on tmpfs and on a disk."""
+    partitions = arguments.tiny_partitions
     source = ready_partitions(partitions, _TINY_TEXTS)
-    with paced_pool() as pool:
+    with paced_pool() as pool, temporary_folder(_MEMORY) as memory:
 
         def run(folder: Path) -> float:
-            shutil.rmtree(folder, ignore_errors=True)
-            report = embed(pool, source, LocalStore(folder))
+            shutil.rmtree(folder / "tiny", ignore_errors=True)
+            report = embed(pool, source, LocalStore(folder / "tiny"))
             return report.partitions_written / report.wall_seconds
 
-        run(memory / "tiny")  # warms up, and leaves the files for the loops
-        files = {path.name: path.read_bytes() for path in (memory / "tiny").glob("*/*.parquet")}
-        sides: dict[str, Callable[[], float]] = {
-            "run on tmpfs": lambda: run(memory / "tiny"),
-            "run on disk": lambda: run(disk / "tiny"),
-            f"loop on disk, {_THREADS} threads": lambda: _loop(files, disk / "loop", _THREADS),
-            "loop on disk, 1 thread": lambda: _loop(files, disk / "loop", 1),
-        }
-        rates: dict[str, list[float]] = {name: [] for name in sides}
-        for index in range(rounds):
-            say(f"  round {index + 1} of {rounds}")
-            for name in list(sides)[:: -1 if index % 2 else 1]:
-                rates[name].append(sides[name]())
-    return {
-        "partitions": partitions,
-        "file_bytes": median(map(len, files.values())),
-        "rounds": rounds,
-        "partitions_per_second": {name: median(values) for name, values in rates.items()},
-    }
+        run(memory)  # warms up
+        sides = {"tmpfs": partial(run, memory), "disk": partial(run, disk)}
+        rates = in_turns(sides, arguments.rounds)
+    medians = {name: median(values) for name, values in rates.items()}
+    return {"partitions": partitions, "partitions_per_second": medians}
 
 
-def _loop(files: dict[str, bytes], folder: Path, threads: int) -> float:
-    """Write the files as bytes; gives files per second, with one flush of the folder at the end."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    names = list(files)
-    begun = time.perf_counter()
-    with ThreadPoolExecutor(threads) as lanes:
-        list(
-            lanes.map(
-                lambda lane: _write_bytes(files, names[lane::threads], str(folder)), range(threads)
-            )
-        )
-    _flush(folder)
-    seconds = time.perf_counter() - begun
-    shutil.rmtree(folder)
-    return len(files) / seconds
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A case of the bound, at a size.
+
+    Args:
+        texts: of the largest partition.
+        partitions: small ones.
+        folder: of its files, and of a catalog.
+    """
+
+    name: str
+    texts: int
+    partitions: int
+    stall_seconds: float
+    folder: Path
+
+    def store(self) -> LocalStore:
+        if self.name == _STALLS:
+            return StallingStore(self.folder, self.stall_seconds)
+        return LocalStore(self.folder)
+
+    def source(self) -> Iterable[Partition]:
+        if self.name not in _FILES:
+            mean_bytes = _MEGABYTE if self.name == "texts of 1 MB" else _SHORT_BYTES
+            return drawn_partitions(self.sizes(), mean_bytes)
+        catalog = self.folder.with_name("catalog")
+        in_own_process(_write_catalog, self, catalog)  # what writing takes is not the run's
+        return list(open_source(catalog))
+
+    def sizes(self) -> list[int]:
+        """Return the texts of each partition."""
+        small = [_SMALL_TEXTS] * self.partitions
+        if self.name in _FILES:
+            return [self.file_rows()]
+        if self.name == "texts of 1 MB":
+            return [max(1, self.texts // 10_000)] * 4
+        if self.name == _STALLS:
+            return small * max(1, self.texts // (_SMALL_TEXTS * self.partitions))
+        small.insert(_DRAWN.index(self.name) * self.partitions // 2, self.texts)
+        return small
+
+    def file_rows(self) -> int:
+        """Return the rows of its one file: a tenth if the run is small."""
+        rows = _FILES[self.name][0]
+        if self.texts >= 500_000 or self.name == _REFUSED:
+            return rows
+        return rows // 10
 
 
-def _write_bytes(files: dict[str, bytes], names: list[str], folder: str) -> None:
-    for name in names:
-        temp = f"{folder}/.{name}"
-        descriptor = os.open(temp, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-        os.write(descriptor, files[name])
-        os.fsync(descriptor)
-        os.close(descriptor)
-        os.rename(temp, f"{folder}/{name}")  # noqa: PTH104
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
-
-
-def tiny_lines(measured: Document) -> Iterator[str]:
-    yield (
-        f"{measured['partitions']:,} partitions of {_TINY_TEXTS} texts, files of {measured['file_bytes']:,.0f} bytes, "
-        f"median of {measured['rounds']} rounds"
-    )
-    for name, rate in measured["partitions_per_second"].items():
-        yield f"{name:32}{rate:>10,.0f} per second"
-
-
-def _bound(arguments: argparse.Namespace, disk: Path) -> Document:
-    """Peaks of every case, in bytes."""
-    sizes = ("--bound-texts", "--bound-partitions", "--stall-seconds", "--disk-folder")
-    values = (
-        arguments.bound_texts,
-        arguments.bound_partitions,
-        arguments.stall_seconds,
-        disk / "bound",
-    )
-    words = [word for pair in zip(sizes, values, strict=True) for word in pair]
+def measure_bound(arguments: argparse.Namespace, disk: Path) -> list[Document]:
+    """Return the peaks of every case, in bytes."""
     rows = []
-    for case in arguments.cases:
-        say(f"  {case}")
-        limit = _FILES_LIMIT if case in _FILES else _LIMIT
-        measured = in_own_process("benchmarks.output", "--case", case, *words)
-        rows.append({"case": case, "limit_bytes": limit, **measured})
-    return {"cases": rows, "allowance_bytes": _ALLOWANCE}
+    for name in arguments.cases:
+        say(f"  {name}")
+        texts = arguments.bound_texts
+        case = Case(name, texts, arguments.bound_partitions, arguments.stall_seconds, disk / "out")
+        rows.append({"case": name, **in_own_process(run_case, case)})
+        for folder in disk.iterdir():
+            shutil.rmtree(folder)
+    return rows
 
 
-def run_case(arguments: argparse.Namespace) -> Document:
-    """The process of one case."""
-    case, output = arguments.case, arguments.disk_folder
-    store = (
-        StallingStore(output, arguments.stall_seconds) if case == CASES[-1] else LocalStore(output)
-    )
-    catalog = output.with_name("catalog")
-    if case in _FILES:
-        context = multiprocessing.get_context("spawn")  # what writing takes is not the run's
-        writer = context.Process(target=_write_catalog, args=(case, arguments.bound_texts, catalog))
-        writer.start()
-        writer.join()
-        source: Iterable[Partition] = open_source(catalog)
-        sizes = [partition.rows or 0 for partition in source]
-    else:
-        sizes, mean_bytes = _sizes_of(case, arguments.bound_texts, arguments.bound_partitions)
-        source = drawn_partitions(sizes, mean_bytes)
-    try:
-        with paced_pool() as pool:
-            with MemoryGauge() as gauge:
-                pass
-            thresholds, limit = (
-                (Thresholds(), _FILES_LIMIT) if case in _FILES else (_THRESHOLDS, _LIMIT)
-            )
-            run = EmbeddingRun(source, store, pool, thresholds, memory_limit_bytes=limit)
-            for _ in run:
-                pass
-            report = run.report
-    finally:
-        shutil.rmtree(output, ignore_errors=True)
-        shutil.rmtree(catalog, ignore_errors=True)
-    if run.failed and case != "a row group that is refused":
-        raise RuntimeError(f"partitions failed in the run: {report.partitions_failed[:3]}")
+def run_case(case: Case) -> Document:
+    """Run a case in this process."""
+    thresholds = Thresholds(b_min=20_000, b_max=100_000)
+    limit = _LIMIT_BYTES
+    if case.name in _FILES:
+        thresholds = Thresholds()
+        limit = _FILES_LIMIT_BYTES
+    source = case.source()
+    with paced_pool() as pool:
+        with MemoryGauge() as gauge:
+            pass
+        run = EmbeddingRun(source, case.store(), pool, thresholds, memory_limit_bytes=limit)
+        for _ in run:
+            pass
+    report = run.report
+    if run.failed and case.name != _REFUSED:
+        raise RuntimeError(f"Partitions failed in the run: {report.partitions_failed[:3]}")
+    sizes = case.sizes()
     return {
+        "limit_bytes": limit,
         "partitions": len(sizes),
         "texts": sum(sizes),
         "refused": len(report.partitions_failed),
@@ -332,141 +269,106 @@ class StallingStore(LocalStore):
         super().__init__(root)
         self._seconds = seconds
         self._objects = 0
-        self._moves = threading.Lock()
+        self._lock = threading.Lock()
 
     def create(self, name: str) -> Upload:  # pyright: ignore[reportIncompatibleMethodOverride]
-        with self._moves:
+        with self._lock:
             self._objects += 1
             if self._objects == 100:
                 time.sleep(self._seconds)
         return super().create(name)
 
 
-def _sizes_of(case: str, texts: int, partitions: int) -> tuple[list[int], int]:
-    """Texts of each partition of a case, and the bytes of a text."""
-    small = [_SMALL_TEXTS] * partitions
-    if case == "texts of 1 MB":
-        return [max(1, texts // 10_000)] * 4, _MEGABYTE
-    if case == "a store that stalls":
-        return small * max(1, texts // (_SMALL_TEXTS * partitions)), 47
-    place = {
-        "largest first": 0,
-        "largest in the middle": partitions // 2,
-        "largest last": partitions,
-    }[case]
-    return [*small[:place], texts, *small[place:]], 47
-
-
-def _write_catalog(case: str, texts: int, folder: Path) -> None:
-    """A catalog of one file: its rows have 1 MB, or share one text of 4 MB; a tenth of them where
-    there are few."""
-    rows, group_rows = _FILES[case]
-    rows = rows if texts >= 500_000 or case == "a row group that is refused" else rows // 10
-    random = np.random.default_rng(1)
-
-    def long_texts(count: int) -> list[str]:
-        return [
-            random.integers(97, 123, _MEGABYTE, np.uint8).tobytes().decode() for _ in range(count)
-        ]
-
-    if case in ("rows that share a text", "a categorical column"):
-        column = pa.DictionaryArray.from_arrays(
-            pa.array(np.zeros(rows, np.int32)), pa.array(["x" * 4 * _MEGABYTE])
-        )
-    elif case == "long texts among short ones":
-        column = pa.array(
-            [*map(str, range(rows // 2)), *long_texts(20), *map(str, range(rows // 2))]
-        )
+def _write_catalog(case: Case, folder: Path) -> None:
+    """Write a catalog of one file whose rows have 1 MB, or share one text of 4 MB."""
+    rows = case.file_rows()
+    short = [str(row) for row in range(rows // 2)]
+    if case.name in ("rows that share a text", _CATEGORICAL):
+        codes = pa.array(np.zeros(rows, np.int32))
+        column = pa.DictionaryArray.from_arrays(codes, pa.array(["x" * 4 * _MEGABYTE]))
+    elif case.name == "long texts among short ones":
+        column = pa.array([*short, *_long_texts(20), *short])
     else:
-        column = pa.array(long_texts(rows))
+        column = pa.array(list(_long_texts(rows)))
     (folder / "partition=a").mkdir(parents=True)
     pq.write_table(
         pa.table({"id": pa.array(range(len(column))), "text": column}),
         folder / "partition=a" / "part-0.parquet",
         compression="zstd",
-        row_group_size=group_rows,
-        store_schema=case == "a categorical column",  # without it, a dictionary comes as strings
+        row_group_size=_FILES[case.name][1],
+        store_schema=case.name == _CATEGORICAL,  # without it, a dictionary is read as strings
     )
 
 
-def bound_lines(measured: Document) -> Iterator[str]:
-    counts = f"{'memory':28}{'partitions':>12}{'texts':>12}"
-    yield f"{counts}{'limit MB':>10}{'ledger MB':>12}{'above start MB':>16}{'seconds':>10}"
-    for case in measured["cases"]:
-        yield (
-            f"{case['case']:28}{case['partitions']:>12,}{case['texts']:>12,}{case['limit_bytes'] / 1e6:>10,.0f}"
-            f"{case['ledger_peak_bytes'] / 1e6:>12,.0f}{case['above_start_bytes'] / 1e6:>16,.0f}"
-            f"{case['wall_seconds']:>10,.1f}"
+def _long_texts(count: int) -> Iterator[str]:
+    random = np.random.default_rng(1)
+    for _ in range(count):
+        yield random.integers(97, 123, _MEGABYTE, np.uint8).tobytes().decode()
+
+
+def lines(document: Document) -> Iterator[str]:
+    """Yield the tables of the scenarios that were measured."""
+    yield f"{'serialization, MB/s':20}{'tmpfs':>10}{'disk':>10}{'checks':>10}"
+    for size in document.get("serialization", ()):
+        megabytes = size["matrix_bytes"] / 1e6
+        tmpfs = megabytes / size["tmpfs_seconds"]
+        disk = megabytes / size["disk_seconds"]
+        share = size["validation_share"]
+        yield f"{size['rows']:>15,} rows{tmpfs:>10,.0f}{disk:>10,.0f}{share:>10.1%}"
+
+    if "tiny" in document:
+        tiny = document["tiny"]
+        yield f"{tiny['partitions']:,} partitions of {_TINY_TEXTS} texts, partitions per second:"
+        yield ", ".join(
+            f"{name} {rate:,.0f}" for name, rate in tiny["partitions_per_second"].items()
         )
 
+    yield f"{'memory':28}{'partitions':>12}{'texts':>12}{'limit, ledger, above start MB':>32}"
+    for case in document.get("bound", ()):
+        sizes = ("limit_bytes", "ledger_peak_bytes", "above_start_bytes")
+        peaks = ", ".join(f"{case[size] / 1e6:,.0f}" for size in sizes)
+        yield f"{case['case']:28}{case['partitions']:>12,}{case['texts']:>12,}{peaks:>32}"
 
-def bound_targets(measured: Document) -> Iterator[Target]:
-    for case in measured["cases"]:
+
+def targets(document: Document) -> Iterator[Target]:
+    """Yield the aims of the scenarios that were measured."""
+    for size in document.get("serialization", ()):
+        name = f"{size['rows']:,} rows, checks before writing, share"
+        yield at_most(name, 0.05, size["validation_share"])
+
+    for case in document.get("bound", ()):
+        name = case["case"]
         limit = case["limit_bytes"] / 1e6
-        above = limit + (0 if case["case"] in _FILES else measured["allowance_bytes"] / 1e6)
-        yield at_most(
-            f"{case['case']}, maximum of the ledger in MB", limit, case["ledger_peak_bytes"] / 1e6
-        )
-        yield at_most(f"{case['case']}, MB above the start", above, case["above_start_bytes"] / 1e6)
-
-
-SCENARIOS: Scenarios = {
-    "serialization": (serialization_lines, serialization_targets),
-    "tiny": (tiny_lines, lambda measured: ()),
-    "bound": (bound_lines, bound_targets),
-}
+        peak = case["ledger_peak_bytes"] / 1e6
+        yield at_most(f"{name}, maximum of the ledger in MB", limit, peak)
+        if name not in _FILES:
+            limit += _ALLOWANCE_BYTES / 1e6
+        yield at_most(f"{name}, MB above the start", limit, case["above_start_bytes"] / 1e6)
 
 
 def main() -> None:
-    parser = command_line(__doc__)
-    add, quick = parser.add_argument, add_quick(parser)
-    sizes = [1_000] if quick else [10_000, 100_000, 500_000]
-    add(
-        "--scenarios",
-        type=names_of(SCENARIOS),
-        default=list(SCENARIOS),
-        help=f"of {','.join(SCENARIOS)}",
-    )
-    add("--rounds", type=int, default=1 if quick else 3, help="times that the sides take turns (3)")
-    add("--rows", type=numbers, default=sizes, help="of the serialization (10000,100000,500000)")
-    add(
-        "--tiny-partitions",
-        type=int,
-        default=100 if quick else 20_000,
-        help="of ten texts (20,000)",
-    )
-    add(
-        "--cases",
-        type=names_of(CASES),
-        default=list(CASES[-1:] if quick else CASES),
-        help=f"of {', '.join(CASES)}",
-    )
-    add(
-        "--bound-texts",
-        type=int,
-        default=2_000 if quick else 500_000,
-        help="of the largest partition (500,000)",
-    )
-    add(
-        "--bound-partitions",
-        type=int,
-        default=20 if quick else 2_000,
-        help="small ones beside it (2,000)",
-    )
-    add(
-        "--stall-seconds",
-        type=float,
-        default=0.1 if quick else 30.0,
-        help="that a store stalls (30)",
-    )
-    add("--memory-folder", type=Path, default=Path("/dev/shm"), help="on a tmpfs (/dev/shm)")
-    add("--disk-folder", type=Path, help="on the disk to measure (the folder for temporary files)")
-    add("--case", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.case:
-        print(json.dumps(run_case(arguments)))
-    else:
-        print_scenarios(measure(arguments), SCENARIOS)
+    options = Options(__doc__)
+    options.add_names("--scenarios", _SCENARIOS, _SCENARIOS, _SCENARIOS)
+    options.add_size("--rounds", 3, 1, "times that the sides take turns")
+    options.add_size("--tiny-partitions", 20_000, 100, "of ten texts")
+    options.add_names("--cases", _CASES, _CASES, [_STALLS])
+    options.add_size("--bound-texts", 500_000, 2_000, "of the largest partition")
+    options.add_size("--bound-partitions", 2_000, 20, "small ones next to it")
+    options.add_size("--stall-seconds", 30.0, 0.1, "that a store stalls")
+    options.add_argument("--disk-folder", type=Path, help="on the disk (that of temporary files)")
+    arguments = options.parse_args()
+
+    document = start_document("output", arguments, ("pyarrow", "numpy"))
+    measures: dict[str, Callable[[argparse.Namespace, Path], object]] = {
+        "serialization": measure_serialization,
+        "tiny": measure_tiny,
+        "bound": measure_bound,
+    }
+    for scenario in arguments.scenarios:
+        say(scenario)
+        with temporary_folder(arguments.disk_folder) as disk:
+            document[scenario] = measures[scenario](arguments, disk)
+    print_document(document, lines(document), targets(document))
 
 
 if __name__ == "__main__":

@@ -39,20 +39,20 @@ DIMENSION = 384
 SECONDS_PER_TEXT = "SURGE_BENCH_SECONDS_PER_TEXT"
 _SECONDS_PER_CALL = "SURGE_BENCH_SECONDS_PER_CALL"
 _BEHIND_SECONDS = 0.005  # that a late chunk may catch up; more would hide what delayed it
-_BATCH_ROWS, _BATCH_BYTES = 8192, 2 * 1024 * 1024
+_BATCH_ROWS = 8192
+_BATCH_BYTES = 2 * 1024 * 1024
 
 
 class PacedBackend:
-    """A worker's backend that gives unit vectors at a fixed speed, or without one as fast as memory
-    is written."""
+    """A worker's backend that gives unit vectors at a fixed speed, or without a speed as fast as
+    memory is written."""
 
     name = "paced"
-    detail = "unit vectors at a fixed speed"
 
     def __init__(self, space: Space, settings: BackendSettings) -> None:
         self._seconds_per_text = float(os.environ.get(SECONDS_PER_TEXT, "0"))
         per_call = float(os.environ.get(_SECONDS_PER_CALL, "0"))  # which the pool waits
-        # Each speed has a calibration of its own.
+        # Each speed has its own calibration.
         self.detail = f"{self._seconds_per_text} s per text, {per_call} s per call"
         self._due = 0.0
         self._vector = np.full(space.dimension, space.dimension**-0.5, space.dtype)
@@ -75,8 +75,8 @@ class PacedBackend:
 
 
 class PacedPool(EncoderPool):
-    """A pool whose calls take turns, each of them after a pause in which no worker encodes: c_ipc
-    of the cost model.
+    """A pool whose calls take turns, each after a pause in which no worker encodes: c_ipc of the
+    cost model.
 
     Args:
         call_seconds: the pause.
@@ -129,7 +129,9 @@ class _PacedCall:
 
     @property
     def finished_rows(self) -> int:
-        return self._turn.result().finished_rows if self._turn.done() else 0
+        if not self._turn.done():
+            return 0
+        return self._turn.result().finished_rows
 
     @property
     def metrics(self) -> EncodeMetrics:
@@ -140,47 +142,44 @@ class _PacedCall:
 
 @contextlib.contextmanager
 def paced_pool(
-    texts_per_second: float | None = None,
+    texts_per_second: float = float("inf"),
     dimension: int = DIMENSION,
     *,
     workers: int = 1,
     call_seconds: float = 0.0,
 ) -> Iterator[EncoderPool]:
-    """A pool with the encoder above; without a speed, which is that of one worker, it takes no
-    time.
+    """Yield a pool with the encoder above.
 
     Args:
-        call_seconds: c_ipc, beside the pool's own; calls follow each other without a pause where it
-            is 0.
+        texts_per_second: of one worker.
+        call_seconds: c_ipc, in addition to the pool's own; if it is 0, calls follow each other
+            without a pause.
     """
-    spec, seconds = (
-        EncodingSpec(f"hash://{dimension}"),
-        1 / texts_per_second if texts_per_second else 0.0,
-    )
-    options: dict[str, Any] = {"backend": BACKEND, "devices": ",".join(["cpu"] * workers)}
+    environment = {
+        SECONDS_PER_TEXT: str(1 / texts_per_second),
+        _SECONDS_PER_CALL: str(call_seconds),
+    }
+    new_pool: Callable[..., EncoderPool] = EncoderPool
+    if call_seconds:
+        new_pool = partial(PacedPool, call_seconds=call_seconds)
+    devices = ",".join(["cpu"] * workers)
     with (
-        patch.dict(
-            os.environ, {SECONDS_PER_TEXT: str(seconds), _SECONDS_PER_CALL: str(call_seconds)}
-        ),
-        PacedPool(spec, call_seconds, **options)
-        if call_seconds
-        else EncoderPool(spec, **options) as pool,
+        patch.dict(os.environ, environment),
+        new_pool(EncodingSpec(f"hash://{dimension}"), backend=BACKEND, devices=devices) as pool,
     ):
-        pool.start()  # or the first run would wait for it
+        pool.start()  # otherwise the first run would wait for it
         yield pool
 
 
 def drawn_partitions(sizes: Sequence[int], mean_bytes: int = 47) -> Iterator[Partition]:
-    """Partitions of these sizes, drawn while they are read and not kept."""
-    return (
-        _partition(number, size, partial(_draw, number, size, mean_bytes))
-        for number, size in enumerate(sizes)
-    )
+    """Yield partitions of these sizes, drawn while they are read and not kept."""
+    for number, size in enumerate(sizes):
+        yield _partition(number, size, partial(_draw, number, size, mean_bytes))
 
 
 def ready_partitions(count: int, texts: int) -> list[Partition]:
-    """Partitions drawn before the run, because drawing a few texts takes longer than embedding
-    them."""
+    """Return partitions drawn before the run, because drawing a few texts takes longer than
+    embedding them."""
     ids = pa.array([f"{row}" for row in range(texts)], pa.string())
     drawn = draw_texts(0, 1, np.arange(count * texts, dtype=np.uint64)).cast(pa.large_string())
 
@@ -208,7 +207,7 @@ def embed(
     for event in run.events():
         seen(event)
     if run.failed:
-        raise RuntimeError(f"partitions failed in the run: {run.report.partitions_failed[:3]}")
+        raise RuntimeError(f"Partitions failed in the run: {run.report.partitions_failed[:3]}")
     return run.report
 
 
@@ -223,8 +222,6 @@ def _draw(number: int, size: int, mean_bytes: int) -> Iterator[RowBatch]:
         if mean_bytes <= 100_000:
             texts = draw_texts(0, number, rows, mean_bytes).cast(pa.large_string())
         else:  # drawing word by word would take longer than the run
-            texts = pa.array(
-                [f"{number}/{row} ".ljust(mean_bytes, "x") for row in rows.tolist()],
-                pa.large_string(),
-            )
+            padded = [f"{number}/{row} ".ljust(mean_bytes, "x") for row in rows.tolist()]
+            texts = pa.array(padded, pa.large_string())
         yield RowBatch(pa.array(rows.astype(np.int64)), texts)  # pyright: ignore[reportArgumentType]

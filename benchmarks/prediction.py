@@ -1,50 +1,46 @@
-"""Prediction beside outcome: plan a run, run it, and compare the wall times.
+"""Prediction compared with outcome: plan a run, run it, and compare the wall times.
 
     python -m benchmarks.prediction [--models minilm,bge-base,e5-large,simulated] [--sigmas 1.0,1.72,2.5]
         [--workers 1,2] [--seconds 60] [--repeats 3] [--histories calibration,long,language,model,busy]
 
 For each model shape, number of workers and spread of the partition sizes: calibrate on the catalog,
 or forget earlier runs and embed another catalog (of texts of 1 MB, in another language, with
-another model, or on a machine that is busy). Then plan and embed the catalog a few times, as night
-by night: each plan knows the runs before it. Prints a table and, as the last line of standard
-output, one JSON document. `simulated` is an encoder that sleeps for a fixed time per text;
-everything else of its run is real. The error of a case is the mean of its plans' errors without
-their signs. The spread of the repeated runs stands beside it: no prediction can be closer than
-that.
+another model, or on a busy machine). Then plan and embed the catalog a few times, as on successive
+nights: each plan learns from the runs before it. `simulated` is an encoder that sleeps for a fixed
+time per text; everything else of its run is real. The error of a case is the mean of its plans'
+errors without their signs. No prediction can be closer than the spread of the repeated runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import multiprocessing
 import os
-import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 
 import pyarrow as pa
 
-from benchmarks.encode.inputs import SHAPES, write_model
+from benchmarks.encode.inputs import spec_of
+from benchmarks.gpu_models import SHAPES
 from benchmarks.harness import (
     Document,
+    Options,
     Target,
     at_most,
-    command_line,
-    names_of,
-    numbers,
     print_document,
     say,
     start_document,
+    temporary_folder,
 )
 from benchmarks.paced_runs import paced_pool
 from benchmarks.synthetic import build_synthetic_catalog
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.plan.calibrating import learning
 from surge_dagster.engine.plan.calibration_run import calibrate
 from surge_dagster.engine.plan.planned_run import plan
@@ -53,102 +49,143 @@ from surge_dagster.engine.run.report import RunReport
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store import StorageOptions, open_store
-from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.tables.opening import open_source
 
-MODELS = ("minilm", *SHAPES, "simulated")
+_MODELS = (*SHAPES, "simulated")
 _SIMULATED_SPEED = 5_000.0  # texts per second of one worker
 _TOKENS = 11.0  # of a text of the synthetic catalog
-# texts of a partition: a quarter of the paper's, so that a short run has many
+# Texts of a partition: a quarter of the paper's, so that a short run has many partitions.
 _MEAN_SIZE = 2_500 / 4
-_LARGEST_ERROR, _LARGEST_FIRST_ERROR = 0.02, 0.10
-# What the texts of another catalog are made into, and how many seconds of its run, at the speed of
-# plain texts.
+_LARGEST_ERROR = 0.02
+_LARGEST_FIRST_ERROR = 0.10
+# How often the texts of another catalog are repeated, and the share of the seconds that its run
+# takes at the speed of plain texts.
 _HISTORIES = {"long": (20_000, 0.02), "language": (1, 0.3), "model": (1, 0.1), "busy": (1, 0.5)}
 _CYRILLIC = str.maketrans("abcdefghijklmnoprstuvz", "абцдефгхийклмнопрстувз")
 
 
-def measure(arguments: argparse.Namespace) -> Document:
-    """Plan and embed each combination and give the document."""
-    document = start_document(
-        "prediction", arguments, ("openvino", "torch", "sentence-transformers")
-    )
-    cases = document["cases"] = []
-    for model, workers in itertools.product(arguments.models, map(int, arguments.workers)):
-        with tempfile.TemporaryDirectory() as folder, _pool(model, workers, Path(folder)) as pool:
-            for spread, history in itertools.product(
-                arguments.sigmas, map(str, arguments.histories)
-            ):
-                sigma = float(spread)
+def measure_models(arguments: argparse.Namespace) -> list[Document]:
+    """Plan and embed each combination."""
+    cases = []
+    for model, workers in product(arguments.models, map(int, arguments.workers)):
+        with temporary_folder() as folder, open_pool(model, workers, folder) as pool:
+            for sigma, history in product(map(float, arguments.sigmas), arguments.histories):
                 say(f"{model}, {workers} workers, sigma {sigma}, after {history}")
-                case = {"model": model, "workers": workers, "sigma": sigma, "history": history}
-                measured = _case(
-                    pool, sigma, history, arguments.seconds, arguments.repeats, Path(folder)
-                )
-                cases.append(case | {"precision": pool.precision} | measured)
-    return document
+                case = {
+                    "model": model,
+                    "workers": workers,
+                    "sigma": sigma,
+                    "history": history,
+                    "precision": pool.precision,
+                }
+                case_folder = folder / f"{sigma}-{history}"
+                cases.append(case | measure_case(pool, sigma, history, arguments, case_folder))
+    return cases
 
 
 @contextlib.contextmanager
-def _pool(model: str, workers: int, folder: Path) -> Iterator[EncoderPool]:
+def open_pool(model: str, workers: int, folder: Path) -> Iterator[EncoderPool]:
+    """Yield a pool of this model."""
     if model == "simulated":
-        with paced_pool(_SIMULATED_SPEED, workers=workers) as pool:
-            yield pool
-        return
-    spec = EncodingSpec() if model == "minilm" else EncodingSpec(write_model(model, folder))
-    with EncoderPool(spec, devices=",".join(["cpu"] * workers)) as pool:
-        yield pool
+        pool = paced_pool(_SIMULATED_SPEED, workers=workers)
+    else:
+        pool = EncoderPool(spec_of(model, folder), devices=",".join(["cpu"] * workers))
+    with pool as opened:
+        yield opened
 
 
-def _catalog(
+def measure_case(
+    pool: EncoderPool, sigma: float, history: str, arguments: argparse.Namespace, folder: Path
+) -> Document:
+    """Plan and embed one catalog a few times."""
+    seconds = arguments.seconds
+    partitions = build_catalog(folder / "catalog", pool, seconds, sigma, seed=1)
+    if history in _HISTORIES:
+        embed_another_catalog(history, pool, seconds, folder / "other")
+    else:
+        calibrate(partitions, str(folder / "output"), StorageOptions(), pool)
+    bounds = Thresholds().resolve(pool.speed.b_min)
+    pinned = Thresholds(bounds.b_min, bounds.b_max, first_b_min=bounds.first_b_min)
+
+    plans = []
+    reports = []
+    for number in range(arguments.repeats):
+        output = folder / f"output-{number}"
+        plans.append(plan(partitions, open_store(output), pool, pinned))
+        reports.append(embed(pool, partitions, output, pinned))
+    predicted = [planned.forecast.wall_seconds for planned in plans]
+    walls = [report.wall_seconds for report in reports]
+    errors = [planned / wall - 1 for planned, wall in zip(predicted, walls, strict=True)]
+    return {
+        "texts": plans[0].texts,
+        "partitions": len(partitions),
+        "plan": plans[0].as_dict(),
+        "runs": [report.as_dict() for report in reports],
+        "predicted_wall_seconds": predicted,
+        "wall_seconds": walls,
+        "prediction_errors": errors,
+        "spread": (max(walls) - min(walls)) / fmean(walls),
+    }
+
+
+def build_catalog(
     folder: Path, pool: EncoderPool, seconds: float, sigma: float, seed: int
 ) -> list[Partition]:
+    """Build a catalog that the pool encodes in some seconds."""
     texts = max(100, round(seconds * pool.speed.workers / pool.speed.worker_seconds(_TOKENS)))
-    build_synthetic_catalog(
-        folder, texts=texts, partitions=max(4, round(texts / _MEAN_SIZE)), sigma=sigma, seed=seed
-    )
+    partitions = max(4, round(texts / _MEAN_SIZE))
+    build_synthetic_catalog(folder, texts=texts, partitions=partitions, sigma=sigma, seed=seed)
     return list(open_source(str(folder)))
 
 
-def _embed(
-    pool: EncoderPool, partitions: list[Partition], store: Store, thresholds: Thresholds
+def embed(
+    pool: EncoderPool, partitions: list[Partition], output: Path, thresholds: Thresholds
 ) -> RunReport:
+    """Run as the command does, which learns."""
+    store = open_store(output)
     run = EmbeddingRun(partitions, store, pool, thresholds)
     for _ in learning(run, pool, store):
         pass
     return run.report
 
 
-def _other(history: str, pool: EncoderPool, seconds: float, folder: Path) -> None:
-    """Embed another catalog, with no run before it that counts."""
+def embed_another_catalog(history: str, pool: EncoderPool, seconds: float, folder: Path) -> None:
+    """Embed another catalog after the pool has forgotten its runs."""
     pool.measure_speed(anew=True)
-    times, share = _HISTORIES[history]
+    repeats, share = _HISTORIES[history]
 
     def read(partition: Partition) -> Iterator[RowBatch]:
         for batch in partition.read():
-            texts = [text.as_py() * times for text in batch.texts]
+            texts = [text.as_py() * repeats for text in batch.texts]
             if history == "language":
                 texts = [text.translate(_CYRILLIC) for text in texts]
-            yield RowBatch(batch.ids, pa.array(texts, pa.large_string()))
+            yield RowBatch(batch.ids, pa.array(texts, pa.large_string()))  # pyright: ignore[reportArgumentType]
 
-    partitions = [
-        replace(each, read=partial(read, each))
-        for each in _catalog(folder, pool, share * seconds, 1.0, 2)
-    ]
-    busy = [multiprocessing.Process(target=_spin, daemon=True) for _ in range(os.cpu_count() or 1)]
-    for process in busy if history == "busy" else ():
+    catalog = build_catalog(folder / "catalog", pool, share * seconds, 1.0, seed=2)
+    partitions = [replace(each, read=partial(read, each)) for each in catalog]
+    with contextlib.ExitStack() as stack:
+        if history == "busy":
+            stack.enter_context(_busy_machine())
+        if history == "model":
+            other = "bge-base" if pool.space.dimension == 384 else "minilm"
+            pool = stack.enter_context(open_pool(other, pool.speed.workers, folder))
+            pool.measure_speed(anew=True)
+        embed(pool, partitions, folder / "output", Thresholds())
+
+
+@contextlib.contextmanager
+def _busy_machine() -> Iterator[None]:
+    """Keep every core busy."""
+    count = os.cpu_count() or 1
+    processes = [multiprocessing.Process(target=_spin, daemon=True) for _ in range(count)]
+    for process in processes:
         process.start()
-    output = open_store(folder.with_suffix(".output"))
-    if history == "model":
-        other = "bge-base" if pool.space.dimension == 384 else "minilm"
-        with _pool(other, pool.speed.workers, folder) as other_pool:
-            other_pool.measure_speed(anew=True)
-            _embed(other_pool, partitions, output, Thresholds())
-    else:
-        _embed(pool, partitions, output, Thresholds())
-    for process in busy if history == "busy" else ():
-        process.kill()
-        process.join()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
 
 
 def _spin() -> None:
@@ -156,96 +193,73 @@ def _spin() -> None:
         pass
 
 
-def _case(
-    pool: EncoderPool, sigma: float, history: str, seconds: float, repeats: int, folder: Path
-) -> Document:
-    """One catalog, planned and embedded `repeats` times."""
-    output = folder / f"output-{sigma}-{history}"
-    partitions = _catalog(folder / f"catalog-{sigma}", pool, seconds, sigma, 1)
-    if history in _HISTORIES:
-        _other(history, pool, seconds, folder / f"other-{sigma}-{history}")
-    else:
-        calibrate(partitions, str(output), StorageOptions(), pool)
-    bounds = Thresholds().resolve(pool.speed.b_min)
-    pinned = Thresholds(bounds.b_min, bounds.b_max, first_b_min=bounds.first_b_min)
-    plans, reports = [], []
-    for number in range(repeats):
-        store = open_store(output / str(number))
-        plans.append(plan(partitions, store, pool, pinned))
-        reports.append(_embed(pool, partitions, store, pinned))
-    texts = plans[0].texts
-    predicted, walls = (
-        [planned.forecast.wall_seconds for planned in plans],
-        [report.wall_seconds for report in reports],
-    )
-    return {
-        "texts": texts,
-        "partitions": len(partitions),
-        "plan": plans[0].as_dict(),
-        "runs": [report.as_dict() for report in reports],
-        "predicted_wall_seconds": predicted,
-        "wall_seconds": walls,
-        "prediction_errors": [
-            planned / wall - 1 for planned, wall in zip(predicted, walls, strict=True)
-        ],
-        "spread": (max(walls) - min(walls)) / fmean(walls),
-    }
-
-
-def prediction_lines(document: Document) -> list[str]:
-    lines = [
-        f"{'model':12}{'after':12}{'workers':>8}{'sigma':>7}{'texts':>10}{'alpha':>8}{'measured s':>12}{'error':>8}"
+def lines(document: Document) -> Iterator[str]:
+    """Yield the table."""
+    yield (
+        f"{'model':12}{'after':12}{'workers':>8}{'sigma':>7}{'texts':>10}{'measured s':>12}{'error':>8}"
         f"{'spread':>8}{'flushes':>9}  errors of each plan"
-    ]
+    )
     for case in document["cases"]:
-        planned, done = case["plan"]["superbatches"], case["runs"][0]["superbatches"]
-        lines.append(
-            f"{case['model']:12}{case['history']:12}{case['workers']:8}{case['sigma']:7.2f}{case['texts']:10,}{case['plan']['alpha']:8.3f}"
-            f"{fmean(case['wall_seconds']):12.1f}{_error(case):8.1%}{case['spread']:8.1%}{planned:5} /{done:3}  "
-            + " ".join(f"{error:+.1%}" for error in case["prediction_errors"])
+        planned = case["plan"]["superbatches"]
+        done = case["runs"][0]["superbatches"]
+        errors = " ".join(f"{error:+.1%}" for error in case["prediction_errors"])
+        yield (
+            f"{case['model']:12}{case['history']:12}{case['workers']:8}{case['sigma']:7.2f}"
+            f"{case['texts']:10,}{fmean(case['wall_seconds']):12.1f}{error_of(case):8.1%}"
+            f"{case['spread']:8.1%}{planned:5} /{done:3}  {errors}"
         )
-    return lines
 
 
-def prediction_targets(document: Document) -> Iterable[Target]:
-    """The aims: 2 %, or the spread of the runs where that is more, and the planned number of
+def targets(document: Document) -> Iterator[Target]:
+    """Yield the aims: 2 %, or the spread of the runs if that is more, and the planned number of
     SuperBatches.
 
     The first plan after another catalog may be wrong by 10 %, and its tokens by 2 %.
     """
     for case in document["cases"]:
-        name = f"{case['model']}, {case['workers']} workers, sigma {case['sigma']:g}, after {case['history']}"
-        aim = max(_LARGEST_ERROR, case["spread"])
-        first = max(aim, _LARGEST_FIRST_ERROR) if case["history"] in _HISTORIES else aim
-        yield at_most(f"error of the predicted wall time: {name}", round(aim, 4), _error(case))
-        yield at_most(
-            f"error of the first plan: {name}", round(first, 4), abs(case["prediction_errors"][0])
+        name = (
+            f"{case['model']}, {case['workers']} workers, sigma {case['sigma']:g}, "
+            f"after {case['history']}"
         )
-        tokens = abs(case["plan"]["tokens"] / max(1, case["runs"][0]["tokens"]) - 1)
-        yield at_most(f"error of the tokens: {name}", _LARGEST_ERROR, tokens)
-        wrong = abs(case["plan"]["superbatches"] - case["runs"][0]["superbatches"])
+        aim = first_aim = max(_LARGEST_ERROR, case["spread"])
+        if case["history"] in _HISTORIES:
+            first_aim = max(aim, _LARGEST_FIRST_ERROR)
+        first_error = abs(case["prediction_errors"][0])
+        yield at_most(f"error of the predicted wall time: {name}", round(aim, 4), error_of(case))
+        yield at_most(f"error of the first plan: {name}", round(first_aim, 4), first_error)
+
+        planned = case["plan"]
+        run = case["runs"][0]
+        tokens_error = abs(planned["tokens"] / max(1, run["tokens"]) - 1)
+        yield at_most(f"error of the tokens: {name}", _LARGEST_ERROR, tokens_error)
+        wrong = abs(planned["superbatches"] - run["superbatches"])
         yield at_most(f"SuperBatches that were planned wrongly: {name}", 0, wrong)
 
 
-def _error(case: Document) -> float:
-    """Of the plans that know a run over the catalog, or parts of it."""
+def error_of(case: Document) -> float:
+    """Return the error of the plans that follow a run over the catalog, or parts of it."""
     errors = case["prediction_errors"]
-    return fmean(
-        map(abs, errors[1:] if case["history"] in _HISTORIES and len(errors) > 1 else errors)
-    )
+    if case["history"] in _HISTORIES and len(errors) > 1:
+        errors = errors[1:]
+    return fmean(map(abs, errors))
 
 
 def main() -> None:
-    parser = command_line(__doc__)
-    parser.add_argument("--models", type=names_of(MODELS), default=list(MODELS))
-    parser.add_argument("--sigmas", type=numbers, default=[1.0, 1.72, 2.5])
-    parser.add_argument("--workers", type=numbers, default=[1, 2])
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each run, about")
-    parser.add_argument("--repeats", type=int, default=3)
     histories = ("calibration", *_HISTORIES)
-    parser.add_argument("--histories", type=names_of(histories), default=["calibration"])
-    document = measure(parser.parse_args())
-    print_document(document, prediction_lines(document), prediction_targets(document))
+    sigmas = ("1.0", "1.72", "2.5")
+    options = Options(__doc__)
+    options.add_names("--models", _MODELS, _MODELS, ["simulated"])
+    options.add_names("--sigmas", sigmas, sigmas, ["1.0"])
+    options.add_names("--workers", ["1", "2", "3", "4"], ["1", "2"], ["1"])
+    options.add_size("--seconds", 60.0, 0.2, "of each run, about")
+    options.add_size("--repeats", 3, 2)
+    options.add_names("--histories", histories, ["calibration"], ["calibration"])
+    arguments = options.parse_args()
+    document = start_document(
+        "prediction", arguments, ("openvino", "torch", "sentence-transformers")
+    )
+    document["cases"] = measure_models(arguments)
+    print_document(document, lines(document), targets(document))
 
 
 if __name__ == "__main__":

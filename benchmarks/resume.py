@@ -3,34 +3,32 @@
     python -m benchmarks.resume [--outputs 40000] [--rounds 5] [--quick]
 
 Writes small output files into a temporary folder and lets fresh processes list them and decide for
-each partition whether it is fresh, by the facts in the file's footer. Exits with 1 when a decision
+each partition whether it is fresh, by the facts in the file's footer. Exits with 1 if a decision
 was wrong.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 import sys
-import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pyarrow as pa
 
 from benchmarks.harness import (
     Document,
+    Options,
     Target,
-    add_quick,
     at_most,
-    command_line,
     in_own_process,
     print_document,
     say,
     start_document,
+    temporary_folder,
 )
 from benchmarks.output import write_output
 from surge_dagster.engine.files.facts import FileFacts, desired_version
@@ -39,126 +37,97 @@ from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
 
-TARGET_OUTPUTS, TARGET_SECONDS = 40_000, 5.0
-_SECONDS = ("seconds", "cpu_seconds", "list_seconds")
-SPACE = "bench-000000000000"
+_TARGET_OUTPUTS = 40_000
+_TARGET_SECONDS = 5.0
+_STALE_STRIDE = 10
+_SPACE = "bench-000000000000"
 _DIMENSION = 384
 
 
-def measure(arguments: argparse.Namespace) -> Document:
-    """Write outputs, decide in fresh processes, and give the document."""
-    document = start_document("resume", arguments, ("pyarrow",))
-    rounds: list[Document] = []
-    with tempfile.TemporaryDirectory(prefix="surge-bench-") as folder:
-        say(f"writing {arguments.outputs:,} outputs")
-        write_outputs(Path(folder), arguments.outputs, arguments.seed)
-        for index in range(arguments.rounds):
-            say(f"  round {index + 1} of {arguments.rounds}")
-            rounds.append(
-                in_own_process(
-                    "benchmarks.resume", "--outputs", arguments.outputs, "--decide", folder
-                )
-            )
-    medians = {name: statistics.median(decided[name] for decided in rounds) for name in _SECONDS}
-    decided = {name: rounds[0][name] for name in ("fresh", "stale", "missing")}
-    return document | medians | {"outputs": arguments.outputs, "decided": decided, "rounds": rounds}
-
-
-def targets(document: Document) -> list[Target]:
-    seconds = document["seconds"] if document["outputs"] == TARGET_OUTPUTS else None
-    name = f"seconds to decide {TARGET_OUTPUTS:,} outputs by their footers"
-    return [at_most(name, TARGET_SECONDS, seconds, note=f"{document['outputs']:,} outputs")]
-
-
-def decided_wrongly(document: Document) -> bool:
-    """Whether the processes counted an output as what it is not; every tenth one is stale."""
-    stale = -(-document["outputs"] // 10)
-    return document["decided"] != {
-        "fresh": document["outputs"] - stale,
-        "stale": stale,
-        "missing": 0,
-    }
-
-
-def lines(document: Document) -> Iterator[str]:
-    seconds = [decided["seconds"] for decided in document["rounds"]]
-    yield f"{document['outputs']:,} outputs on local disk, a fresh process each"
-    yield f"{'seconds':>9}{'rounds':>16}{'CPU seconds':>13}{'listing':>9}"
-    spread = f"{min(seconds):.2f}-{max(seconds):.2f}"
-    yield (
-        f"{document['seconds']:>9.2f}{spread:>16}{document['cpu_seconds']:>13.2f}{document['list_seconds']:>9.2f}"
-    )
-
-
-def write_outputs(folder: Path, outputs: int, seed: int) -> None:
+def write_outputs(folder: Path, outputs: int) -> None:
     """Write valid output files of one to eight rows."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     rows = random.integers(1, 9, outputs)
     matrix = random.standard_normal((8, _DIMENSION)).astype(np.float32)
     ids = pa.array([f"id-{row}" for row in range(8)])
-    texts = pa.array(
-        [f"a short text, number {row} of this partition" for row in range(8)], pa.large_string()
-    )
-    (folder / SPACE).mkdir(parents=True)
+    drawn = [f"a short text, number {row} of this partition" for row in range(8)]
+    texts: pa.LargeStringArray = pa.array(drawn, pa.large_string())  # pyright: ignore[reportAssignmentType]
+    (folder / _SPACE).mkdir()
     for index, count in enumerate(rows.tolist()):
-        key, digest = _key(index), f"{index:032x}"
-        version = desired_version(digest, SPACE)
+        key = _key(index)
+        digest = f"{index:032x}"
+        version = desired_version(digest, _SPACE)
         facts = FileFacts(
-            key, SPACE, "bench", "fp32", f"v{index}", digest, version, count, _DIMENSION, 0
+            key, _SPACE, "bench", "fp32", f"v{index}", digest, version, count, _DIMENSION, 0
         )
-        write_output(
-            folder / file_name(SPACE, key), facts, ids[:count], texts[:count], matrix[:count]
-        )  # pyright: ignore[reportArgumentType]
+        path = folder / file_name(_SPACE, key)
+        write_output(path, facts, ids[:count], texts[:count], matrix[:count])
 
 
-def decide(folder: str, outputs: int) -> Document:
+def decide(folder: Path, outputs: int) -> Document:
     """List an output and decide for each partition, as a run does; every tenth source has changed.
 
     `list_seconds` is the part of `seconds` spent in listing.
     """
     store = open_store(folder)
-    partitions = [
-        Partition(
-            _key(index), f"v{index}" if index % 10 else "moved", lambda: iter(()), lambda: None
-        )
-        for index in range(outputs)
-    ]
-    cpu, begun = time.process_time(), time.perf_counter()
-    state = OutputState(store, SPACE)
+    partitions = []
+    for index in range(outputs):
+        version = f"v{index}" if index % _STALE_STRIDE else "moved"
+        partitions.append(Partition(_key(index), version, lambda: iter(()), lambda: None))
+
+    begun_cpu = time.process_time()
+    begun = time.perf_counter()
+    state = OutputState(store, _SPACE)
     listed = time.perf_counter()
     statuses = [state.freshness(partition).status for partition in state.looked_at(partitions)]
-    seconds = {
+    return {
         "seconds": time.perf_counter() - begun,
-        "cpu_seconds": time.process_time() - cpu,
+        "cpu_seconds": time.process_time() - begun_cpu,
         "list_seconds": listed - begun,
+        "decided": Counter(statuses),
     }
-    return {status: statuses.count(status) for status in ("fresh", "stale", "missing")} | seconds
 
 
 def _key(index: int) -> str:
     return f"category {index:05d}"
 
 
-def main() -> None:
-    parser = command_line(__doc__)
-    add, quick = parser.add_argument, add_quick(parser)
-    add(
-        "--outputs",
-        type=int,
-        default=200 if quick else TARGET_OUTPUTS,
-        help=f"files to decide ({TARGET_OUTPUTS:,})",
-    )
-    add("--rounds", type=int, default=1 if quick else 5, help="fresh processes (5)")
-    add("--seed", type=int, default=0, help="of the files' sizes")
-    add("--decide", metavar="FOLDER", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.decide:
-        print(json.dumps(decide(arguments.decide, arguments.outputs)))
-        return
-    document = measure(arguments)
-    print_document(document, lines(document), targets(document))
-    sys.exit(1 if decided_wrongly(document) else 0)
+def lines(document: Document) -> Iterator[str]:
+    """Yield the table."""
+    yield f"{document['outputs']:,} outputs on local disk, a fresh process each"
+    for name in ("seconds", "cpu_seconds", "list_seconds"):
+        values = [decided[name] for decided in document["rounds"]]
+        yield f"{name:14}{median(values):>9.2f}  {min(values):.2f} to {max(values):.2f}"
+
+
+def target(document: Document) -> Target:
+    """Return the aim, which is for 40,000 outputs."""
+    outputs = document["outputs"]
+    seconds = None
+    if outputs == _TARGET_OUTPUTS:
+        seconds = median(decided["seconds"] for decided in document["rounds"])
+    name = f"seconds to decide {_TARGET_OUTPUTS:,} outputs by their footers"
+    return at_most(name, _TARGET_SECONDS, seconds, note=f"{outputs:,} outputs")
+
+
+def main() -> int:
+    options = Options(__doc__)
+    options.add_size("--outputs", _TARGET_OUTPUTS, 200, "files to decide")
+    options.add_size("--rounds", 5, 1, "fresh processes")
+    arguments = options.parse_args()
+    outputs = arguments.outputs
+    document = start_document("resume", arguments, ["pyarrow"])
+    with temporary_folder() as folder:
+        say(f"writing {outputs:,} outputs")
+        write_outputs(folder, outputs)
+        rounds = [in_own_process(decide, folder, outputs) for _ in range(arguments.rounds)]
+    document |= {"outputs": outputs, "rounds": rounds}
+    print_document(document, lines(document), [target(document)])
+
+    stale = -(-outputs // _STALE_STRIDE)
+    expected = {"stale": stale, "fresh": outputs - stale}
+    return int(any(decided["decided"] != expected for decided in rounds))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

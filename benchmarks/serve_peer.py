@@ -18,33 +18,26 @@ from surge_dagster.engine.model.spec import EncodingSpec
 
 
 def main() -> None:
-    model = SentenceTransformer(
-        EncodingSpec(sys.argv[1]).resolve().model_path, device="cpu", local_files_only=True
-    )
+    folder = EncodingSpec(sys.argv[1]).resolve().model_path
+    model = SentenceTransformer(folder, device="cpu", local_files_only=True)
 
     async def embeddings(request: Request) -> JSONResponse:
         texts = (await request.json())["input"]
-        texts = [texts] if isinstance(texts, str) else texts
+        if isinstance(texts, str):
+            texts = [texts]
         vectors = await run_in_threadpool(model.encode, texts, show_progress_bar=False)
-        data = [
-            {"index": index, "embedding": base64.b64encode(vector.tobytes()).decode()}
-            for index, vector in enumerate(vectors)
-        ]
+        data = []
+        for index, vector in enumerate(vectors):
+            encoded = base64.b64encode(vector.tobytes()).decode()
+            data.append({"index": index, "embedding": encoded})
         return JSONResponse({"object": "list", "data": data})
 
     async def ready(_: Request) -> JSONResponse:
         return JSONResponse({})
 
-    routes = [
-        *(
-            Route(path, embeddings, methods=["POST"])
-            for path in ("/v1/embeddings", "/documents/v1/embeddings")
-        ),
-        Route("/readyz", ready),
-    ]
-    uvicorn.run(
-        Starlette(routes=routes), host="127.0.0.1", port=int(sys.argv[2]), log_level="warning"
-    )
+    routes = [Route("/v1/embeddings", embeddings, methods=["POST"]), Route("/readyz", ready)]
+    app = Starlette(routes=routes)
+    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), log_level="warning")
 
 
 if __name__ == "__main__":
