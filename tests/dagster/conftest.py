@@ -105,6 +105,10 @@ class Ran:
         metadata = self.checks()[NAMES.run_check.name].metadata
         return defaultdict(int, {name: value.value for name, value in metadata.items()})
 
+    def summary(self) -> str:
+        """Return the line in which the run's own check sums it up."""
+        return self.checks()[NAMES.run_check.name].description or ""
+
     def logged(self) -> list[str]:
         return [
             entry.user_message

@@ -19,33 +19,29 @@ def test_waits_double_up_to_a_day() -> None:
     assert minutes == [1, 2, 4, 8, 1024, 1440, 1440]
 
 
-def test_partition_whose_run_failed_is_requested_again_and_the_tick_says_when(
-    bench: Workbench,
-) -> None:
+def test_partition_whose_run_failed_is_requested_again_after_a_minute(bench: Workbench) -> None:
     bench.write("a")
     bench.pretend(bench.tick(), FAILURE)
     waiting = bench.tick()
     assert requested(waiting) == []
-    assert "1 waiting after a failure (attempt 1), the next ones until 2" in (
-        waiting.skip_message or ""
-    )
+    told = "1 waiting after a failure (attempt 1), the next ones until 2"
+    assert told in waiting.skip_message
     assert requested(bench.later(seconds=30)) == []
+
     found = bench.later(seconds=31)
+
     assert requested(found) == [["a"]]
-    assert [request.tags["surge/attempt"] for request in found.run_requests] == ["2"]
-    bench.pretend(found, FAILURE)
+    assert found.run_requests[0].tags["surge/attempt"] == "2"
+
+
+def test_other_partitions_do_not_wait_with_one_that_failed(bench: Workbench) -> None:
+    bench.write("a")
+    bench.pretend(bench.tick(), FAILURE)
     assert requested(bench.tick()) == []
-    bench.ahead = timedelta()  # the run ended now
-    assert requested(bench.later(seconds=90)) == []
+
     bench.write("b")
-    found = bench.tick()
-    assert requested(found) == [["b"]], "others do not wait with it"
-    bench.pretend(found, FAILURE)
-    assert requested(bench.later(seconds=31)) == [["b"]], (
-        "the second attempt precedes the third one"
-    )
-    bench.pretend(bench.tick(), STARTED)
-    assert requested(bench.tick()) == [["a"]]
+
+    assert requested(bench.tick()) == [["b"]]
 
 
 def test_wait_begins_when_the_run_has_ended(bench: Workbench) -> None:
@@ -112,23 +108,6 @@ def test_partitions_of_a_canceled_run_that_the_sensor_did_not_request_are_reques
     assert requested(bench.tick()) == []
     bench.instance.report_run_canceled(run)
     assert requested(bench.tick()) == [["a"]]
-
-
-def test_partition_that_changes_after_each_failure_waits_as_long_as_others(
-    bench: Workbench,
-) -> None:
-    attempts: list[str] = []
-    waits: list[bool] = []
-    for number in range(4):
-        bench.write("moving", version=f"v{number}")
-        found = bench.tick()
-        waits.append(not found.run_requests)
-        bench.ahead = timedelta()
-        found = bench.later(minutes=2**number)
-        attempts += [request.tags["surge/attempt"] for request in found.run_requests]
-        bench.pretend(found, FAILURE)
-        bench.ahead = timedelta()
-    assert (attempts, waits) == (["1", "2", "3", "4"], [False, True, True, True])
 
 
 @pytest.mark.parametrize(

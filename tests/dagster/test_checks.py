@@ -248,24 +248,6 @@ def test_check_of_the_catalog_can_be_executed_alone(embedded: Workbench) -> None
     assert not found.passed
 
 
-def test_checks_of_a_run_say_in_one_line_how_many_partitions_were_judged(
-    embedded: Workbench,
-) -> None:
-    embedded.write("a", [("x", None)], version="v2")
-    embedded.write("b", 41, version="v2")
-    checks = embedded.refresh().checks()
-    assert (
-        checks["few_texts_are_truncated"].description
-        == "1 partition judged, 0 violations, 1 failed"
-    )
-    assert (
-        checks["vectors_have_not_drifted"].description
-        == "3 partitions judged, 0 violations, 1 failed"
-    )
-    lines = {checks[name].description for name in OF_FOOTERS}
-    assert lines == {"2 partitions judged, 0 violations, 1 failed"}
-
-
 def test_failure_table_is_valid_markdown_for_any_key() -> None:
     table = failure_table([("a|b`c\n", "line one\nline | two")]).value
     assert table.splitlines()[2] == "| `a\\|b'c ` | `line one line \\| two` |"

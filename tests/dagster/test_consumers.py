@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -91,65 +92,104 @@ def test_two_catalogs_with_one_table_are_refused_by_both_names(
     assert embedding_catalog(settings, name="shop").assets and shop.assets
 
 
-def test_hand_over_is_requested_after_runs_that_embed_until_it_has_succeeded(
-    bench: Workbench, table: LanceTable
-) -> None:
-    repository = bench.definitions.get_repository_def()
-    sensor = repository.get_sensor_def(NAMES.hand_over_sensor)
+@dataclass
+class HandOvers:
+    """The sensor of tables, and the tags of what it requested last."""
 
-    def attempts() -> list[str]:
-        context = dg.build_sensor_context(instance=bench.instance, repository_def=repository)
-        requests = sensor.evaluate_tick(context).run_requests or []
-        tags.update(*(request.tags for request in requests))
+    bench: Workbench
+    tags: dict[str, str] = field(default_factory=dict)
+
+    def attempts(self) -> list[str]:
+        requests = self.bench.tick(NAMES.hand_over_sensor).run_requests
+        for request in requests:
+            self.tags = dict(request.tags)
         return [request.tags["surge/attempt"] for request in requests]
 
-    tags: dict[str, str] = {}
-    assert attempts() == [], "nothing is embedded"
+    def begin(self) -> dg.DagsterRun:
+        started = dg.DagsterRunStatus.STARTED
+        return self.bench.pretend_run(NAMES.hand_over_job, started, tags=self.tags)
+
+
+@pytest.fixture
+def hand_overs(bench: Workbench, table: LanceTable) -> HandOvers:
+    """A catalog with a table; nothing is embedded."""
     bench.write("a", 3)
+    return HandOvers(bench)
+
+
+def test_hand_over_is_requested_once_nothing_embeds_any_more(
+    bench: Workbench, hand_overs: HandOvers
+) -> None:
+    assert hand_overs.attempts() == [], "nothing is embedded"
+
     embedding = bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.STARTED)
-    assert bench.refresh().success and attempts() == [], "another run embeds"
+    assert bench.refresh().success
+    assert hand_overs.attempts() == [], "another run embeds"
+
     bench.instance.report_run_failed(embedding)
-    assert attempts() == ["1"]
-    run = bench.pretend_run(NAMES.hand_over_job, dg.DagsterRunStatus.STARTED, tags=tags)
-    assert attempts() == [], "it is active"
-    bench.instance.report_run_failed(run)
-    assert attempts() == [], "it waits after a failure"
+    assert hand_overs.attempts() == ["1"]
+    hand_overs.begin()
+    assert hand_overs.attempts() == [], "it is active"
+
+
+def test_hand_over_that_failed_is_requested_again_after_a_wait(
+    bench: Workbench, hand_overs: HandOvers
+) -> None:
+    assert bench.refresh().success
+    assert hand_overs.attempts() == ["1"]
+
+    bench.instance.report_run_failed(hand_overs.begin())
+
+    assert hand_overs.attempts() == []
     bench.ahead += timedelta(minutes=1)
-    assert attempts() == ["2"]
-    ran = bench.run(NAMES.hand_over_job, tags=tags)
-    assert ran.success and attempts() == []
-    [record] = bench.instance.get_runs(dg.RunsFilter([ran.run_id]))
-    assert HEARTBEAT_TAG in record.tags, "so that it can be declared lost"
-    bench.write("a", 4, version="v2")
-    assert bench.refresh().success and attempts() == ["1"]
-    run = bench.pretend_run(NAMES.hand_over_job, dg.DagsterRunStatus.STARTED, tags=tags)
-    bench.instance.report_run_canceled(run)
+    assert hand_overs.attempts() == ["2"]
+    assert bench.run(NAMES.hand_over_job, tags=hand_overs.tags).success
+    assert hand_overs.attempts() == []
+
+
+def test_hand_over_that_an_operator_canceled_is_not_requested_again(
+    bench: Workbench, hand_overs: HandOvers
+) -> None:
+    assert bench.refresh().success
+    assert hand_overs.attempts() == ["1"]
+
+    bench.instance.report_run_canceled(hand_overs.begin())
+
     bench.ahead += timedelta(days=2)
-    assert attempts() == [], "an operator canceled it"
+    assert hand_overs.attempts() == []
+
+
+def test_hand_over_has_a_heartbeat(bench: Workbench, table: LanceTable) -> None:
+    bench.write("a")
+    assert bench.refresh().success
+
+    ran = hand_over(bench)
+
+    [record] = bench.instance.get_runs(dg.RunsFilter([ran.run_id]))
+    assert HEARTBEAT_TAG in record.tags
 
 
 def test_asset_gets_the_changes_that_it_has_not_confirmed(bench: Workbench) -> None:
-    came: list[tuple[str, str]] = []
-    confirms = True
+    came: list[str] = []
+    confirms = iter([False, True, True])
+    feed = dg.AssetIn(NAMES.embeddings, input_manager_key=NAMES.changes_resource)
 
-    @dg.asset(
-        ins={"changes": dg.AssetIn(NAMES.embeddings, input_manager_key=NAMES.changes_resource)}
-    )
+    @dg.asset(ins={"changes": feed})
     def search_index(changes: Changes) -> None:
         for partition in changes:
             for batch in partition:
-                came.extend((row["op"], row["id"]) for row in batch.to_pylist())
-        if confirms:
+                came.extend(row["op"] for row in batch.to_pylist())
+        if next(confirms):
             changes.confirm()
 
     assert "holds no embeddings" in bench.run_downstream(search_index).failure()
     bench.write("a", 2)
     assert bench.refresh().success
-    confirms = False
-    assert bench.run_downstream(search_index).success
-    confirms = True
-    assert bench.run_downstream(search_index).success and bench.run_downstream(search_index).success
-    assert came == [("clear", None), ("add", "id-0"), ("add", "id-1")] * 2
+
+    for _ in range(3):
+        assert bench.run_downstream(search_index).success
+
+    assert came == ["clear", "add", "add"] * 2
     assert list(changes(bench.output, "search_index")) == []
 
 

@@ -3,13 +3,8 @@ encoded again."""
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 
-from surge_dagster.orchestration import cluster_runs
-from surge_dagster.orchestration.cluster_runs import ResourceRuns
-from tests.cluster.local_cluster import LocalCluster
 from tests.dagster.conftest import NAMES, Workbench, shown
 from tests.dagster.test_failures import damage_when_published
 
@@ -36,21 +31,16 @@ def test_partition_with_damaged_footer_fails_and_is_encoded_again(
     assert shown(bench) == ({"a", "b"}, set())
 
 
-@pytest.mark.parametrize("cluster", ["none", "auto"])
-def test_file_that_is_not_on_record_and_damaged_is_encoded_again(
-    bench: Workbench, cluster: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def connect(address: str, runs: ResourceRuns, *_: object) -> LocalCluster:
-        return LocalCluster(pickle.loads(pickle.dumps(runs)), ["a"])  # as they travel
-
-    monkeypatch.setattr(cluster_runs, "RayCluster", connect)
-    bench.settings["cluster"] = cluster
+def test_file_that_is_not_on_record_and_damaged_is_encoded_again(bench: Workbench) -> None:
     bench.fill("ab", 50)
     bench.refresh()
     bench.instance.wipe_assets([NAMES.embeddings])
     with bench.file("b").open("r+b") as file:  # bytes of a page, whose checksum tells
         file.seek(600)
         file.write(b"\xff\xff\xff\xff")
+
     ran = bench.refresh()
+
     actions = {key: event.metadata["action"].value for key, event in ran.materialized().items()}
-    assert ran.success and actions == {"a": "adopted", "b": "encoded"}
+    assert ran.success
+    assert actions == {"a": "adopted", "b": "encoded"}

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import pytest
 from sqlalchemy.exc import InterfaceError, OperationalError
 
@@ -17,7 +16,7 @@ from surge_dagster.engine.sources import FolderCatalog
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration import refresh
 from surge_dagster.orchestration.failures import table_of_failures
-from tests.dagster.conftest import NAMES, Workbench, requested, shown, when_footers_are_checked
+from tests.dagster.conftest import NAMES, Ran, Workbench, shown, when_footers_are_checked
 
 NULL_TEXT = [("x", "fine"), ("y", None)]
 
@@ -44,25 +43,32 @@ def damage_when_published(
 
 
 @pytest.mark.parametrize("launched", ["catalog_refresh", "a range"])
-def test_a_bad_partition_fails_the_run_once_and_stops_no_other(
-    bench: Workbench, launched: str
-) -> None:
-    bench.fill(("a", "b", "z"))
+def test_bad_partition_fails_the_run_and_stops_no_other(bench: Workbench, launched: str) -> None:
+    bench.fill("abz")
     bench.write("bad", NULL_TEXT)
     bench.instance.add_dynamic_partitions("catalog", ["a", "b", "bad", "z"])
+
     ran = bench.refresh() if launched == "catalog_refresh" else bench.embed("a", "z")
-    assert not ran.success and set(ran.materialized()) == {"a", "b", "z"}
+
+    assert not ran.success
     assert not ran.will_retry
-    assert "1 partition failed" in ran.failure() and "partition 'bad', row 1" in ran.failure()
-    check = ran.checks()[NAMES.run_check.name]
-    assert not check.passed and ", 1 failed (bad), " in str(check.description)
-    assert str(check.metadata["failed"].value).splitlines()[2:] == [
-        "| `bad` | `row 1: the text is null; every row needs one.` "
-        "| `Fill or drop the text in the source, then run again, or say with missing_text what becomes of such rows.` |"
-    ]
-    assert [failed["key"] for failed in ran.metrics()["partitions_failed"]] == ["bad"]
+    assert set(ran.materialized()) == {"a", "b", "z"}
     assert shown(bench) == ({"a", "b", "z"}, {"bad"})
-    assert not list(bench.output.glob("*/bad*"))
+
+
+def test_failure_of_a_partition_is_reported_with_row_and_remedy(bench: Workbench) -> None:
+    bench.write("bad", NULL_TEXT)
+
+    ran = bench.refresh()
+
+    assert "1 partition failed" in ran.failure()
+    assert "partition 'bad', row 1" in ran.failure()
+    assert ", 1 failed (bad), " in ran.summary()
+    assert [failed["key"] for failed in ran.metrics()["partitions_failed"]] == ["bad"]
+    [row] = str(ran.metrics()["failed"]).splitlines()[2:]
+    assert row.startswith(
+        "| `bad` | `row 1: the text is null; every row needs one.` | `Fill or drop"
+    )
 
 
 def test_last_attempt_on_the_page_is_the_run_that_fixed_the_partition(bench: Workbench) -> None:
@@ -85,25 +91,19 @@ def test_last_attempt_on_the_page_is_the_run_that_fixed_the_partition(bench: Wor
 
 
 def test_unknown_partition_keys_fail_without_stopping_others(bench: Workbench) -> None:
-    """`%FF` is no text, and another one is a key of the catalog, whose partition has another name
-    in Dagster."""
+    """`%FE` is a key of the catalog, whose partition has another name in Dagster."""
     bench.fill(("a", "%FE", "b"))
-    unknown = ["%FF", "", "50%"]
-    bench.instance.add_dynamic_partitions("catalog", ["a", *unknown, "%25FE", "%FE", "b"])
+    bench.instance.add_dynamic_partitions("catalog", ["a", "%FF", "50%", "%25FE", "b"])
+
     ran = bench.embed("a", "b")
-    assert not ran.success and set(ran.materialized()) == {"a", "%25FE", "b"}
-    assert (
-        "3 partitions failed" in ran.failure()
-        and "partition '%FF' was added to Dagster" in ran.failure()
-    )
-    rows = str(ran.checks()[NAMES.run_check.name].metadata["failed"].value).splitlines()[2:]
-    assert len(rows) == 3 and all(row.endswith("| `Delete it in Dagster.` |") for row in rows)
-    assert shown(bench) == ({"a", "%25FE", "b"}, {"%FF", "50%"}), (
-        "Dagster shows none without a name"
-    )
-    for key in unknown:
-        bench.instance.delete_dynamic_partition("catalog", key)
-    assert bench.embed("a", "b").success and requested(bench.tick()) == []
+
+    assert not ran.success
+    assert set(ran.materialized()) == {"a", "%25FE", "b"}
+    assert "partition '%FF' was added to Dagster" in ran.failure()
+    rows = str(ran.metrics()["failed"]).splitlines()[2:]
+    assert len(rows) == 2
+    assert all(row.endswith("| `Delete it in Dagster.` |") for row in rows)
+    assert shown(bench) == ({"a", "%25FE", "b"}, {"%FF", "50%"})
 
 
 @pytest.mark.parametrize("kind", [OperationalError, InterfaceError])
@@ -156,56 +156,54 @@ def test_run_over_a_source_that_changed_while_it_was_read_is_retried(
     assert again.materialized()["moving"].metadata["source_version"].value == "v2"
 
 
+@pytest.mark.parametrize("launched", ["a job", "the asset"])
 @pytest.mark.parametrize(
-    ("launched", "error", "reported"),
+    ("error", "remedy"),
     [
-        ("a job", EncoderError("the pool failed"), "the pool failed` | `Run again."),
-        ("the asset", EncoderError("the pool failed"), "the pool failed` | `Run again."),
-        (
-            "the asset",
-            RuntimeError("odd"),
-            "RuntimeError: odd` | `Look at the run's error, then run again.",
-        ),
-        (
-            "a job",
-            ConfigError("no such model"),
-            "no such model` | `Fix what the reason names, then run again.",
-        ),
-        ("the asset", KeyboardInterrupt(), None),
+        (EncoderError("the pool failed"), "Run again."),
+        (RuntimeError("odd"), "Look at the run's error, then run again."),
+        (ConfigError("no such model"), "Fix what the reason names, then run again."),
     ],
+    ids=["encoder", "unexpected", "setting"],
 )
-def test_a_run_that_an_error_ends_has_its_check_and_one_that_is_interrupted_has_none(
+def test_run_that_an_error_ends_fails_its_check_with_a_remedy(
     bench: Workbench,
     monkeypatch: pytest.MonkeyPatch,
     launched: str,
-    error: BaseException,
-    reported: str | None,
+    error: Exception,
+    remedy: str,
 ) -> None:
+    ran = run_that_ends_with(bench, monkeypatch, error, launched)
+
+    assert not ran.success
+    assert ran.will_retry is isinstance(error, EncoderError)
+    assert str(error) in ran.failure()
+    [check] = ran.evaluations()
+    assert not check.passed
+    row = str(ran.metrics()["failed"]).splitlines()[-1]
+    assert row.startswith("| `(the whole run)` | ")
+    assert row.endswith(f"| `{remedy}` |")
+
+
+def test_run_that_is_interrupted_evaluates_no_check(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = run_that_ends_with(bench, monkeypatch, KeyboardInterrupt(), "the asset")
+
+    assert not ran.success
+    assert ran.checks() == {}
+
+
+def run_that_ends_with(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, error: BaseException, launched: str
+) -> Ran:
     def fail(_: EncoderPool) -> None:
         raise error
 
     bench.write("a")
     bench.instance.add_dynamic_partitions(NAMES.partitions_name, ["a"])
     monkeypatch.setattr(EncoderPool, "start", fail)
-    ran = bench.embed("a", "a") if launched == "the asset" else bench.refresh()
-    assert not ran.success and not ran.materialized()
-    if reported is None:
-        assert ran.checks() == {}
-        return
-    assert ran.will_retry is isinstance(error, EncoderError)
-    assert str(error) in ran.failure()
-    assert ran.count(dg.DagsterEventType.ASSET_CHECK_EVALUATION) == 1, "and none that passed"
-    metrics = ran.metrics()
-    assert (
-        metrics["texts_encoded"],
-        metrics["partitions_written"],
-        metrics["partitions_failed"],
-    ) == (0, 0, 0)
-    assert f"| `(the whole run)` | `{reported}` |" in str(metrics["failed"])
-    latest = bench.instance.event_log_storage.get_latest_asset_check_execution_by_key(
-        [NAMES.run_check]
-    )
-    assert latest[NAMES.run_check].status.value == "FAILED"
+    return bench.refresh() if launched == "a job" else bench.embed("a", "a")
 
 
 def test_every_failure_is_listed_with_a_remedy() -> None:

@@ -50,21 +50,6 @@ def test_run_with_a_mistyped_key_evaluates_no_check(bench: Workbench, launched: 
     assert not ran.success and ran.checks() == {} and "does not have 1 key: 'A'" in ran.logged()[0]
 
 
-@pytest.mark.parametrize("missing", ["catalog", "output"])
-def test_missing_source_or_output_fails_the_check_also_where_keys_are_typed(
-    bench: Workbench, missing: str
-) -> None:
-    bench.write("a")
-    assert bench.refresh().success
-    (bench.root / missing).rename(bench.root / "elsewhere")
-    if missing == "output":
-        bench.output.write_text("a file")
-    ran = bench.embed_keys(keys=["a"])
-    check = ran.checks()[NAMES.run_check.name]
-    assert not ran.success and not check.passed
-    assert ("no catalog at" if missing == "catalog" else "is a file") in str(check.description)
-
-
 def test_launch_with_an_empty_list_of_keys_is_refused_with_a_remedy(bench: Workbench) -> None:
     bench.write("a")
     ran = bench.embed_keys(keys=[], select=None)  # a state that is left empty is not given

@@ -43,30 +43,42 @@ def test_message_of_a_tick_counts_each_partition_once(bench: Workbench) -> None:
     )
 
 
-def test_partitions_held_by_active_runs_are_not_requested(bench: Workbench) -> None:
-    bench.fill("abcdef")
-    bench.instance.add_dynamic_partitions("catalog", list("abcdef"))
-    tags = {"dagster/asset_partition_range_start": "b", "dagster/asset_partition_range_end": "d"}
-    queued = bench.pretend_run("embed_partitions", dg.DagsterRunStatus.QUEUED, tags=tags)
+def naming(*keys: str) -> dict[str, Any]:
+    return {"ops": {"embeddings": {"config": {"keys": list(keys)}}}}
 
-    def naming(*keys: str) -> dict[str, Any]:
-        return {"ops": {"embeddings": {"config": {"keys": list(keys)}}}}
 
-    whole = {"dagster/asset_partition_range_start": "a", "dagster/asset_partition_range_end": "f"}
-    bench.pretend_run(
-        "embed_partitions", dg.DagsterRunStatus.CANCELING, tags=whole, run_config=naming("e")
-    )
-    assert requested(bench.tick()) == [["a", "f"]]
-    everything = bench.pretend_run("catalog_refresh", dg.DagsterRunStatus.STARTED)
-    assert requested(bench.tick()) == []
-    bench.instance.report_run_canceled(everything)
-    bench.instance.report_run_canceled(queued)
-    assert requested(bench.tick()) == [["a", "b", "c", "d", "f"]]
-    bench.write("g, typed")
-    bench.pretend_run(
-        "embed_partitions", dg.DagsterRunStatus.QUEUED, run_config=naming("g%2C typed", "f")
-    )
-    assert requested(bench.tick()) == [["a", "b", "c", "d"]]
+@pytest.mark.parametrize(
+    ("job", "how", "free"),
+    [
+        ("embed_partitions", {"run_config": naming("b", "c%2C d")}, ["a"]),
+        ("embed_partitions", {"tags": {"dagster/partition": "b"}}, ["a", "c%2C d"]),
+        ("catalog_refresh", {}, []),
+    ],
+    ids=["keys of the config", "partition of the UI", "everything"],
+)
+def test_partitions_held_by_an_active_run_are_not_requested(
+    bench: Workbench, job: str, how: dict[str, Any], free: list[str]
+) -> None:
+    bench.fill(("a", "b", "c, d"))
+    bench.instance.add_dynamic_partitions("catalog", ["a", "b", "c%2C d"])
+
+    run = bench.pretend_run(job, dg.DagsterRunStatus.QUEUED, **how)
+
+    assert [key for keys in requested(bench.tick()) for key in keys] == free
+    bench.instance.report_run_failed(run)
+    assert requested(bench.tick()) == [["a", "b", "c%2C d"]]
+
+
+def test_partitions_of_a_range_that_an_active_run_holds_are_not_requested(
+    bench: Workbench,
+) -> None:
+    bench.fill("abcd")
+    bench.instance.add_dynamic_partitions("catalog", list("abcd"))
+    tags = {"dagster/asset_partition_range_start": "b", "dagster/asset_partition_range_end": "c"}
+
+    bench.pretend_run("embed_partitions", dg.DagsterRunStatus.QUEUED, tags=tags)
+
+    assert requested(bench.tick()) == [["a", "d"]]
 
 
 @pytest.mark.parametrize("sensor", ["lost_runs", "new_partitions"])
@@ -124,40 +136,41 @@ def test_tick_out_of_time_leaves_partitions_to_the_next_tick(
     assert requested(bench.tick()) == [["c"]]
 
 
-def test_changed_partitions_are_reported_and_requested_only_with_refresh_stale(
-    bench: Workbench,
-) -> None:
+def test_changed_partition_is_reported_and_not_requested(bench: Workbench) -> None:
     bench.fill("ab")
     bench.launch(bench.tick())
     bench.write("b", 4, version="v2")
+
     found = bench.tick()
-    assert bench.sources() == {"a": "v1", "b": "v2"} and requested(found) == []
+
+    assert requested(found) == []
+    assert bench.sources() == {"a": "v1", "b": "v2"}
+
+
+def test_changed_partition_is_requested_with_refresh_stale(bench: Workbench) -> None:
     bench.settings["refresh_stale"] = True
+    bench.fill("ab")
+    bench.launch(bench.tick())
+    bench.write("b", 4, version="v2")
+
     found = bench.tick()
+
     assert requested(found) == [["b"]]
     [ran] = bench.launch(found)
-    assert set(ran.materialized()) == {"b"} and ran.metrics()["texts_encoded"] == 1
-    bench.write("b", 4, version="v3")
-    [ran] = bench.launch(bench.tick())
-    assert ran.metrics()["texts_encoded"] == 0, "equal content"
+    assert set(ran.materialized()) == {"b"}
 
 
-@pytest.mark.parametrize("failed_in", ["a run of the sensor", "another run"])
-def test_refused_partition_is_not_requested_until_its_source_changes(
-    bench: Workbench, failed_in: str
-) -> None:
+def test_refused_partition_is_not_requested_until_its_source_changes(bench: Workbench) -> None:
     bench.write("bad", [("x", None)])
-    if failed_in == "another run":
-        assert not bench.refresh().success
-        assert requested(bench.tick()) == []
-    else:
-        [ran] = bench.launch(bench.tick())
-        assert not ran.success
-    for _ in range(2):
-        assert requested(bench.tick()) == []
+    [refused] = bench.launch(bench.tick())
+    assert not refused.success
+    assert requested(bench.tick()) == []
+    assert requested(bench.later(days=1)) == []
+
     bench.write("bad", [("x", "fixed")], version="v2")
-    [ran] = bench.launch(bench.tick()) or [None]
-    assert ran and ran.success
+
+    [ran] = bench.launch(bench.tick())
+    assert ran.success
 
 
 def embed_without_dagster(bench: Workbench, pool: EncoderPool) -> None:
@@ -180,27 +193,38 @@ def test_the_next_run_adopts_files_that_dagster_does_not_know(
     assert requested(bench.tick()) == []
 
 
-def test_another_model_is_not_embedded_unattended(bench: Workbench) -> None:
+@pytest.mark.parametrize(
+    ("settings", "differing"),
+    [
+        ({"model": "hash://24"}, r"model is 'hash://24' and was 'hash://16'"),
+        ({"document_prompt": "passage: "}, r"document_prompt is 'passage: ' and was unset"),
+    ],
+)
+def test_another_space_is_not_begun_unattended(
+    bench: Workbench, settings: dict[str, Any], differing: str
+) -> None:
+    bench.write("a")
+    bench.launch(bench.tick())
+    bench.settings |= settings
+    bench.write("b")
+
+    with pytest.raises(ConfigError, match=rf"\({differing}\).* launch catalog_refresh by hand"):
+        bench.tick()
+
+    assert "b" in bench.instance.get_dynamic_partitions("catalog"), "it is registered all the same"
+
+
+def test_space_that_was_begun_by_hand_is_continued_by_the_sensor(bench: Workbench) -> None:
     bench.write("a")
     bench.launch(bench.tick())
     bench.settings["model"] = "hash://24"
+    assert bench.refresh().success
+
     bench.write("b")
-    differing = rf"{bench.space} \(model is 'hash://24' and was 'hash://16'\).* launch catalog_refresh by hand"
-    with pytest.raises(ConfigError, match=differing):
-        bench.tick()
-    bench.settings |= {"model": "hash://16", "document_prompt": "passage: "}
-    with pytest.raises(
-        ConfigError, match=rf"{bench.space} \(document_prompt is 'passage: ' and was unset\)"
-    ):
-        bench.tick()
-    bench.settings = {"model": "hash://24"}
-    assert "b" in bench.instance.get_dynamic_partitions("catalog"), (
-        "new partitions are registered all the same"
-    )
-    assert bench.refresh().success  # the explicit launch
-    bench.write("c")
     [ran] = bench.launch(bench.tick())
-    assert ran.success and ran.materialized()["c"].metadata["dimension"].value == 24
+
+    assert ran.success
+    assert ran.materialized()["b"].metadata["dimension"].value == 24
 
 
 def test_tick_fails_when_source_or_store_does_not_answer(

@@ -6,13 +6,11 @@ import base64
 import json
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import dagster as dg
 import pytest
 from pydantic import ValidationError
 
-from surge_dagster.config import settings
 from surge_dagster.config.settings import StorageSettings, load_settings
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.engine.encoder import devices
@@ -46,20 +44,6 @@ def test_arguments_override_the_environment_which_overrides_the_file(
 def test_resource_refuses_the_values_that_the_settings_refuse(given: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         EncoderResource(**given)
-
-
-def test_pool_replaces_workers_after_the_hang_timeout_of_the_settings(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pools = Mock()
-    monkeypatch.setattr(settings, "EncoderPool", pools)
-    inside: dict[str, Any] = {"hang_timeout_seconds": 7}
-    EncoderResource(**inside).encoder_pool()
-    monkeypatch.setenv("SURGE_HANG_TIMEOUT_SECONDS", "1800")
-    load_settings().encoder_pool()
-    assert [call.kwargs["hang_timeout_seconds"] for call in pools.call_args_list] == [7, 1800]
-    with pytest.raises(ConfigError, match="hang_timeout_seconds"):
-        load_settings(hang_timeout_seconds=0)
 
 
 def test_resources_describe_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,10 +154,6 @@ class TestImpossibleSettings:
             (
                 {"output": "https://host/x"},
                 "setting output: cannot open output 'https://host/x': expected a local",
-            ),
-            (
-                {"source": "https://host/x"},
-                "setting source: cannot open source 'https://host/x': expected a local",
             ),
         ],
     )

@@ -111,33 +111,46 @@ def test_a_backfill_of_embeddings_loads_the_asset_in_the_job_of_assets(location:
     assert ran.success and ran.materialized(PARTS.embeddings).keys() == {"a", "b"}
 
 
-def test_a_tick_loads_no_table_and_requests_one_run_after_each_materialization(
-    location: Location, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The types with which Dagster's IO managers were asked for an asset's value."""
+    load = dg.RepositoryDefinition.load_asset_value
+    types: list[Any] = []
+
+    def noted(*given: Any, **named: Any) -> Any:
+        types.append(named["python_type"])
+        return load(*given, **named)
+
+    monkeypatch.setattr(dg.RepositoryDefinition, "load_asset_value", noted)
+    return types
+
+
+def test_tick_loads_no_table_and_its_run_loads_it_once(
+    location: Location, loaded: list[Any]
 ) -> None:
     location.materialize("table")
-    load = dg.RepositoryDefinition.load_asset_value
-    loaded = list[Any]()
-    monkeypatch.setattr(
-        dg.RepositoryDefinition,
-        "load_asset_value",
-        lambda *given, **named: loaded.append(named) or load(*given, **named),
-    )
     first = location.tick(WHOLE)
-    [request] = first.run_requests
-    assert request.tags["surge/attempt"] == "1" and not loaded
-    assert location.launch(WHOLE, first).success
-    location.assert_embedded(WHOLE, CATALOG)
-    assert len(loaded) == 1 and loaded[0]["python_type"] is pl.DataFrame
-    assert "3 partitions" in location.tick(WHOLE).skip_message and len(loaded) == 1
-    # nothing to do, nothing loaded
-    assert location.run(WHOLE.refresh_job).success and len(loaded) == 1
+    assert loaded == []
 
+    assert location.launch(WHOLE, first).success
+
+    location.assert_embedded(WHOLE, CATALOG)
+    assert loaded == [pl.DataFrame]
+    assert "3 partitions" in location.tick(WHOLE).skip_message
+    assert location.run(WHOLE.refresh_job).success
+    assert loaded == [pl.DataFrame], "nothing to do, nothing loaded"
+
+
+def test_table_that_was_materialized_again_is_requested_and_compared(location: Location) -> None:
+    location.materialize("table")
+    assert location.run(WHOLE.refresh_job).success
     changed = {**CATALOG, "b": numbered_rows("b", 4), "new": numbered_rows("new", 1)}
     location.write(changed)
     location.materialize("table")
-    [again] = location.tick(WHOLE).run_requests
-    assert again.tags["surge/attempt"] == "1"
+
+    assert len(location.tick(WHOLE).run_requests) == 1
     ran = location.run(WHOLE.refresh_job)
+
     assert ran.materialized(WHOLE.embeddings).keys() == {"b", "new"}
     location.assert_embedded(WHOLE, changed)
 
