@@ -29,25 +29,18 @@ def open_folders(
     selection: Selection | None = None,
     storage_options: StorageOptions | None = None,
 ) -> FolderCatalog:
-    """Open a catalog whose folders or files are its partitions; takes what `open_files` does."""
+    """Open a catalog whose folders or files are its partitions."""
     return FolderCatalog(open_files(url, storage_options), selection or Selection())
 
 
 def open_files(url: str | Path, options: StorageOptions | None = None) -> SourceFiles:
-    """Open a folder, one file or a pattern for listing; in a bucket nothing is requested yet.
+    """Open a folder, one file or a pattern for listing; a bucket gets no request yet.
 
-    A local path that exists is no pattern, whatever its name is.
+    A local path that exists is not a pattern, whatever its name is.
     """
     text = str(url)
     if is_object_store(text):
-        from surge_dagster.engine.sources.bucket_files import BucketFiles
-        from surge_dagster.engine.store.object_store import open_object_store
-
-        base, pattern = split_pattern(text)
-        above, name = base.rstrip("/"), ""
-        if pattern is None and above.count("/") > 2:
-            above, _, name = above.rpartition("/")
-        return BucketFiles(text, open_object_store(above, options, what="source"), name, pattern)
+        return _open_bucket(text, options)
     path = local_path(url, what="source")
     try:
         if path.is_dir():
@@ -61,6 +54,18 @@ def open_files(url: str | Path, options: StorageOptions | None = None) -> Source
         raise ConfigError(f"cannot open the source {text!r}: {error.strerror}.") from error
     missing = "such file or folder" if pattern is None else f"folder {base!r}"
     raise ConfigError(
-        f"no catalog at {str(path.absolute())!r}: there is no {missing}. If one was there, see whether it is mounted; "
-        "else give the path of yours, or build one with `surge-dagster catalog demo --out DATA`."
+        f"no catalog at {str(path.absolute())!r}: there is no {missing}. Check the path and "
+        "whether it is mounted, or build one with `surge-dagster catalog demo --out DATA`."
     )
+
+
+def _open_bucket(url: str, options: StorageOptions | None) -> SourceFiles:
+    from surge_dagster.engine.sources.bucket_files import BucketFiles
+    from surge_dagster.engine.store.object_store import open_object_store
+
+    base, pattern = split_pattern(url)
+    above = base.rstrip("/")
+    name = ""
+    if pattern is None and above.count("/") > 2:
+        above, _, name = above.rpartition("/")
+    return BucketFiles(url, open_object_store(above, options, what="source"), name, pattern)

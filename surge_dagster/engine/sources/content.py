@@ -1,9 +1,7 @@
-"""The content digest of a partition's rows, and the set of its ids that finds repeated ones; both
-for streamed rows.
+"""The content digest of a partition's streamed rows, and the search for repeated ids.
 
-The digest does not depend on how the rows were cut into batches: lengths and bytes of each column
-are hashed as streams of their own, and the digest is the hash of them all. Arrow's buffers are
-hashed in place.
+The digest does not depend on batches: lengths and bytes of each column are hashed as streams of
+their own, and the digest is the hash of them all. Arrow's buffers are hashed in place.
 """
 
 from __future__ import annotations
@@ -27,8 +25,7 @@ _INT64 = pa.int64()
 
 
 class ContentDigest:
-    """SHA-256 over the (id, text) rows of one partition and the columns that travel with them, or
-    over raw columns."""
+    """SHA-256 over the rows of one partition with their carried columns, or over raw columns."""
 
     def __init__(self) -> None:
         self._streams: list[hashlib._Hash] = []
@@ -36,24 +33,21 @@ class ContentDigest:
         self._rows = 0
 
     def update(self, batch: RowBatch) -> None:
-        carried = batch.carried
-        if not self._kind:
-            self._kind = str(batch.ids.type).encode() + (
-                b"" if carried is None else b"\0" + _described(carried)
-            )
+        """Add checked rows."""
+        kind = str(batch.ids.type).encode()
         id_lengths = b"" if batch.id_offsets is None else _lengths(batch.id_offsets)
         parts = [id_lengths, batch.id_values, _lengths(batch.text_offsets), batch.text_values]
-        if carried is not None:
-            parts += [part for column in carried.columns for part in value_streams(column)]
+        if batch.carried is not None:
+            kind += b"\0" + _described(batch.carried)
+            parts += [part for column in batch.carried.columns for part in value_streams(column)]
+        self._kind = self._kind or kind
         self._add(len(batch), parts)
 
     def update_raw(self, columns: pa.RecordBatch) -> None:
-        """Add unchecked rows in canonical types; values of a type that no source may select do not
-        count."""
+        """Add unchecked rows in canonical types, without types that no source may select."""
         self._kind = self._kind or b"raw\0" + _described(columns)
-        self._add(
-            len(columns), [part for column in columns.columns for part in _raw_streams(column)]
-        )
+        parts = [part for column in columns.columns for part in _raw_streams(column)]
+        self._add(len(columns), parts)
 
     def _add(self, rows: int, parts: Sequence[Buffer]) -> None:
         self._rows += rows
@@ -62,11 +56,10 @@ class ContentDigest:
             stream.update(part)
 
     def hexdigest(self) -> str:
-        """32 hex digits, of the rows so far."""
+        """Return 32 hex digits for the rows so far."""
         head = b"surge.content.1\0" + self._kind + b"\0" + self._rows.to_bytes(8, "little")
-        return hashlib.sha256(
-            head + b"".join(stream.digest() for stream in self._streams)
-        ).hexdigest()[:32]
+        streams = b"".join(stream.digest() for stream in self._streams)
+        return hashlib.sha256(head + streams).hexdigest()[:32]
 
 
 def _described(columns: pa.RecordBatch) -> bytes:
@@ -92,7 +85,7 @@ def _raw_streams(column: pa.Array) -> list[Buffer]:
 
 
 class IdSet:
-    """A few bytes per id of one partition, enough to notice that an id is repeated."""
+    """A few bytes per id of one partition, which show that an id is repeated."""
 
     def __init__(self) -> None:
         self._hashes = array("q")
@@ -102,38 +95,36 @@ class IdSet:
         return self.bytes_after(0)
 
     def bytes_after(self, rows: int) -> int:
-        """Memory held after so many more; an array that grows has a sixteenth more room than it
-        needs."""
+        """Return the memory after more rows; an array has a sixteenth more room than it needs."""
         return _ID_BYTES * (len(self._hashes) + rows)
 
     def add(self, ids: pa.Array) -> None:
         self._hashes.frombytes(id_keys(ids).data.cast("B"))
 
     def repeated(self) -> np.ndarray:
-        """Hashes that came twice, int64, sorted; nothing can be added afterwards, because this
-        sorts in place."""
+        """Return repeated hashes, int64, sorted. It sorts in place: add nothing afterwards."""
         known = np.frombuffer(self._hashes, np.int64)
         known.sort()
         return np.unique(known[1:][known[1:] == known[:-1]])
 
 
 def refuse_repeated_id(partition: Partition, repeated: np.ndarray) -> None:
-    """Read a partition again, and raise `DataError` for an id that is repeated: two ids may have
-    one hash."""
+    """Read a partition again, and raise `DataError` if an id and not only a hash is repeated."""
     if not len(repeated):
         return
-    # more would take much memory, and so many do not share their hashes by chance
+    # More would take much memory, and thousands do not share their hashes by chance.
     suspects = repeated[:_SUSPECTS]
     seen: dict[object, str] = {}
     row = 0
     for batch in partition.read():
-        for offset in np.flatnonzero(np.isin(id_keys(batch.ids), suspects)):
-            value, offset = batch.ids[int(offset)].as_py(), int(offset)
+        for offset in np.flatnonzero(np.isin(id_keys(batch.ids), suspects)).tolist():
+            value = batch.ids[offset].as_py()
             place = batch.place(offset) if batch.place else row_in_words(row + offset)
             if value in seen:
                 raise DataError(
                     partition.key,
-                    f"the id {value!r} stands at {seen[value]} already; ids must be unique within a partition",
+                    f"the id {value!r} stands at {seen[value]} already; ids must be unique within "
+                    "a partition",
                     "Remove one of the two rows or give it another id.",
                     row + offset,
                     place,
@@ -143,13 +134,12 @@ def refuse_repeated_id(partition: Partition, repeated: np.ndarray) -> None:
 
 
 def _lengths(offsets: np.ndarray) -> memoryview:
-    """Bytes of each value as unsigned 32-bit numbers: no value is longer, and Arrow's own are
-    32-bit or 64-bit."""
+    """Return the bytes of each value as 32-bit numbers, whatever Arrow's offsets are."""
     return (offsets[1:] - offsets[:-1]).astype("<u4", copy=False).data
 
 
 def id_keys(ids: pa.Array) -> np.ndarray:
-    """A number for each id, int64; equal ids have equal ones within this process."""
+    """Return a number for each id, int64, which is equal for equal ids within this process."""
     # An integer stands for itself: Python's hashes of -1 and -2 are equal.
     if ids.type == _INT64:
         return ids.to_numpy(zero_copy_only=True)

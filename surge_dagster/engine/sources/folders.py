@@ -113,7 +113,7 @@ class FolderCatalog:
         )
 
     def _borders(self, files: Sequence[SourceFile], footers: Sequence[Footer]) -> list[int]:
-        """Return where row groups begin and end; of a file that cannot be read now, where it does."""
+        """Return where row groups begin and end; where a file does if it cannot be read now."""
         sizes = [0]
         for rows, footer in zip(self._files.ends(files, row_group_rows), footers, strict=True):
             sizes += [footer.rows] if isinstance(rows, Exception) else rows

@@ -10,7 +10,7 @@ import io
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -78,7 +78,7 @@ def _schema(request: FileRead, block: bytes) -> pa.Schema:
     columns = request.columns
     paths = {name: (name,) for name in columns}
     if block:
-        paths = _paths_in(request, block)
+        paths = _paths_in(block, columns)
     request.require_columns(list(paths))
     for name in columns:
         path = paths[name]
@@ -90,34 +90,24 @@ def _schema(request: FileRead, block: bytes) -> pa.Schema:
     return pa.schema(nested_fields(types))
 
 
-def _paths_in(request: FileRead, block: bytes) -> dict[str, _Path]:
+def _paths_in(block: bytes, wanted: Sequence[str]) -> dict[str, _Path]:
     """Return the names in the objects of a block, with dots for fields, and the path of each.
 
     Reading ends when all wanted columns are found. An object ends where it does for pyarrow, which
-    may be in the middle of a line; an object that Python cannot read is passed over.
+    may be in the middle of a line; lines that Python cannot parse are skipped.
     """
     paths: dict[str, _Path] = {}
-    missing = set(request.columns)
-    unread = ""
+    missing = set(wanted)
     text = block.decode("utf-8-sig", "replace")
     place = 0
-    row = 0
     while missing and (start := _VALUE_BEGINS.search(text, place)):
         try:
             document, place = _DECODER.raw_decode(text, start.start())
             for path in sorted(_paths(document), key=len):
                 paths.setdefault(".".join(path), path)
-        except (ValueError, AttributeError, RecursionError) as error:
-            unread = unread or f"{row_in_words(row)} ({first_line(error)})"
+        except (ValueError, AttributeError, RecursionError):
             place = text.find("\n", start.start()) + 1 or len(text)
         missing -= paths.keys()
-        row += 1
-    if missing and unread:
-        names = ", ".join(map(repr, sorted(missing)))
-        raise request.refused(
-            f"cannot be read at {unread}, and no other of its first rows has {names}",
-            "Write each row as one object that is not nested too deep, or name other columns.",
-        )
     return dict(sorted(paths.items(), key=lambda item: len(item[1])))
 
 

@@ -1,5 +1,4 @@
-"""Columns inside of structs: `doc.title` is the field `title` of the column `doc`, where no column
-has that name."""
+"""Columns inside of structs: `doc.title` is the field `title` of `doc`, unless a column has it."""
 
 from __future__ import annotations
 
@@ -9,39 +8,36 @@ import pyarrow as pa
 
 
 def names_with_fields(fields: Iterable[pa.Field]) -> list[str]:
-    """The names of columns, then those of the fields inside of them."""
-    fields = list(fields)
-    names, structs = (
-        [field.name for field in fields],
-        [field for field in fields if pa.types.is_struct(field.type)],
-    )
-    inner = (
-        f"{struct.name}.{name}"
-        for struct in structs
-        for name in names_with_fields(struct.type.fields)
-    )
-    return [*names, *(name for name in dict.fromkeys(inner) if name not in names)]
+    """Return the names of columns, then those of the fields inside of them."""
+    names: list[str] = []
+    inner: dict[str, None] = {}
+    for field in fields:
+        names.append(field.name)
+        if pa.types.is_struct(field.type):
+            for name in names_with_fields(field.type.fields):
+                inner[f"{field.name}.{name}"] = None
+    return [*names, *(name for name in inner if name not in names)]
 
 
 def outer_columns(names: Sequence[str], columns: Sequence[str]) -> list[str]:
-    """Which of these names are the columns, or may have them inside."""
-    inner = [column for column in columns if column not in names]
-    return [
-        name
-        for name in names
-        if name in columns or any(each.startswith(f"{name}.") for each in inner)
-    ]
+    """Return which of these names are wanted columns, or may have them inside."""
+    fields = tuple(column for column in columns if column not in names)
+
+    def is_needed(name: str) -> bool:
+        return name in columns or any(field.startswith(f"{name}.") for field in fields)
+
+    return [name for name in names if is_needed(name)]
 
 
 def select(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-    """The batch with these columns alone, in this order, each as a column of its own."""
+    """Return a batch of only these columns, in this order, each as a column of its own."""
     arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
     return pa.RecordBatch.from_arrays([_inside(arrays, name) for name in columns], list(columns))
 
 
 def nested_fields(types: Mapping[tuple[str, ...], pa.DataType]) -> list[pa.Field]:
-    """The fields that have values of these types, by their path."""
-    fields = dict[str, dict[tuple[str, ...], pa.DataType]]()
+    """Return the fields that have values of these types, by their path."""
+    fields: dict[str, dict[tuple[str, ...], pa.DataType]] = {}
     for (name, *path), kind in types.items():
         fields.setdefault(name, {})[tuple(path)] = kind
     return [

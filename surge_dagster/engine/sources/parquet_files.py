@@ -1,13 +1,11 @@
-"""Parquet files of a source: what their footers declare, and how many rows may be read at a time."""
+"""Parquet files of a source: their rows in bounded pieces, and what their footers declare."""
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -22,15 +20,13 @@ from surge_dagster.engine.support.unreadable import UNREADABLE
 
 _BATCH_BYTES = 2 * 1024 * 1024
 _BATCH_ROWS = 8192
-# What a read may decode where a few bytes stand for many: rows share a dictionary's entry, or the
-# beginning of a text.
+# Most that a read may decode to, however few bytes are stored: rows may share a dictionary's entry
+# or the beginning of a text.
 _DECODED_BYTES = 16 * 1024 * 1024
-# What reading a row group takes of its uncompressed size: a page may hold all of it, compressed and
-# uncompressed, and its long texts may come in one batch (measured: 3.0).
+# Memory of reading a row group, as a multiple of its uncompressed size: a page may hold all of it,
+# compressed and uncompressed, and its long texts may come in one batch (measured: 3.0).
 _COPIES = 3
-# pyarrow holds a column of a dictionary type as pages, builders and chunks (measured: 5.7)
-_DICTIONARY_COPIES = 6
-# of a row group: of more, the longest value that rows may share is looked up
+# In larger row groups the longest value that rows share is read first.
 _UNSEEN_BYTES = 256 * 1024
 _VERSION_BYTES = 250  # a database index has room for little
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # some databases refuse NUL
@@ -68,15 +64,13 @@ def read_footer(file: pa.NativeFile) -> Footer:
     # Of all columns, as an estimate of the texts: reading facts of one column may end the process
     # (see `unreadable`).
     groups = [footer.row_group(group).total_byte_size for group in range(footer.num_row_groups)]
-    has_dictionaries = _has_dictionaries(declared.get(b"ARROW:schema", b""))
-    copies = _DICTIONARY_COPIES if has_dictionaries else _COPIES
     version = _declared(declared, SOURCE_VERSION_METADATA)
     return Footer(
         version=version and _recordable(version),
         key=_declared(declared, KEY_METADATA),
         rows=footer.num_rows,
         row_bytes=sum(groups),
-        group_bytes=copies * max(groups, default=0),
+        group_bytes=_COPIES * max(groups, default=0),
     )
 
 
@@ -89,16 +83,6 @@ def row_group_rows(file: pa.NativeFile) -> list[int]:
     """Return the rows of each row group of an open file; raises as `read_footer`."""
     footer = pq.read_metadata(file)
     return [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
-
-
-@lru_cache(maxsize=64)  # the files of a catalog have few schemas
-def _has_dictionaries(arrow_schema: bytes) -> bool:
-    """Return whether a footer's Arrow schema has dictionary columns, as pandas' categoricals."""
-    try:
-        schema = pa.ipc.read_schema(pa.BufferReader(base64.b64decode(arrow_schema)))
-    except (*UNREADABLE, ValueError):
-        return False
-    return any(pa.types.is_dictionary(field.type) for field in schema)
 
 
 def read_parquet(request: FileRead) -> Iterator[pa.RecordBatch]:

@@ -1,8 +1,7 @@
-"""What every source offers: ordered partitions of (id, text) rows, each streamed as row batches in
-bounded memory.
+"""What every source offers: ordered partitions of (id, text) rows, streamed in bounded memory.
 
-A new kind of source implements `Source`. A `Selection` checks and converts the raw columns of its
-partitions; `tests/engine/sources` has the examples.
+A new kind of source implements `Source`, and its `Selection` checks and converts raw columns. A new
+format of files needs less: see `formats`.
 """
 
 from __future__ import annotations
@@ -22,17 +21,16 @@ from surge_dagster.engine.support.values import value_sizes
 
 KEY_METADATA = b"surge.partition_key"
 SOURCE_VERSION_METADATA = b"surge.source_version"
-# the source version of a partition whose files could not be listed
+# The source version of a partition whose files cannot be read now.
 UNREADABLE_VERSION = "unreadable"
 
-Place = Callable[[int], str]  # says where the source has a row, such as "row 5 of part-1.csv"
+Place = Callable[[int], str]  # names a row for messages, such as "row 5 of part-1.csv"
 _INT64 = pa.int64()
 T = TypeVar("T")
 
 
 class Source(Protocol):
-    """Where partitions come from. Each iteration lists them anew, in a stable order, and reads no
-    rows."""
+    """Where partitions come from. Each iteration lists them again in a stable order."""
 
     @property
     def url(self) -> str: ...
@@ -47,15 +45,13 @@ class Partition:
     Attributes:
         source_version: a cheap token that changes when the content may have changed.
         read: yields the rows, a few megabytes at a time; raises `DataError` at the first row that
-            is refused, and `TransientError` where the storage does not answer.
-        current_source_version: looks the token up again, None when the source no longer has the
-            partition.
-        rows: where they are known without reading, those that are skipped included.
+            is refused, and `TransientError` if the storage does not answer.
+        current_source_version: reads the token again; None if the partition was removed.
+        rows: if known without reading; skipped rows are counted.
         text_bytes: an estimate.
-        page_bytes: memory that reading may take beside the rows that it yields.
-        read_range: like `read`, the rows from one to before another, without those in front of
-            them; None where the source cannot do that, or leaves rows out.
-        borders: where row groups begin and end, ascending; () where that is unknown.
+        page_bytes: memory that reading may take in addition to the rows that it yields.
+        read_range: like `read`, from one row to before another; None if the source cannot do that.
+        borders: where row groups begin and end, ascending; () if that is unknown.
     """
 
     key: str
@@ -71,11 +67,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRange:
-    """Rows start..stop of one version of a partition, which a run encodes without the others.
-
-    Raises:
-        ConfigError: there is no such range.
-    """
+    """Rows start..stop of one version of a partition, which a run encodes without the others."""
 
     key: str
     source_version: str
@@ -84,9 +76,7 @@ class PartitionRange:
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.stop:
-            raise ConfigError(
-                f"{self} are no range. Expected a first row of at least 0 and an end behind it."
-            )
+            raise ConfigError(f"{self} are not a range. Use a first row of at least 0 and an end.")
 
     def __str__(self) -> str:
         return f"rows {self.start:,} to {self.stop:,} of partition {self.key!r}"
@@ -98,13 +88,12 @@ class RowBatch:
 
     Attributes:
         ids: string, int64 or binary, without nulls; so are the texts.
-        skipped: rows of the source that were left out in front of, between or behind these.
-        carried: as many rows of further columns, which may be null.
+        skipped: rows of the source that were left out before, between or after these.
+        carried: further columns, with as many rows; their values may be null.
         place: of one of these rows.
         carried_sizes: bytes of these columns in each row, int64 [rows].
-        id_offsets: where each id starts in its values, one entry more than rows; None where ids are
-            numbers.
-        id_values: the bytes of the ids, one behind the other; of numbers eight each.
+        id_offsets: where each id starts in `id_values`, [rows + 1]; None if ids are numbers.
+        id_values: the bytes of the ids; eight for each number.
     """
 
     ids: pa.Array
@@ -120,49 +109,52 @@ class RowBatch:
     carried_sizes: np.ndarray | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        ids = self.ids
-        if ids.type == _INT64:
-            offsets, values = None, ids.to_numpy(zero_copy_only=True).view(np.uint8).data
+        put = partial(object.__setattr__, self)
+        if self.ids.type == _INT64:
+            put("id_offsets", None)
+            put("id_values", self.ids.to_numpy(zero_copy_only=True).view(np.uint8).data)
         else:
-            offsets, values = value_parts(ids)
-        put = object.__setattr__
-        put(self, "id_offsets", offsets)
-        put(self, "id_values", values)
+            offsets, values = value_parts(self.ids)
+            put("id_offsets", offsets)
+            put("id_values", values)
         offsets, values = value_parts(self.texts)
-        put(self, "text_offsets", offsets)
-        put(self, "text_values", values)
+        put("text_offsets", offsets)
+        put("text_values", values)
         sizes = None
         if self.carried is not None:
-            sizes = sum(map(value_sizes, self.carried.columns), np.zeros(len(ids), np.int64))
-        put(self, "carried_sizes", sizes)
+            sizes = sum(map(value_sizes, self.carried.columns), np.zeros(len(self), np.int64))
+        put("carried_sizes", sizes)
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def value_bytes(self) -> int:
-        """Bytes of all columns; Arrow's own `nbytes` releases the GIL, and taking it again costs
-        time."""
+        """Bytes of all columns; Arrow's `nbytes` releases the GIL, and taking it again is slow."""
         size = len(self.id_values) + len(self.text_values)
         return size if self.carried_sizes is None else size + int(self.carried_sizes.sum())
 
     def rows(self, start: int, stop: int) -> RowBatch:
-        """Rows start..stop as a batch of their own, without a copy."""
+        """Return rows start..stop as a batch of their own, without a copy."""
         carried = None if self.carried is None else self.carried.slice(start, stop - start)
         return RowBatch(self.ids[start:stop], self.texts[start:stop], carried=carried)  # pyright: ignore[reportArgumentType]
 
 
 def row_in_words(row: int) -> str:
-    """A zero-based row as messages name it; a CSV file's header is none."""
+    """Return a zero-based row as messages name it; a CSV file's header is not counted."""
     return f"row {row:,}"
 
 
 def located(partition: Partition, error: DataError) -> DataError:
-    """An error whose row was counted among the rows that were read, with its place, for which they
-    are read again."""
-    row = error.row or 0
+    """Return an error with the place of its row, for which the partition is read again.
+
+    The row was counted among the rows that were read; skipped rows of the source were not.
+    """
+    if error.row is None or error.place is not None:
+        return error
+    row = error.row
     with contextlib.suppress(SurgeError, OSError):
-        for batch in partition.read() if error.row is not None and error.place is None else ():
+        for batch in partition.read():
             if row < len(batch):
                 place = batch.place and batch.place(row)
                 return DataError(error.key, error.reason, error.remedy, error.row, place)
@@ -171,12 +163,14 @@ def located(partition: Partition, error: DataError) -> DataError:
 
 
 def read_rows(partition: Partition, rows: PartitionRange | None = None) -> Iterator[RowBatch]:
-    """The rows of a partition, or those of a range; their further columns have one type each."""
-    columns: list[pa.Field] = []
-    batches, row = partition.read, 0
+    """Yield the rows of a partition or of a range; each further column has one type in all."""
+    row = 0
+    batches = partition.read
     if rows is not None:
         assert partition.read_range is not None  # `decide` refuses other partitions
-        batches, row = partial(partition.read_range, rows.start, rows.stop), rows.start
+        row = rows.start
+        batches = partial(partition.read_range, rows.start, rows.stop)
+    columns: list[pa.Field] = []
     for batch in batches():
         if batch.carried is not None:
             columns = columns or list(batch.carried.schema)
@@ -184,9 +178,9 @@ def read_rows(partition: Partition, rows: PartitionRange | None = None) -> Itera
                 if now != first:
                     raise DataError(
                         partition.key,
-                        f"the column {first.name!r} has type {now.type} from this row on, and {first.type} before it; "
-                        "a partition has one type for each column",
-                        "Write its files again with the same types, or leave the column out of columns.",
+                        f"the column {first.name!r} has type {now.type} from this row on, and "
+                        f"{first.type} before it; a partition has one type for each column",
+                        "Write its files with the same types, or leave it out of columns.",
                         row,
                     )
         yield batch
@@ -196,12 +190,12 @@ def read_rows(partition: Partition, rows: PartitionRange | None = None) -> Itera
 def within(
     parts: Iterable[T], start: int, stop: int, length: Callable[[Any], int] = len
 ) -> Iterator[tuple[T, int, int]]:
-    """Of consecutive parts those with some of the rows start..stop, and where these begin and end
-    in the part."""
+    """Yield the parts that have some of the rows start..stop, with where these begin and end."""
     row = 0
     for part in parts:
         rows = length(part)
-        first, last = max(start - row, 0), min(stop - row, rows)
+        first = max(start - row, 0)
+        last = min(stop - row, rows)
         if first < last:
             yield part, first, last
         row += rows

@@ -1,8 +1,7 @@
-"""The check and conversion of raw columns to row batches: every row that would cause harm later is
-refused here.
+"""The check and conversion of raw columns to row batches.
 
-A null, a text that is not UTF-8 or one beyond the maximum is found on the way in, where its row
-number is still known. Arrow does not check that Parquet's strings are UTF-8, and a byte that is not
+A null, a text that is not UTF-8 and a text beyond the maximum are refused here, where the number of
+the row is still known. Arrow does not check that Parquet's strings are UTF-8, and a wrong byte
 would end a worker in its tokenizer.
 """
 
@@ -22,7 +21,7 @@ from surge_dagster.engine.support.values import stored_type
 
 _BATCH_BYTES = 2 * 1024 * 1024
 _BATCH_ROWS = 8192
-# the last byte of ASCII that is white space, the first byte of other white space
+# The last ASCII byte that is white space, and the first byte of other white space.
 _SPACE, _FIRST_SPACE = 0x20, 0xC2
 DEFAULT_MAX_TEXT_BYTES = 4 * 1024 * 1024
 
@@ -37,14 +36,13 @@ def row_batch(
     carried: pa.RecordBatch | None = None,
     place: Place | None = None,
 ) -> RowBatch:
-    """Check and convert one batch; `rows` are its zero-based numbers in the partition, which
-    `place` puts in words."""
+    """Check and convert one batch; `rows` are its numbers in the partition, for `place`."""
     ids = _canonical_ids(key, without_dictionary(raw_ids))
     texts = canonical_texts(key, without_dictionary(raw_texts))
     for name, column in (("id", ids), ("text", texts)):
         if column.null_count:
             offset = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
-            further = "" if name == "id" else ", or say with missing_text what becomes of such rows"
+            further = "" if name == "id" else ", or set missing_text to skip or empty"
             raise DataError(
                 key,
                 f"the {name} is null; every row needs one",
@@ -66,7 +64,7 @@ def overlong(key: str, text_bytes: int, max_text_bytes: int, row: int) -> DataEr
     return DataError(
         key,
         f"the text has {text_bytes:,} bytes; at most {max_text_bytes:,} are allowed",
-        "Shorten it in the source or raise max_text_bytes (the model reads only its first tokens anyway).",
+        "Shorten it in the source, or raise max_text_bytes (a model reads only its first tokens).",
         row,
     )
 
@@ -74,7 +72,7 @@ def overlong(key: str, text_bytes: int, max_text_bytes: int, row: int) -> DataEr
 def without_dictionary(column: pa.Array) -> pa.Array:
     if not isinstance(column, pa.DictionaryArray):
         return column
-    # of polars; pyarrow has no kernel that takes from a view
+    # pyarrow cannot decode the views of polars.
     if pa.types.is_string_view(column.dictionary.type):
         column = pa.DictionaryArray.from_arrays(
             column.indices, column.dictionary.cast(pa.large_string())
@@ -83,11 +81,9 @@ def without_dictionary(column: pa.Array) -> pa.Array:
 
 
 def small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch without dictionaries, in pieces of at most 8,192 rows and, unless one row has more,
-    two megabytes."""
-    if len(batch) > 1 and (
-        len(batch) > _BATCH_ROWS or sum(map(_decoded_bytes, batch.columns)) > _BATCH_BYTES
-    ):
+    """Yield a batch without dictionaries, in pieces of at most 8,192 rows and two megabytes."""
+    is_large = len(batch) > _BATCH_ROWS or sum(map(_decoded_bytes, batch.columns)) > _BATCH_BYTES
+    if is_large and len(batch) > 1:
         middle = len(batch) // 2
         yield from small(batch.slice(0, middle))
         yield from small(batch.slice(middle))
@@ -97,40 +93,48 @@ def small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _decoded_bytes(column: pa.Array) -> int:
-    """Bytes of a column without its dictionary, of which each value may be long and stand for many
-    rows."""
+    """Return the bytes of a column without its dictionary, whose values many rows may share."""
     if not isinstance(column, pa.DictionaryArray):
         return column.nbytes
     try:
         lengths = value_lengths(column.dictionary.cast(pa.large_binary()))
     except pa.ArrowNotImplementedError:  # neither strings nor bytes
         return column.indices.nbytes
+    if not len(lengths):
+        return 0
     # An index beyond the dictionary is found when the column is decoded.
-    return (
-        int(lengths.take(column.indices.fill_null(0).to_numpy(), mode="clip").sum())
-        if len(lengths)
-        else 0
-    )
+    return int(lengths.take(column.indices.fill_null(0).to_numpy(), mode="clip").sum())
 
 
 def together(
     batches: Iterable[pa.RecordBatch], most_bytes: int = _BATCH_BYTES, most_rows: int = _BATCH_ROWS
 ) -> Iterator[pa.RecordBatch]:
-    """Consecutive batches put together, as far as they have no more bytes and rows than this."""
-    held, size, rows = list[pa.RecordBatch](), 0, 0
+    """Join consecutive batches, up to these bytes and rows."""
+    pending: list[pa.RecordBatch] = []
+    size = 0
+    rows = 0
     for batch in batches:
-        size, rows = size + batch.nbytes, rows + len(batch)
-        if held and (size > most_bytes or rows > most_rows):
-            yield pa.concat_batches(held) if len(held) > 1 else held[0]
-            held, size, rows = [], batch.nbytes, len(batch)
-        held.append(batch)
-    if held:
-        yield pa.concat_batches(held) if len(held) > 1 else held[0]
+        size += batch.nbytes
+        rows += len(batch)
+        if pending and (size > most_bytes or rows > most_rows):
+            yield _concatenated(pending)
+            pending = []
+            size = batch.nbytes
+            rows = len(batch)
+        pending.append(batch)
+    if pending:
+        yield _concatenated(pending)
+
+
+def _concatenated(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return pa.concat_batches(batches) if len(batches) > 1 else batches[0]
 
 
 def canonical_type(kind: pa.DataType) -> pa.DataType:
-    """One type for all that differ in their layout or, outside of lists and structs, in the size of
-    their integers."""
+    """Return one type for all that differ only in their layout.
+
+    Outside of lists and structs, integers of any size are int64.
+    """
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(_inner_type(kind.value_type))
     if pa.types.is_fixed_size_list(kind):
@@ -154,8 +158,7 @@ def _inner_type(kind: pa.DataType) -> pa.DataType:
 
 
 def carried_columns(key: str, batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
-    """Further columns that travel with the rows, in types that each kind of source and each output
-    file has."""
+    """Return the carried columns in types that every source and every output file can have."""
     columns: list[pa.Array] = []
     for name in names:
         plain = without_dictionary(batch.column(name))
@@ -165,21 +168,22 @@ def carried_columns(key: str, batch: pa.RecordBatch, names: Sequence[str]) -> pa
         except TypeError:
             raise DataError(
                 key,
-                f"the column {name!r} has type {plain.type}, which cannot be carried into output files",
-                "Carry plain values, lists or structs of them: cast it in the source, or leave it out of columns.",
+                f"the column {name!r} has type {plain.type}, which cannot be carried into files",
+                "Carry plain values, lists or structs of them: cast it in the source, or leave it "
+                "out of columns.",
             ) from None
         columns.append(column if column.type == kind else column.cast(kind))
     return pa.RecordBatch.from_arrays(columns, list(names))
 
 
 def is_blank(texts: pa.LargeStringArray) -> np.ndarray:
-    """Which texts are empty or nothing but white space, bool [rows]; nulls are not."""
+    """Return which texts are empty or only white space, bool [rows]; nulls are not."""
     if texts.null_count:
         texts = texts.fill_null("no space")
     offsets, content = value_parts(texts)
     blank = offsets[1:] == offsets[:-1]
     begins = np.frombuffer(content, np.uint8)[(offsets[:-1] - offsets[0])[~blank]]
-    # seldom, and asking Arrow takes longer
+    # Few texts begin like this, and Arrow's own check takes longer.
     if ((begins <= _SPACE) | (begins >= _FIRST_SPACE)).any():
         with contextlib.suppress(pa.ArrowInvalid):  # what is not UTF-8 is refused anyway
             blank |= pc.utf8_is_space(texts).to_numpy(zero_copy_only=False)  # pyright: ignore[reportAttributeAccessIssue]
@@ -210,7 +214,7 @@ def _canonical_ids(key: str, column: pa.Array) -> pa.Array:
 
 
 def canonical_texts(key: str, column: pa.Array) -> pa.LargeStringArray:
-    """The texts as large_string; `DataError` where the column has another type than strings."""
+    """Return texts as large_string; raise `DataError` for a column of another type."""
     kind = column.type
     if canonical_type(kind) != pa.string():
         raise DataError(
@@ -222,32 +226,37 @@ def canonical_texts(key: str, column: pa.Array) -> pa.LargeStringArray:
 
 
 def _require_valid(key: str, name: str, column: pa.Array, rows: Sequence[int] | np.ndarray) -> None:
-    """Refuse a column with values that Arrow does not accept; strings that are not UTF-8 by their
-    row."""
+    """Refuse a column with values that Arrow does not accept."""
     try:
         column.validate(full=True)
         return
     except pa.ArrowInvalid as error:
         damage = error
-    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-    # a value that begins outside of the data must not be looked at
-    with contextlib.suppress(pa.ArrowInvalid):
-        raw = (
-            column.view(pa.binary() if pa.types.is_string(column.type) else pa.large_binary())
-            if is_text
-            else column
-        )
-        raw.validate(full=True)
-        for offset, value in enumerate(raw):
-            try:
-                (value.as_py() or b"").decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise DataError(
-                    key,
-                    f"the {name} is not valid UTF-8 ({error})",
-                    "Re-encode it in the source, or set encoding for a CSV file of another one, then run again.",
-                    int(rows[offset]),
-                ) from error
+    _require_utf8(key, name, column, rows)
     raise DataError(
         key, f"the {name} column is damaged ({damage})", "Write it again in the source."
     ) from damage
+
+
+def _require_utf8(key: str, name: str, column: pa.Array, rows: Sequence[int] | np.ndarray) -> None:
+    """Refuse the first string that is not UTF-8."""
+    if pa.types.is_string(column.type):
+        raw = column.view(pa.binary())
+    elif pa.types.is_large_string(column.type):
+        raw = column.view(pa.large_binary())
+    else:
+        return
+    try:
+        raw.validate(full=True)
+    except pa.ArrowInvalid:  # a value begins outside of the data, where nobody may read
+        return
+    for offset, value in enumerate(raw):
+        try:
+            (value.as_py() or b"").decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                key,
+                f"the {name} is not valid UTF-8 ({error})",
+                "Re-encode it in the source, or set encoding for a CSV file, then run again.",
+                int(rows[offset]),
+            ) from error

@@ -1,6 +1,6 @@
-"""Which columns of a source become the ids and texts of a partition, and which travel with them.
+"""Which columns of a source become ids and texts, and which travel with them into the output.
 
-A source asks its `Selection` for the columns to read and hands it the raw batches of a partition.
+A source reads the columns of its `Selection` and passes the raw batches of a partition to it.
 """
 
 from __future__ import annotations
@@ -29,21 +29,19 @@ from surge_dagster.engine.sources.rows import (
 from surge_dagster.engine.sources.template import Template
 
 MissingText = Literal["refuse_nulls", "refuse", "skip", "empty"]
-# of what readers of an output get
+# Columns of an output, which no carried column may be named like.
 OWN_COLUMNS = ("partition", "id", "text", "text_hash", "embedding", "op")
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is taken of a source's columns.
+    """What is read of a source's columns.
 
     Attributes:
-        text: the column that is embedded, or a template of columns in braces such as "{title}.
-            {description}".
+        text: the column that is embedded, or a template such as "{title}. {description}".
         max_text_bytes: a longer text refuses its partition.
-        missing_text: what becomes of a row whose text is null, empty or nothing but white space: it
-            refuses its partition, is skipped, or is embedded as an empty text; `refuse_nulls`
-            embeds those that are not null.
+        missing_text: what to do with a row whose text is null or blank: refuse its partition, skip
+            it, or embed an empty text; `refuse_nulls` embeds blank texts as they are.
         carried: further columns that travel with the rows into the output, in this order.
         encoding: of CSV files.
     """
@@ -58,21 +56,14 @@ class Selection:
     _template: Template | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        try:
-            "".encode(self.encoding)
-            # as pyarrow calls it
-            codecs.getincrementaldecoder(self.encoding)().decode(pa.py_buffer(b""))
-            object.__setattr__(self, "encoding", codecs.lookup(self.encoding).name)
-        except (LookupError, ValueError, AttributeError, TypeError) as error:
-            reason = f"the encoding {self.encoding!r} is unknown, or not that of a file"
-            raise ConfigError(f"{reason}; expected one such as cp1252") from error
         is_template = "{" in self.text or "}" in self.text
         object.__setattr__(self, "_template", Template.compile(self.text) if is_template else None)
+        object.__setattr__(self, "encoding", _codec_name(self.encoding))
         for place, name in enumerate(self.carried):
             if name in OWN_COLUMNS:
                 raise ConfigError(
-                    f"the column {name!r} cannot be carried, because the output has a column of that name. Rename it "
-                    "in the source, or leave it out of columns."
+                    f"the column {name!r} cannot be carried: the output has a column of that name. "
+                    "Rename it in the source, or leave it out of columns."
                 )
             if name in self.carried[:place]:
                 raise ConfigError(f"the column {name!r} is named twice in columns. Name each once.")
@@ -85,17 +76,16 @@ class Selection:
 
     @property
     def version_suffix(self) -> str:
-        """What every source version ends in, as in `?text_column=title`: another selection is other
+        """The end of every source version, as in `?text_column=title`: another selection is other
         content."""
         unusual: dict[str, str | tuple[str, ...]] = {}
         if self.id != "id":
             unusual["id_column"] = self.id
-        if self._template is None and self.text != "text":
-            unusual["text_column"] = self.text
         if self._template is not None:
-            unusual["text"] = hashlib.sha256(
-                self.text.encode("utf-8", "surrogatepass")
-            ).hexdigest()[:16]
+            text = self.text.encode("utf-8", "surrogatepass")
+            unusual["text"] = hashlib.sha256(text).hexdigest()[:16]
+        elif self.text != "text":
+            unusual["text_column"] = self.text
         if self.missing_text != "refuse_nulls":
             unusual["missing_text"] = self.missing_text
         if self.carried:
@@ -111,8 +101,7 @@ class Selection:
         first_row: int = 0,
         place: Place = row_in_words,
     ) -> Iterator[RowBatch]:
-        """The rows of consecutive batches, of which the first one begins with this row of the
-        partition."""
+        """Yield the rows of consecutive batches, which begin with this row of the partition."""
         for batch in batches:
             yield from self.row_batches(key, batch, first_row, place)
             first_row += len(batch)
@@ -120,57 +109,53 @@ class Selection:
     def row_batches(
         self, key: str, batch: pa.RecordBatch, first_row: int, place: Place = row_in_words
     ) -> Iterator[RowBatch]:
-        """Check and convert consecutive rows of a partition; what is yielded holds or counts all of
-        them, in order.
+        """Check and convert consecutive rows of a partition; yield all that are not skipped.
 
         Args:
-            batch: at least the selected `columns`, each once, dictionary-encoded or not; a few
-                megabytes.
+            batch: at least the selected `columns`, dictionary-encoded or not; a few megabytes.
             first_row: zero-based, in the partition.
             place: of a row of the partition.
         """
         try:
-            carried_rows = carried_columns(key, batch, self.carried) if self.carried else None
             for part, texts in self._texts(key, batch, first_row):
-                ids, carried = (
-                    batch.column(self.id)[part],
-                    None if carried_rows is None else carried_rows[part],
-                )
-                rows: Sequence[int] | np.ndarray = range(
-                    first_row + part.start, first_row + part.stop
-                )
-                skipped = 0
-                if self.missing_text == "empty":
-                    texts = texts.fill_null("")
-                elif self.missing_text != "refuse_nulls" and texts.null_count:
-                    present = texts.is_valid()
-                    has_text, skipped = present.to_numpy(zero_copy_only=False), texts.null_count
-                    if self.missing_text == "refuse":
-                        raise DataError(
-                            key,
-                            "the text is null or blank; every row needs one",
-                            "Fill it or drop the row in the source, or set missing_text to skip or empty.",
-                            rows[int(np.argmin(has_text))],
-                        )
-                    ids, texts, rows = (
-                        ids.filter(present),
-                        texts.drop_null(),
-                        np.flatnonzero(has_text) + rows[0],
-                    )
-                    carried = None if carried is None else carried.filter(present)
-                yield row_batch(key, ids, texts, rows, self.max_text_bytes, skipped, carried, place)
+                rows = batch.slice(part.start, part.stop - part.start)
+                yield self._row_batch(key, rows, texts, first_row + part.start, place)
         except DataError as error:
             if error.row is None:
                 raise
-            raise DataError(
-                error.key, error.reason, error.remedy, error.row, place(error.row)
-            ) from error
+            shown = place(error.row)
+            raise DataError(error.key, error.reason, error.remedy, error.row, shown) from error
+
+    def _row_batch(
+        self, key: str, batch: pa.RecordBatch, texts: pa.Array, first_row: int, place: Place
+    ) -> RowBatch:
+        rows: Sequence[int] | np.ndarray = range(first_row, first_row + len(batch))
+        ids = batch.column(self.id)
+        carried = carried_columns(key, batch, self.carried) if self.carried else None
+        skipped = 0
+        if self.missing_text == "empty":
+            texts = texts.fill_null("")
+        elif self.missing_text != "refuse_nulls" and texts.null_count:
+            present = texts.is_valid()
+            has_text = present.to_numpy(zero_copy_only=False)
+            if self.missing_text == "refuse":
+                raise DataError(
+                    key,
+                    "the text is null or blank; every row needs one",
+                    "Fill it or drop the row in the source, or set missing_text to skip or empty.",
+                    rows[int(np.argmin(has_text))],
+                )
+            skipped = texts.null_count
+            ids = ids.filter(present)
+            texts = texts.drop_null()
+            rows = np.flatnonzero(has_text) + first_row
+            carried = None if carried is None else carried.filter(present)
+        return row_batch(key, ids, texts, rows, self.max_text_bytes, skipped, carried, place)
 
     def _texts(
         self, key: str, batch: pa.RecordBatch, first_row: int
     ) -> Iterator[tuple[slice, pa.Array]]:
-        """The texts in pieces, with the rows of the batch that they belong to; null where they are
-        missing."""
+        """Yield texts in pieces, with their rows of the batch; null if they are missing."""
         blank_is_null = self.missing_text != "refuse_nulls"
         if self._template is not None:
             yield from self._template.texts(
@@ -182,3 +167,17 @@ class Selection:
             texts = canonical_texts(key, without_dictionary(texts))
             texts = null_where(is_blank(texts), texts)
         yield slice(0, len(batch)), texts
+
+
+def _codec_name(encoding: str) -> str:
+    """Return Python's name of an encoding of text files."""
+    try:
+        # pyarrow calls the decoder with a buffer, which not every codec takes.
+        codecs.getincrementaldecoder(encoding)().decode(pa.py_buffer(b""))
+        "".encode(encoding)
+        return codecs.lookup(encoding).name
+    except (LookupError, ValueError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"the encoding {encoding!r} is unknown, or not that of a file; expected one such as "
+            "cp1252"
+        ) from error

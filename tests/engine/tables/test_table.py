@@ -425,9 +425,7 @@ def test_csv_table_that_is_not_utf8_is_refused_with_the_setting_and_read_with_it
     path.write_bytes("\n".join(["color,id,text", *map(",".join, rows)]).encode("cp1252"))
     unnamed, blue = open_source(path, partition_by="color")
     assert refusal(unnamed).remedy.endswith("for a CSV file that is not UTF-8, set encoding.")
-    assert refusal(blue).remedy.endswith(
-        "or set encoding for a CSV file of another one, then run again."
-    )
+    assert "set encoding for a CSV file" in refusal(blue).remedy
     read = open_source(path, partition_by="color", encoding="Windows-1252")
     assert {each.key: rows_of(each) for each in read} == {
         "blau": [("2", "Hüte")],
