@@ -100,11 +100,11 @@ def _write_files(space: Space, folder: Path) -> None:
 
 def _convert(space: Space, folder: Path) -> dict[str, Any]:
     """Returns the facts of the tokenizer that tokenizer.json does not hold."""
-    import openvino as ov
     import torch
 
     from surge_dagster.engine.encoder.worker.sentence_model import load_reference
     from surge_dagster.engine.inference.model_parts import embedder, tokenizer_facts
+    from surge_dagster.engine.inference.quiet_openvino import ov
 
     reference = load_reference(space, "cpu")
     facts = tokenizer_facts(reference, space)

@@ -13,14 +13,13 @@ import queue
 import time
 from collections.abc import Iterator
 
-import openvino as ov
-
 from surge_dagster.engine.encoder.devices import processor
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, Tokens
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.inference.converted_models import converted_model, converted_tokenizer
 from surge_dagster.engine.inference.passes import TokenBatch
+from surge_dagster.engine.inference.quiet_openvino import ov
 from surge_dagster.engine.inference.token_backend import ChunkPasses, PaddedBackend
 from surge_dagster.engine.model.spec import Space
 

@@ -8,6 +8,7 @@ serves every pass.
 
 from __future__ import annotations
 
+import inspect
 from itertools import pairwise
 from typing import Any
 
@@ -17,8 +18,21 @@ from transformers import AttentionInterface
 
 from surge_dagster.engine.inference.packing import LONGEST_IN_CELLS
 
+try:
+    from torch.nn.attention import varlen
+except ImportError:  # torch before 2.10
+    varlen: Any = None
+
 PACKED_ATTENTION = "surge_packed"
+_NEEDED = {"scale", "window_size", "enable_gqa"}  # newer versions of torch have all of them
 _NO_WINDOW = -1
+
+
+def has_varlen_attention() -> bool:
+    """Return whether this torch can attend within texts of different lengths on a GPU."""
+    if varlen is None:
+        return False
+    return set(inspect.signature(varlen.varlen_attn).parameters) >= _NEEDED
 
 
 @torch.library.custom_op("surge::packed_attention", mutates_args=())
@@ -53,14 +67,16 @@ def packed_attention(
         return attended.transpose(1, 2).flatten(0, 1)[None].contiguous()
     if query.is_cuda:
         flat = (states.transpose(1, 2)[0] for states in (query, key, value))
-        after = 0 if is_causal and window >= 0 else window
-        sides: dict[str, Any] = (
-            {} if window < 0 else {"window_size_left": window, "window_size_right": after}
-        )
-        flash = torch.ops.aten._flash_attention_forward
-        return flash(
-            *flat, borders, borders, longest, longest, 0.0, is_causal, False, scale=scale, **sides
-        )[0][None]
+        return varlen.varlen_attn(
+            *flat,
+            borders,
+            borders,
+            longest,
+            longest,
+            scale=scale,
+            window_size=(window, 0 if is_causal else window),
+            enable_gqa=key.shape[1] != query.shape[1],
+        )[None]
     repeats = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     attended = torch.empty_like(query)

@@ -34,9 +34,9 @@ from surge_dagster.engine.encoder.worker.sentence_model import reference_vectors
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.inference.device import CudaDevice, Device, HostDevice, Mark
-from surge_dagster.engine.inference.host_waits import PackedPooling
 from surge_dagster.engine.inference.model_parts import tokenizer_facts
-from surge_dagster.engine.inference.packed_attention import PACKED_ATTENTION
+from surge_dagster.engine.inference.packed_attention import PACKED_ATTENTION, has_varlen_attention
+from surge_dagster.engine.inference.packed_pooling import POOLING_MODES, PackedPooling, modes_of
 from surge_dagster.engine.inference.packing import CELL, LONGEST_IN_CELLS, Pack, pack_texts
 from surge_dagster.engine.inference.token_backend import ChunkPasses, TokenBackend
 from surge_dagster.engine.inference.torch_backend import load_model
@@ -49,13 +49,13 @@ log = logging.getLogger(__name__)
 
 _TOKEN_BUDGET = 65_536
 _BUDGETS = (65_536, 131_072, 262_144)
-_FEATURES = frozenset(
-    {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "apart"}
-)
+_FEATURES = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "apart"})
 
 
 def load_packed(space: Space, settings: BackendSettings) -> PackedBackend:
     """Raises ConfigError for a model whose texts cannot be packed."""
+    if settings.device != "cpu" and not has_varlen_attention():
+        raise ConfigError(f"packed passes need a newer torch than {torch.__version__}")
     device = HostDevice() if settings.device == "cpu" else CudaDevice(settings.device)
     model = load_model(space, settings)
     facts = tokenizer_facts(model, space)
@@ -190,6 +190,7 @@ class PackedBackend(TokenBackend):
         # Padding may be longer than what the model has positions for.
         positions *= places < len(ids) - 1
         tokens = ids[places].long()
+        in_text = positions
         if self._position_offset:
             # RoBERTa's kind counts the tokens of a text that are not its padding token, which may
             # stand in a text.
@@ -204,8 +205,6 @@ class PackedBackend(TokenBackend):
             "cu_seq_lens_k": borders,
             "max_length_q": pack.longest,
             "max_length_k": pack.longest,
-            "seq_idx": sequences.int()[None],
-            "prompt_length": self._prompt_length,
         }
         if pack.in_cells:
             cells = sequences.view(-1, 1, CELL)
@@ -215,12 +214,21 @@ class PackedBackend(TokenBackend):
             )
         transformer, *others = self._model
         features = transformer(features)
-        with PackedPooling(
-            pack.padded_tokens, int(np.maximum(pack.lengths - self._prompt_length, 0).sum())
-        ):
-            for module in others:
+        for module in others:
+            if type(module).__name__ == "Pooling":
+                features = self._pooled(features, borders, in_text, module)
+            else:
                 features = module(features)
         return features["sentence_embedding"][:, : self._space.dimension].float()
+
+    def _pooled(
+        self, features: dict[str, Any], borders: torch.Tensor, positions: torch.Tensor, module: Any
+    ) -> dict[str, Any]:
+        prompt_length = 0 if module.include_prompt else self._prompt_length
+        embeddings = features["token_embeddings"][0]
+        pooling = PackedPooling(embeddings, borders, positions, prompt_length)
+        vectors = [pooling.pool(mode) for mode in modes_of(module)]
+        return features | {"sentence_embedding": torch.cat(vectors, dim=-1)}
 
     def _try(self, tokens: int = 1) -> None:
         """A pass of either kind, each of about so many tokens: of texts in cells, and of longer
@@ -277,8 +285,7 @@ def _put(landing: torch.Tensor, rows: Rows) -> None:
 
 
 def _take_packed_texts(model: SentenceTransformer) -> int:
-    """Lets the model attend within each text of a pass; returns the position that its first token
-    has."""
+    """Let the model attend within each text of a pass; return the position of a first token."""
     first: Any = model[0]
     module = first.model
     reason = None
@@ -289,11 +296,25 @@ def _take_packed_texts(model: SentenceTransformer) -> int:
         or first.modality_config["text"]["method"] != "forward"
     ):
         reason = "it is more than an encoder"
-    elif not any(hasattr(part, "_forward_flattened") for part in model):
+    elif not any(_can_pool(part) for part in model):
         reason = "its pooling needs a mask"
     if reason is not None:
         raise ConfigError(f"texts of this model are padded, because {reason}")
     module.set_attn_implementation(PACKED_ATTENTION)
     if first.model_forward_params is not None:
         first.model_forward_params |= _FEATURES
-    return first._infer_flatten_position_offset()
+    return _first_position(module)
+
+
+def _can_pool(part: Any) -> bool:
+    return type(part).__name__ == "Pooling" and set(modes_of(part)) <= set(POOLING_MODES)
+
+
+def _first_position(module: torch.nn.Module) -> int:
+    """Return the position of a text's first token: behind that of padding in RoBERTa's kind."""
+    for part in module.modules():
+        padding: Any = getattr(part, "padding_idx", None)
+        positions = getattr(part, "position_embeddings", None)
+        if isinstance(padding, int) and isinstance(positions, torch.nn.Embedding):
+            return padding + 1
+    return 0

@@ -49,7 +49,9 @@ def load_torch(space: Space, settings: BackendSettings) -> Backend:
     import torch
 
     from surge_dagster.engine.inference.device import CudaDevice, HostDevice
+    from surge_dagster.engine.inference.padded_mask import keep_masks
 
+    keep_masks()
     model = load_model(space, settings)
     facts = tokenizer_facts(model, space)
     if facts is None:
@@ -112,7 +114,6 @@ class TorchBackend(PaddedBackend):
     @contextlib.contextmanager
     def _passes(self, tokens: Tokens, rows: Rows) -> Iterator[ChunkPasses]:
         torch = self._torch
-        from surge_dagster.engine.inference.host_waits import MaskWithPadding
 
         with torch.inference_mode():
             started = time.perf_counter()
@@ -136,8 +137,7 @@ class TorchBackend(PaddedBackend):
             def run_pass(batch: TokenBatch) -> float:
                 part = slice(batch.first, batch.first + len(batch.rows))
                 batch_ids, mask = self._gather(ids, starts[part], lengths[part], batch)
-                with contextlib.nullcontext() if mask is None else MaskWithPadding(mask.shape):
-                    vectors = self._embed(batch_ids, mask)
+                vectors = self._embed(batch_ids, mask)
                 computed = time.perf_counter()
                 results.index_copy_(0, places[part], vectors.to(results.dtype))
                 scattered = time.perf_counter()

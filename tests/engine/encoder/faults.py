@@ -11,7 +11,6 @@ PATH exists, and `seen PATH` creates it when the text is tokenized.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import signal
 import sys
@@ -97,14 +96,6 @@ class CrashingBackend(HashBackend):
 
     def __init__(self, space: Space, settings: BackendSettings) -> None:
         os.kill(os.getpid(), signal.SIGSEGV)
-
-
-class ReportingBackend(FaultyBackend):
-    """Imports the telemetry package."""
-
-    def __init__(self, space: Space, settings: BackendSettings) -> None:
-        super().__init__(space, settings)
-        importlib.import_module("openvino_telemetry")
 
 
 class OnceBackend(FaultyBackend):

@@ -10,7 +10,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from surge_dagster.engine.inference.device import HostDevice
-from surge_dagster.engine.inference.host_waits import NO
 
 
 class LateDevice(HostDevice):
@@ -101,7 +100,7 @@ class HostWaits(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         aten, kind, kwargs = torch.ops.aten, func.overloadpacket, kwargs or {}
         if kind in (aten._local_scalar_dense, aten.item, aten.is_nonzero):
-            waits = args[0] is not NO
+            waits = True
         elif kind is aten.repeat_interleave:
             waits = isinstance(args[-1], torch.Tensor) and kwargs.get("output_size") is None
         elif kind in (aten.index, aten.index_put, aten.index_put_):

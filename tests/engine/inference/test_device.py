@@ -8,6 +8,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.spec import EncodingSpec
+
 
 def test_waiting_for_a_gpu_does_not_spin_and_its_time_is_that_between_two_marks(
     monkeypatch: pytest.MonkeyPatch,
@@ -71,58 +75,48 @@ def test_copies_to_and_from_a_gpu_go_through_pinned_memory_and_do_not_wait(
     freed.assert_called_once_with()
 
 
-# As libtorch_cpu.so of torch 2.6.0 declares it, the oldest one that is allowed.
-OLDEST = (
-    "aten::_flash_attention_forward(Tensor query, Tensor key, Tensor value, Tensor? cum_seq_q, Tensor? cum_seq_k, "
-    "SymInt max_q, SymInt max_k, float dropout_p, bool is_causal, bool return_debug_mask, *, float? scale=None, "
-    "SymInt? window_size_left=None, SymInt? window_size_right=None, Tensor? seqused_k=None, Tensor? alibi_slopes=None)"
-    " -> (Tensor output, Tensor softmax_logsumexp, Tensor philox_seed, Tensor philox_offset, Tensor debug_attn_mask)"
+@pytest.mark.parametrize(
+    ("is_causal", "window", "sides"),
+    [(False, -1, (-1, -1)), (True, -1, (-1, 0)), (False, 4, (4, 4)), (True, 4, (4, 0))],
 )
-
-
-@pytest.mark.parametrize("torch_version", ["oldest", "installed"])
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("window", [-1, 4])
-def test_flash_attention_is_given_what_its_arguments_are_named_for(
-    is_causal: bool, window: int, torch_version: str, monkeypatch: pytest.MonkeyPatch
+def test_attention_on_a_gpu_is_torchs_own_for_texts_of_different_lengths(
+    is_causal: bool, window: int, sides: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
+    from torch.nn.attention import varlen
 
     from surge_dagster.engine.inference.packed_attention import packed_attention
 
     class OnGpu(torch.Tensor):
         is_cuda = True  # pyright: ignore
 
-    installed: Any = torch.ops.aten._flash_attention_forward.default._schema
-    schema: Any = torch._C.parse_schema(OLDEST) if torch_version == "oldest" else installed
-    declared = schema.arguments
-    positional = [one.name for one in declared if not one.kwarg_only]
-    named = {one.name for one in declared if one.kwarg_only}
-    given: dict[str, Any] = {}
-
-    def flash(*arguments: Any, **settings: Any) -> list[Any]:
-        assert set(settings) <= named
-        given.update(zip(positional, arguments, strict=True), **settings)
-        return [given["query"]]
-
-    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash)
-    query, key, value = (torch.empty(1, heads, 10, 8).as_subclass(OnGpu) for heads in (6, 2, 3))
+    attend = mock.create_autospec(varlen.varlen_attn, side_effect=lambda query, *_, **__: query)
+    monkeypatch.setattr(varlen, "varlen_attn", attend)
+    query, key, value = (torch.empty(1, heads, 10, 8).as_subclass(OnGpu) for heads in (6, 2, 2))
     borders = torch.empty(3, dtype=torch.int32)
-    attended = packed_attention._init_fn(query, key, value, borders, 128, 0.3, is_causal, window)
-    assert attended.shape == (1, 10, 6, 8)
-    assert [given.pop(name).shape for name in ("query", "key", "value")] == [
-        (10, 6, 8),
-        (10, 2, 8),
-        (10, 3, 8),
-    ]
-    assert given.pop("cum_seq_q") is borders and given.pop("cum_seq_k") is borders
-    assert (given.pop("window_size_left", None), given.pop("window_size_right", None)) == (
-        (None, None) if window < 0 else (4, 0 if is_causal else 4)
-    )
-    lengths = {"max_q": 128, "max_k": 128}
-    assert given == lengths | {
-        "dropout_p": 0.0,
-        "is_causal": is_causal,
-        "return_debug_mask": False,
-        "scale": 0.3,
-    }
+
+    found = packed_attention._init_fn(query, key, value, borders, 128, 0.3, is_causal, window)
+
+    assert found.shape == (1, 10, 6, 8)
+    (*states, starts, ends, longest, longest_key), settings = attend.call_args
+    assert [one.shape for one in states] == [(10, 6, 8), (10, 2, 8), (10, 2, 8)]
+    assert starts is borders
+    assert ends is borders
+    assert (longest, longest_key) == (128, 128)
+    assert settings == {"scale": 0.3, "window_size": sides, "enable_gqa": True}
+
+
+def test_installed_torch_has_attention_for_texts_of_different_lengths() -> None:
+    from surge_dagster.engine.inference.packed_attention import has_varlen_attention
+
+    assert has_varlen_attention()
+
+
+def test_older_torch_pads_texts_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from surge_dagster.engine.inference import packed_attention, packed_backend
+
+    monkeypatch.setattr(packed_attention, "varlen", None)
+    settings = BackendSettings("cuda:0", "fp16", 1)
+
+    with pytest.raises(ConfigError, match="need a newer torch"):
+        packed_backend.load_packed(EncodingSpec("hash://8").resolve(), settings)

@@ -28,3 +28,9 @@ for thread in threads:
 def test_two_streams_that_convert_types_first_at_the_same_time_do_not_deadlock():
     # A deadlock holds the GIL, so the child cannot end itself.
     subprocess.run([sys.executable, "-c", _RACE], check=True, timeout=60)
+
+
+def test_openvino_cannot_report_its_use() -> None:
+    code = "import surge_dagster.engine.inference.quiet_openvino, openvino_telemetry"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "ModuleNotFoundError" in ended.stderr

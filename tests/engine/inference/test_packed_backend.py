@@ -218,19 +218,19 @@ def test_next_chunk_is_launched_before_this_one_is_read_and_neither_waits(tmp_pa
     assert flags.any()
 
 
-def test_pooling_sums_the_tokens_of_each_text_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pooling_sums_the_tokens_of_each_text_in_order() -> None:
     import torch
 
-    from surge_dagster.engine.inference.host_waits import PackedPooling
+    from surge_dagster.engine.inference.packed_pooling import PackedPooling
 
-    monkeypatch.setattr(
-        torch, "use_deterministic_algorithms", lambda *_: pytest.fail("lets the host wait")
-    )
-    numbers = torch.tensor([0, 0, 0, 2, 2, 4])
     values = torch.tensor([[1e8], [1.0], [-1e8], [2.0], [3.0], [5.0]])
-    with PackedPooling(6, 6):
-        found = torch.zeros(6, 1).index_add(0, numbers, values)
-    assert found.ravel().tolist() == [0, 0, 5, 0, 5, 0], "1e8 + 1 is 1e8 in fp32: no other order"
+    borders = torch.tensor([0, 3, 5, 6], dtype=torch.int32)
+    positions = torch.tensor([0, 1, 2, 0, 1, 0])
+
+    found = PackedPooling(values, borders, positions, prompt_length=0).pool("mean")
+
+    # 1e8 + 1 is 1e8 in fp32, so any other order gives the first text another mean
+    assert found.ravel().tolist() == [0, 2.5, 5]
 
 
 @pytest.mark.parametrize(

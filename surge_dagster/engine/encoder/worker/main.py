@@ -254,8 +254,6 @@ def main(arguments: list[str]) -> int:
     # to hang.
     faulthandler.enable()
     faulthandler.register(protocol.DUMP_STACKS, all_threads=True)
-    # OpenVINO reports its use through this package, and works without it.
-    sys.modules["openvino_telemetry"] = None  # pyright: ignore[reportArgumentType]
     threading.Thread(target=_end_with_parent, args=(lifeline, parent), daemon=True).start()
     code = Worker(socket.socket(fileno=connection)).run()
     sys.stdout.flush()
