@@ -6,7 +6,7 @@ is under way:
     expected seconds = (⌈waiting tokens / tokens of a full pass⌉ + 1) · tokens of a full pass / tokens per second
 
 It is accepted if one and a half times that is within the promise, and else refused with the time to
-come back. The rate is measured at the start, and again by the passes of requests. The margin is for
+come back. The rate is that of the pool's `Speed`, and follows the passes of requests. The margin is for
 passes that take longer than usual, and for reading requests and writing answers: it makes late
 answers rare, and excludes none.
 """
@@ -15,29 +15,17 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from surge_dagster.engine.encoder.devices import device_kind
-from surge_dagster.engine.encoder.speed import speed_texts
 from surge_dagster.engine.errors import ConfigError
 
 MARGIN = 1.5
 # The promise that is given if none was requested: of two full passes that wait, and for small
 # models of requests that are read and answers that are written.
 _DEFAULT_PASSES, _LEAST_DEFAULT_SECONDS = 2, 0.1
-# of the tokens per second of the fastest size: larger passes have a longer promise
-_FAST_ENOUGH = 0.8
-_SIZES = (1 / 16, 1 / 4, 1)  # of the saturation point
-_ROUNDS = 3
-_MOST_SECONDS = 20.0
-_WORDS = (6, 40)
-_TEXTS = 64
 # Weights of the kernel's scheduler: each step of niceness divides the share by 1.25.
 _NICE_STEP, _MOST_NICE = 1.25, 19
 # Of workers for queries: the process that answers and refuses requests comes first.
@@ -115,63 +103,6 @@ class Promise:
                 "faster device"
             )
         return replace(self, promised_seconds=promised_seconds)
-
-
-def pass_sizes(saturation_tokens: int, longest_text: int) -> list[int]:
-    """Return tokens of passes that are timed: up to the saturation point, and no fewer than a text
-    has."""
-    return sorted({max(round(share * saturation_tokens), longest_text) for share in _SIZES})
-
-
-def measure_passes(
-    encode: Callable[[list[str]], object],
-    count: Callable[[list[str]], np.ndarray],
-    sizes: Sequence[int],
-    clock: Callable[[], float] = time.perf_counter,
-) -> tuple[int, float]:
-    """Time passes of these sizes, and return the tokens of a full pass and its tokens per second.
-
-    A full pass is of the smallest size that is nearly as fast as the fastest one. A first round
-    warms up. A slow model is timed in fewer passes.
-
-    Args:
-        count: gives the tokens of each text.
-    """
-    batches = {size: _texts_of(size, count) for size in sizes}
-    slowest_seconds = dict[int, float]()
-    spent_seconds = 0.0
-    for is_warm in (False, *[True] * _ROUNDS):
-        for size, (texts, _) in batches.items():
-            begun = clock()
-            encode(texts)
-            seconds = max(clock() - begun, 1e-9)
-            spent_seconds += seconds
-            if is_warm:
-                slowest_seconds[size] = max(seconds, slowest_seconds.get(size, 0.0))
-            elif spent_seconds > _MOST_SECONDS:
-                slowest_seconds[size] = seconds
-            if spent_seconds > _MOST_SECONDS:
-                return _full_pass(batches, slowest_seconds)
-    return _full_pass(batches, slowest_seconds)
-
-
-def _full_pass(
-    batches: dict[int, tuple[list[str], int]], slowest_seconds: dict[int, float]
-) -> tuple[int, float]:
-    rates = {size: batches[size][1] / seconds for size, seconds in slowest_seconds.items()}
-    enough = _FAST_ENOUGH * max(rates.values())
-    size = min(size for size, rate in rates.items() if rate >= enough)
-    return size, rates[size]
-
-
-def _texts_of(most_tokens: int, count: Callable[[list[str]], np.ndarray]) -> tuple[list[str], int]:
-    """Return texts of at most so many tokens together, but at least one, and their tokens."""
-    texts = speed_texts(_TEXTS, *_WORDS)
-    tokens = np.maximum(count(texts), 1)
-    times = 1 + most_tokens // int(tokens.sum())
-    ends = np.cumsum(np.tile(tokens, times))
-    rows = max(1, int(np.searchsorted(ends, most_tokens, side="right")))
-    return (texts * times)[:rows], int(ends[rows - 1])
 
 
 def kept_share(devices: str, bulk_share: float) -> float:

@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.digest import read_document
@@ -24,14 +22,12 @@ from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.spaces import model_difference
 from surge_dagster.engine.support.waiting import in_background, result_of
-from surge_dagster.service.lane import Lane, LaneCounts, measured
+from surge_dagster.service.lane import Lane, LaneCounts
 from surge_dagster.service.promise import (
     QUERY_NICENESS,
     Promise,
     bulk_niceness,
     kept_share,
-    measure_passes,
-    pass_sizes,
 )
 from surge_dagster.service.tokens import TokenCounter
 
@@ -122,8 +118,8 @@ class SpaceLanes:
         facts = pool.start()
         counter = TokenCounter(model, facts.tokenizer, pool.speed)
         longest_text = min(model.max_length, _LONGEST_TEXT_TOKENS)
-        sizes = pass_sizes(facts.saturation_tokens or _SATURATION_TOKENS, longest_text)
-        promise = self._promise(pool, counter, sizes, keep_promise)
+        pass_tokens = max(facts.saturation_tokens or _SATURATION_TOKENS, longest_text)
+        promise = self._promise(pool, pass_tokens, keep_promise)
         pool.dispatcher().hang_timeout_seconds = max(
             _HANG_SECONDS, _HANG_PASSES * promise.full_pass_seconds
         )
@@ -138,7 +134,7 @@ class SpaceLanes:
 
         def documents() -> Lane:
             return self._lane(
-                self._pool(model, niceness=niceness), counter, _BULK_PASSES * sizes[-1]
+                self._pool(model, niceness=niceness), counter, _BULK_PASSES * pass_tokens
             )
 
         self._new_documents, self.documents = documents, documents()
@@ -179,20 +175,10 @@ class SpaceLanes:
         counts = self._counts.setdefault((pool.space.name, pool.space.task), LaneCounts())
         return Lane(pool, self._space, counter, pass_tokens, promise, counts=counts)
 
-    def _promise(
-        self, pool: EncoderPool, counter: TokenCounter, sizes: list[int], keep_promise: bool
-    ) -> Promise:
-        def count(texts: list[str]) -> np.ndarray:
-            return counter.count(texts, measured(texts)[1])[0]
-
-        # with an arena of its own, which takes longer than a lane's does
-        def encode(texts: list[str]) -> None:
-            pool.vectors(measured(texts)[0])
-
-        pass_tokens, tokens_per_second = measure_passes(encode, count, sizes)
+    def _promise(self, pool: EncoderPool, pass_tokens: int, keep_promise: bool) -> Promise:
         share = kept_share(pool.all_devices, self._settings.bulk_share)
         wanted = self._settings.promised_seconds
-        promise = Promise((1 - share) * tokens_per_second, pass_tokens, 0.0)
+        promise = Promise((1 - share) * pool.speed.tokens_per_second, pass_tokens, 0.0)
         if not keep_promise and wanted is not None and wanted < promise.smallest_seconds:
             log.warning(
                 "%s promises %.0f ms: less cannot be kept",

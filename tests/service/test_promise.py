@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import re
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,8 +17,6 @@ from surge_dagster.service.promise import (
     Promise,
     bulk_niceness,
     kept_share,
-    measure_passes,
-    pass_sizes,
 )
 
 P = Promise(1_000.0, 100, 1.0)
@@ -62,54 +59,6 @@ def test_promise_that_no_request_could_keep_is_refused_with_the_smallest() -> No
     for never in (smallest - 0.001, math.inf, math.nan):
         with pytest.raises(ConfigError, match="--promise-ms"):
             P.promising(never)
-
-
-SIZES = pass_sizes(4_000, 90)
-
-
-def test_passes_are_timed_at_three_sizes_and_no_smaller_than_a_text() -> None:
-    assert SIZES == [250, 1_000, 4_000]
-    assert pass_sizes(4_000, 512) == [512, 1_000, 4_000]
-
-
-class Encoding:
-    """A device whose passes take some seconds, and more per character, by a clock of its own."""
-
-    def __init__(self, pass_seconds: float, token_seconds: float) -> None:
-        self.pass_seconds = pass_seconds
-        self.token_seconds = token_seconds
-        self.now = 0.0
-        self.encoded: list[int] = []
-
-    def encode(self, texts: list[str]) -> None:
-        self.encoded.append(sum(map(len, texts)))
-        self.now += self.pass_seconds + self.token_seconds * self.encoded[-1]
-
-    def measure(self) -> tuple[int, float]:
-        """Of a model whose tokens are characters."""
-        return measure_passes(
-            self.encode, lambda texts: np.array([*map(len, texts)]), SIZES, lambda: self.now
-        )
-
-
-def test_full_pass_is_the_smallest_that_is_nearly_as_fast_as_the_fastest() -> None:
-    tokens, rate = Encoding(1e-3, 1e-5).measure()
-    assert tokens == 1_000
-    assert rate == pytest.approx(1_000 / (1e-3 + 1e-2), rel=0.05)
-
-
-def test_sizes_are_timed_in_three_rounds_after_one_that_warms_up() -> None:
-    device = Encoding(0.0, 1e-6)
-    device.measure()
-    assert device.encoded == 4 * device.encoded[:3]
-
-
-def test_slow_model_is_timed_in_fewer_passes() -> None:
-    device = Encoding(0.0, 0.1)
-    tokens, rate = device.measure()
-    assert len(device.encoded) == 1
-    assert tokens == 250
-    assert rate == pytest.approx(10)
 
 
 @given(st.floats(0.035, 0.5))

