@@ -217,7 +217,7 @@ class Dispatcher:
             self._losses[worker.seat.index] = 0
             costs = Costs(**message["costs"] | {"work_seconds": seconds})
             # The answer to a chunk that was queued early follows the one before at once.
-            self._schedule.measure(worker.seat.index, chunk, max(seconds, costs.forward_seconds))
+            self._schedule.measure(chunk, max(seconds, costs.forward_seconds))
             chunk.job.add(chunk, costs, ended_at)
             self._release(chunk)
         elif message["op"] == "refused":
@@ -245,9 +245,7 @@ class Dispatcher:
                 if not worker.ready or full or _takes_no_second(worker):
                     continue
                 idle = not worker.assigned
-                chunk = self._schedule.next_chunk(
-                    worker.seat.index, idle=idle, is_queue=worker.queues
-                )
+                chunk = self._schedule.next_chunk(idle=idle, is_queue=worker.queues)
                 if chunk is not None:
                     self._assign(worker, chunk)
 

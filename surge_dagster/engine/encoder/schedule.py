@@ -1,11 +1,10 @@
-"""How the rows of encode calls are shared out: jobs, their chunks, and which chunk each worker gets
-next.
+"""How the rows of encode calls are shared out: jobs, their chunks, and each worker's next chunk.
 
 Idle workers pull chunks; nothing is assigned in advance, so a slow or lost device costs little.
-With several workers a chunk is a share of the remaining rows, in proportion to the worker's speed
-so far, so chunks shrink and all workers finish together. Chunks come from the oldest job that has
-rows; the next job's follow without a pause. A chunk is batched by itself, so it must hold many
-texts of each length; it is also what a dying worker loses.
+With several workers a chunk is a part of the remaining rows, so chunks shrink and all workers
+finish together. Chunks come from the oldest job that has rows; the next job's follow without a
+pause. A chunk is batched by itself, so it must hold many texts of each length; it is also what a
+dying worker loses.
 
 The weight of a row is its bytes plus a constant, close enough to tokens and known before anything
 is tokenized. All of this belongs to the dispatcher's thread and does no input or output.
@@ -26,19 +25,20 @@ from surge_dagster.engine.encoder.quarantine import FailedRow, Quarantine, Quara
 LARGEST_CHUNK_TEXTS = 8_192
 LARGEST_CHUNK_WEIGHT = 4 << 20
 SMALLEST_CHUNK_WEIGHT = 32 << 10
-# Of a worker that takes longer for it than this: at the end of a run the others wait for its last
-# chunk.
-_SLOW_CHUNK_SECONDS, _SLOW_CHUNK_WEIGHT = 1.0, 8 << 10
-# Of a worker that queues its work: shorter chunks would leave the device waiting, and have small
-# passes.
-_QUEUED_CHUNK_SECONDS, _SMALLEST_QUEUED_SECONDS = 0.1, 0.02
+# Slow workers get smaller chunks: at the end of a run the others wait for the last one.
+_SLOW_CHUNK_SECONDS = 1.0
+_SLOW_CHUNK_WEIGHT = 8 << 10
+# Workers that queue their work get larger ones: short chunks would leave the device waiting, and
+# have small passes.
+_QUEUED_CHUNK_SECONDS = 0.1
+_SMALLEST_QUEUED_SECONDS = 0.02
 # In weight per second: a chunk has at most eight times the weight of others, whatever was measured.
 _FASTEST = 8 * LARGEST_CHUNK_WEIGHT / _QUEUED_CHUNK_SECONDS
 ROW_WEIGHT = 32
-# A worker has one chunk under way and one waiting: together three quarters of its share of the
+# A worker has one chunk under way and one waiting: together three quarters of its part of the
 # remaining rows.
-_CHUNKS_PER_SHARE = 2
-# The share of its last chunk in a worker's speed.
+_CHUNKS_PER_WORKER = 2
+# The share of the last chunk in the measured rate.
 _NEWEST_SHARE = 0.5
 # The time of a smaller chunk depends on messages more than on the worker's speed.
 _SMALLEST_TIMED_WEIGHT = SMALLEST_CHUNK_WEIGHT // 8
@@ -122,15 +122,13 @@ class Job:
     def finished(self) -> bool:
         return self.finished_rows >= self.rows
 
-    def take(
-        self, share: float, workers: int, rate: float | None = None, is_queue: bool = False
-    ) -> Chunk | None:
-        """The next unassigned rows; None when none are left."""
+    def take(self, workers: int, rate: float | None = None, is_queue: bool = False) -> Chunk | None:
+        """Return the next unassigned rows; None if there are none; see `chunk_end`."""
         if self.next_row >= self.rows:
             return None
         start, self.next_row = (
             self.next_row,
-            chunk_end(self.ends, self.next_row, share, workers, rate, is_queue),
+            chunk_end(self.ends, self.next_row, workers, rate, is_queue),
         )
         return Chunk(self, start, self.next_row)
 
@@ -147,7 +145,7 @@ class Job:
         self.encoded.append((chunk.start, chunk.stop))
 
     def lose(self, chunk: Chunk, reason: str) -> None:
-        """Quarantines the rows of a chunk whose worker was lost."""
+        """Quarantine the rows of a chunk whose worker was lost."""
         if self.abandoned:
             return
         self.replays += 1
@@ -163,16 +161,12 @@ class Job:
 
 
 class Schedule:
-    """Chooses the next chunk of each worker, and measures how fast each seat is.
-
-    A seat is a worker's place in the pool; its speed outlives a process that is replaced.
-    """
+    """Chooses the next chunk of each worker."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._jobs: list[Job] = []
-        # weight per second of each seat that has finished a chunk
-        self._rates: dict[int, float] = {}
+        self._rate: float | None = None  # weight per second of a worker
 
     @property
     def jobs(self) -> list[Job]:
@@ -181,8 +175,8 @@ class Schedule:
     def add(self, job: Job) -> None:
         self._jobs.append(job)
 
-    def next_chunk(self, seat: int, *, idle: bool, is_queue: bool = False) -> Chunk | None:
-        """Return the next chunk for a seat, or None.
+    def next_chunk(self, *, idle: bool, is_queue: bool = False) -> Chunk | None:
+        """Return the next chunk for a worker, or None.
 
         A quarantined chunk may kill its worker, so only an idle worker gets one: no other chunk is
         lost with it.
@@ -192,21 +186,19 @@ class Schedule:
             if idle and job.quarantine:
                 chunk = job.take_quarantined()
                 self.end_if_finished(job)  # all quarantined rows may belong to failed groups
-            chunk = chunk or job.take(
-                self._share(seat), self._workers, self._rates.get(seat), is_queue
-            )
+            chunk = chunk or job.take(self._workers, self._rate, is_queue)
             if chunk is not None:
                 if job.started_at is None:
                     job.started_at = time.monotonic()
                 return chunk
         return None
 
-    def measure(self, seat: int, chunk: Chunk, seconds: float) -> None:
-        if chunk.weight >= _SMALLEST_TIMED_WEIGHT:
-            rate = chunk.weight / max(seconds, 1e-6)
-            self._rates[seat] = _NEWEST_SHARE * rate + (1 - _NEWEST_SHARE) * self._rates.get(
-                seat, rate
-            )
+    def measure(self, chunk: Chunk, seconds: float) -> None:
+        if chunk.weight < _SMALLEST_TIMED_WEIGHT:
+            return
+        rate = chunk.weight / max(seconds, 1e-6)
+        before = rate if self._rate is None else self._rate
+        self._rate = before + _NEWEST_SHARE * (rate - before)
 
     def end_if_finished(self, job: Job) -> None:
         if job.finished and not job.done.is_set():
@@ -237,42 +229,33 @@ class Schedule:
         del self._jobs[place]
         job.done.set()
 
-    def _share(self, seat: int) -> float:
-        """The seat's share of the pool's speed; workers of unknown speed count as average ones."""
-        known = list(self._rates.values())
-        average = sum(known) / len(known) if known else 1.0
-        total = sum(known) + average * (self._workers - len(known))
-        return self._rates.get(seat, average) / total
-
 
 def chunk_end(
     ends: np.ndarray,
     start: int,
-    share: float,
     workers: int,
     rate: float | None = None,
     is_queue: bool = False,
 ) -> int:
-    """The end of the chunk that begins at row `start`; `ends` as in `Job`.
+    """Return the end of the chunk that begins at row `start`; `ends` as in `Job`.
 
     Args:
-        share: of the pool's speed that this worker has, in (0, 1].
-        rate: weight per second of this worker, where it is known.
+        rate: weight per second of a worker, if it is known.
         is_queue: whether the worker launches a chunk before the one before has ended.
     """
     queued = min(rate, _FASTEST) if is_queue and rate is not None else 0.0
     weight = max(LARGEST_CHUNK_WEIGHT, queued * _QUEUED_CHUNK_SECONDS)
     if workers > 1:
-        fair = float(ends[-1] - ends[start]) * share / _CHUNKS_PER_SHARE
-        smallest = SMALLEST_CHUNK_WEIGHT * min(1.0, share * workers)
+        part = float(ends[-1] - ends[start]) / (workers * _CHUNKS_PER_WORKER)
+        smallest = SMALLEST_CHUNK_WEIGHT
         if rate is not None:
             smallest = min(smallest, max(_SLOW_CHUNK_WEIGHT, rate * _SLOW_CHUNK_SECONDS))
-        weight = max(smallest, queued * _SMALLEST_QUEUED_SECONDS, min(weight, fair))
+        weight = max(smallest, queued * _SMALLEST_QUEUED_SECONDS, min(weight, part))
     stop = _row_at(ends, start, weight)
     most = max(start + LARGEST_CHUNK_TEXTS, _row_at(ends, start, queued * _QUEUED_CHUNK_SECONDS))
     return min(len(ends) - 1, most, max(stop, start + 1))
 
 
 def _row_at(ends: np.ndarray, start: int, weight: float) -> int:
-    """The last row before which there is at most so much weight from `start`."""
+    """Return the last row before which there is at most so much weight from `start`."""
     return int(np.searchsorted(ends, ends[start] + weight, side="right")) - 1
