@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
 from benchmarks.gpu_models import SHAPES, make_model
+from benchmarks.synthetic import draw_texts, partition_sizes
 from surge_dagster.catalogs.demo import build_demo_catalog
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.support.keys import encode_key
