@@ -24,10 +24,15 @@ _POLL_SECONDS = 0.05
 
 
 class Answers:
-    """Statuses of requests, and the seconds of those that were answered with vectors."""
+    """Statuses of requests, and the seconds of those that were answered with vectors.
 
-    def __init__(self) -> None:
+    Attributes:
+        seconds: in which the requests were sent.
+    """
+
+    def __init__(self, seconds: float) -> None:
         self.begun = time.monotonic()
+        self.seconds = seconds
         self.statuses: Counter[int] = Counter()
         self.latencies: list[float] = []
 
@@ -40,7 +45,6 @@ class Answers:
         return int(np.sum(np.array(self.latencies) > promised_seconds))
 
     def as_dict(self) -> Document:
-        """Return the figures until now."""
         quantiles = np.percentile(self.latencies or [0.0], [50, 99, 100])
         p50, p99, longest = (1e3 * quantiles).tolist()
         return {
@@ -48,7 +52,7 @@ class Answers:
             "p99_ms": p99,
             "longest_ms": longest,
             "statuses": dict(self.statuses),
-            "answered_per_second": self.statuses[200] / (time.monotonic() - self.begun),
+            "answered_per_second": self.statuses[200] / self.seconds,
         }
 
 
@@ -78,7 +82,7 @@ class Client:
         """Send single queries at times drawn for this rate per second."""
         count = max(1, round(rate * seconds))
         pauses = np.random.default_rng(seed).exponential(1 / rate, count)
-        answers = Answers()
+        answers = Answers(seconds)
 
         async def query(number: int, due: float) -> None:
             status = await self._embed(_QUERIES, self._texts[number % len(self._texts)])
@@ -88,11 +92,12 @@ class Client:
             for number, due in enumerate((answers.begun + np.cumsum(pauses)).tolist()):
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
                 tasks.create_task(query(number, due))
+            answers.seconds = time.monotonic() - answers.begun
         return answers
 
     async def closed(self, seconds: float, at_once: int) -> Document:
         """Send queries so that a fixed number is always waiting for its answer."""
-        answers = Answers()
+        answers = Answers(seconds)
 
         async def query_again(first: int) -> None:
             number = first

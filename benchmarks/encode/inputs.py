@@ -64,16 +64,16 @@ class Workload:
         return folder
 
 
-def draw_workload(name: str, texts: int, seed: int, spec: EncodingSpec, scratch: Path) -> Workload:
+def draw_workload(name: str, texts: int, spec: EncodingSpec, scratch: Path) -> Workload:
     """Return the workload of this name; `long` gets a tenth of the texts."""
     if name == "demo":
-        return demo_workload(scratch / "catalog", texts, seed)
+        return demo_workload(scratch / "catalog", texts)
     if name == "short":
-        return short_workload(texts, seed)
-    return long_workload(max(20, texts // 10), seed, load_tokenizer(spec.resolve()))
+        return short_workload(texts)
+    return long_workload(max(20, texts // 10), load_tokenizer(spec.resolve()))
 
 
-def demo_workload(folder: Path, texts: int, seed: int) -> Workload:
+def demo_workload(folder: Path, texts: int) -> Workload:
     """Draw docstrings at random from a demo catalog; each stays in its partition."""
     limit = 2 * texts
     if texts >= 1_000:
@@ -83,13 +83,13 @@ def demo_workload(folder: Path, texts: int, seed: int) -> Workload:
     for partition in open_source(folder):
         for batch in partition.read():
             rows += [(partition.key, text) for text in batch.texts.to_pylist()]
-    rows = random.Random(seed).sample(rows, min(texts, len(rows)))
+    rows = random.Random(0).sample(rows, min(texts, len(rows)))
     rows.sort(key=lambda row: row[0])
     sizes = Counter(key for key, _ in rows)
     return Workload("demo", [text for _, text in rows], list(sizes.items()))
 
 
-def short_workload(texts: int, seed: int) -> Workload:
+def short_workload(texts: int, seed: int = 0) -> Workload:
     """Draw synthetic texts of 47 bytes in partitions of log-normal sizes."""
     sizes = partition_sizes(texts, max(1, texts // _TEXTS_PER_PARTITION), seed=seed)
     drawn = draw_texts(seed, 1, np.arange(texts, dtype=np.uint64)).to_pylist()
@@ -97,14 +97,14 @@ def short_workload(texts: int, seed: int) -> Workload:
     return Workload("short", drawn, list(zip(keys, sizes.tolist(), strict=True)))
 
 
-def long_workload(texts: int, seed: int, tokenizer: Tokenizer) -> Workload:
+def long_workload(texts: int, tokenizer: Tokenizer) -> Workload:
     """Draw texts of 16 to 512 tokens, special ones included, each cut from a longer one at a
     token's end."""
     low, high = _LONG_TOKENS
-    logarithms = np.random.default_rng(seed).uniform(np.log(low), np.log(high + 1), texts)
+    logarithms = np.random.default_rng(0).uniform(np.log(low), np.log(high + 1), texts)
     targets = np.clip(np.exp(logarithms).astype(np.int64), low, high).tolist()
     numbers = np.arange(_PIECES * texts, dtype=np.uint64)
-    pieces = draw_texts(seed, 2, numbers, _PIECE_BYTES).to_pylist()
+    pieces = draw_texts(0, 2, numbers, _PIECE_BYTES).to_pylist()
     special = tokenizer.num_special_tokens_to_add(False)
     cut = []
     for row, target in enumerate(targets):

@@ -29,10 +29,9 @@ from benchmarks.encode.peers import (
     SentenceTransformersPool,
     Setting,
 )
-from benchmarks.harness import Document, cpu_instructions, first_line, say
+from benchmarks.harness import Document, cpu_instructions, first_line, say, seconds_of
 from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.store import open_store
@@ -42,7 +41,6 @@ REFERENCE = "sentence-transformers"
 PEERS: dict[str, Callable[[Setting], Peer]] = {
     REFERENCE: SentenceTransformers,
     "sentence-transformers-pool": SentenceTransformersPool,
-    "sentence-transformers-fp16": lambda setting: SentenceTransformers(setting, "fp16"),
     "onnxruntime": OnnxRuntime,
     "daft": Daft,
     "products-fp32": partial(Products, precision="fp32"),
@@ -57,7 +55,7 @@ class Side:
 
     Attributes:
         kind: "peer", "pool" or "run".
-        work: encodes the texts; gives vectors, or for a run its seconds.
+        work: encodes the texts; returns vectors, or for a run its seconds.
         rates: texts per second of each round.
         missing: why the side cannot take part.
     """
@@ -68,26 +66,29 @@ class Side:
     facts: Document = field(default_factory=dict)
     rates: list[float] = field(default_factory=list)
     vectors: np.ndarray | None = None
-    missing: str | None = None
+    missing: str = ""
 
     def take_turn(self, texts: list[str]) -> None:
         """Encode the texts once."""
         begun = time.perf_counter()
         result = self.work(texts)
-        seconds = result if isinstance(result, float) else time.perf_counter() - begun
-        self.rates.append(len(texts) / seconds)
+        seconds = time.perf_counter() - begun
         if isinstance(result, np.ndarray):
             self.vectors = result
+        else:
+            seconds = result
+        self.rates.append(len(texts) / seconds)
 
 
 class PoolCall:
-    """Calls of a pool with one slot that takes all the texts; `metrics` are those of the last call."""
+    """Calls of a pool with one slot that takes all the texts; `metrics` are those of the last
+    call."""
 
     def __init__(self, pool: EncoderPool, texts: list[str]) -> None:
         self.pool = pool
         self.metrics = EncodeMetrics()
         self._workers = pool.workers
-        text_bytes = sum(len(text.encode()) for text in texts)
+        text_bytes = len("".join(texts).encode())
         self._arena = pool.arena(slots=1, max_texts=len(texts), max_bytes=max(1, text_bytes))
         self._slot = self._arena.acquire()
 
@@ -98,8 +99,8 @@ class PoolCall:
         return self._slot.matrix(0, len(texts))
 
     def ratios(self) -> Document:
-        """Share of computed tokens that were padding, and of the workers' time without a forward
-        pass."""
+        """Return the share of computed tokens that were padding, and of the workers' time without a
+        forward pass."""
         costs = self.metrics.costs
         idle_ratio = costs.worker_idle_ratio(self._workers, costs.encode_seconds)
         return {"padding_ratio": costs.padding_ratio, "worker_idle_ratio": idle_ratio}
@@ -110,63 +111,53 @@ class PoolCall:
 
 
 def open_peer(name: str, setting: Setting, stack: ExitStack) -> Side:
-    """A peer that has loaded its model, or a side with the reason why there is none."""
+    """Return a peer that has loaded its model, or a side with the reason why it cannot."""
     say(f"  {name}")
     try:
         peer = PEERS[name](setting)
     except Exception as error:  # a library of others may fail in any way; the remaining sides go on
         return Side(name, "peer", missing=first_line(error))
     stack.callback(peer.close)
-    facts: Document = {"precision": peer.precision, "batch_size": peer.batch_size or None}
-    facts |= {"attention": peer.attention} if isinstance(peer, SentenceTransformers) else {}
-    return Side(name, "peer", peer.encode, facts)
+    return Side(name, "peer", peer.encode, {"batch_size": peer.batch_size})
 
 
 def open_pool(
-    precision: str, spec: EncodingSpec, device: str, texts: list[str], stack: ExitStack
+    precision: str, spec: EncodingSpec, texts: list[str], stack: ExitStack
 ) -> tuple[Side, PoolCall | None]:
-    """A started pool after its first, timed pass over the texts; None where the device lacks the
-    precision."""
+    """Return a started pool after its first, timed pass over the texts; no call if the CPU lacks
+    the precision."""
     name = f"pool {precision}"
     say(f"  {name}")
-    if device == "cpu" and precision == "bf16" and not _BF16.intersection(cpu_instructions()):
-        return Side(
-            name, "pool", missing="this CPU has no bf16 arithmetic; libraries emulate it there"
-        ), None
-    try:
-        devices = "cpu" if device == "cpu" else "auto"
-        pool = stack.enter_context(EncoderPool(spec, precision=precision, devices=devices))
-        started = pool.start()
-    except ConfigError as error:
-        return Side(name, "pool", missing=first_line(error)), None
+    if precision == "bf16" and not _BF16.intersection(cpu_instructions()):
+        reason = "this CPU has no bf16 arithmetic; libraries emulate it there"
+        return Side(name, "pool", missing=reason), None
+    pool = stack.enter_context(EncoderPool(spec, precision=precision, devices="cpu"))
+    started = pool.start()
     call = PoolCall(pool, texts)
     stack.callback(call.close)
-    begun = time.perf_counter()
-    call.encode(texts)
-    facts: Document = {
-        "precision": pool.precision,
+    facts = {
+        "precision": precision,
         "backend": started.backend,
-        "device": pool.device,
         "device_reason": started.device_reason,
-        "cold_texts_per_second": len(texts) / (time.perf_counter() - begun),
+        "cold_texts_per_second": len(texts) / seconds_of(lambda: call.encode(texts)),
     }
     return Side(name, "pool", call.encode, facts), call
 
 
 def run_side(call: PoolCall, workload: Workload, scratch: Path) -> Side:
-    """Whole runs with the pool, each to an empty output; `idle_ratios` in the facts gets a value
-    per run."""
-    catalog, output = workload.write_catalog(scratch / "catalog"), scratch / "output"
+    """Return whole runs with the pool, each to an empty output; `idle_ratios` in the facts gets a
+    value per run."""
+    catalog = workload.write_catalog(scratch / "input")
+    output = scratch / "output"
     idle: list[float] = []
 
     def work(_: list[str]) -> float:
         run = EmbeddingRun(open_source(catalog), open_store(output), call.pool)
         list(run.events())
         shutil.rmtree(output)
-        if run.report.partitions_failed:
-            raise RuntimeError(f"partitions failed in the run: {run.report.partitions_failed[:3]}")
+        if run.failed:
+            raise RuntimeError(f"Partitions failed in the run: {run.report.partitions_failed[:3]}")
         idle.append(run.report.worker_idle_ratio)
         return run.report.wall_seconds
 
-    facts: Document = {"precision": call.pool.precision, "idle_ratios": idle}
-    return Side(f"run {call.pool.precision}", "run", work, facts)
+    return Side(f"run {call.pool.precision}", "run", work, {"idle_ratios": idle})

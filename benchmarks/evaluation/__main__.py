@@ -16,35 +16,35 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from benchmarks.evaluation.aims import aims
 from benchmarks.evaluation.charts import draw
 from benchmarks.evaluation.experiments import EXPERIMENTS
 from benchmarks.evaluation.page import render, rows_of
 from benchmarks.evaluation.scales import SCALES
-from benchmarks.harness import Document, aim_lines, command_line, names_of, say, start_document
+from benchmarks.harness import Document, Options, aim_lines, say, start_document
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "evaluation.json"
+_DOCUMENT = Path(__file__).parents[2] / "docs" / "evaluation.json"
 _LIBRARIES = ("numpy", "pyarrow", "sentence-transformers", "torch", "openvino")
 
 
 def measure(arguments: argparse.Namespace, before: Document) -> Iterator[Document]:
-    """Run the requested experiments; gives the document after each, with the rows of the others as
-    they were.
+    """Run the requested experiments, and yield the document after each, with the rows of the others
+    as they were.
 
     Rows of another machine or of other libraries are dropped.
     """
     document = start_document("evaluation", argparse.Namespace(), _LIBRARIES)
-    kept = before["experiments"] if _measured_with(before) == _measured_with(document) else {}
-    document["experiments"] = {
-        name: experiment for name, experiment in kept.items() if name in EXPERIMENTS
-    }
+    kept: Document = {}
+    if before and _environment(before) == _environment(document):
+        kept = before["experiments"]
+    document["experiments"] = kept
     for name in arguments.only:
         say(name)
-        load, begun = os.getloadavg()[0], time.perf_counter()
+        load = os.getloadavg()[0]
+        begun = time.perf_counter()
         rows = list(EXPERIMENTS[name](SCALES[arguments.scale]))
-        document["experiments"][name] = {
+        kept[name] = {
             "scale": arguments.scale,
             "date": datetime.now(UTC).date().isoformat(),
             "load_average": load,
@@ -54,43 +54,40 @@ def measure(arguments: argparse.Namespace, before: Document) -> Iterator[Documen
         yield document
 
 
-def _measured_with(document: Document) -> Any:
-    return document and ({**document["machine"], "load_average": None}, document["versions"])
+def _environment(document: Document) -> Document:
+    return document["machine"] | document["versions"] | {"load_average": None}
 
 
 def write(document: Document, path: Path) -> None:
-    """Write a document, its page and its charts."""
+    """Write a document, its page and its charts, and print the aims."""
     path.write_text(json.dumps(document, indent=1) + "\n")
     path.with_suffix(".md").write_text(render(document))
     draw(rows_of(document), path.parent / "images")
+    print(*aim_lines(aims(rows_of(document))), sep="\n")
 
 
 def main() -> None:
-    parser = command_line(__doc__)
-    parser.add_argument(
-        "--scale", choices=SCALES, default="eval", help="sizes of the experiments (eval)"
-    )
-    parser.add_argument(
-        "--only", type=names_of(EXPERIMENTS), default=list(EXPERIMENTS), help=",".join(EXPERIMENTS)
-    )
-    parser.add_argument(
+    options = Options(__doc__)
+    options.add_argument("--scale", choices=SCALES, default="eval", help="of the sizes (eval)")
+    options.add_names("--only", EXPERIMENTS, EXPERIMENTS, EXPERIMENTS)
+    options.add_argument(
         "--document",
         type=Path,
-        default=DOCUMENT,
+        default=_DOCUMENT,
         help="where it is written, with page and charts (docs/evaluation.json)",
     )
-    parser.add_argument(
-        "--render", action="store_true", help="write the page of the document, and measure nothing"
-    )
-    arguments = parser.parse_args()
-    document = before = (
-        json.loads(arguments.document.read_text()) if arguments.document.exists() else {}
-    )
-    for document in [before] if arguments.render else measure(arguments, before):
-        # after each experiment: an interrupted evaluation goes on with --only
-        write(document, arguments.document)
-    for line in aim_lines(aims(rows_of(document))):
-        print(line)
+    options.add_argument("--render", action="store_true", help="write the page, measure nothing")
+    arguments = options.parse_args()
+    if arguments.quick:
+        arguments.scale = "tiny"
+    path = arguments.document
+    before = json.loads(path.read_text()) if path.exists() else {}
+    if arguments.render:
+        write(before, path)
+        return
+    # After each experiment, so that an interrupted evaluation goes on with --only.
+    for document in measure(arguments, before):
+        write(document, path)
 
 
 if __name__ == "__main__":

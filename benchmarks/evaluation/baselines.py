@@ -71,7 +71,8 @@ class PoolTexts:
             free_texts, free_bytes = self._slot.room
             if texts <= free_texts and text_bytes <= free_bytes:
                 return self._slot
-            texts, text_bytes = max(texts, 2 * free_texts), max(text_bytes, 2 * free_bytes)
+            texts = max(texts, 2 * free_texts)
+            text_bytes = max(text_bytes, 2 * free_bytes)
         self.close()
         self._arena = self._pool.arena(
             slots=1, max_texts=max(1, texts), max_bytes=max(1, text_bytes)
@@ -84,10 +85,10 @@ class LibraryTexts:
     """Calls of sentence-transformers' multi-process pool: what people have without this engine."""
 
     def __init__(self, space: Space) -> None:
-        pilot, folder = short_workload(_PILOT_TEXTS, seed=0).texts, Path(space.model_path)
+        pilot = short_workload(_PILOT_TEXTS).texts
         self.space = space
         self.meter = Meter()
-        self._peer = SentenceTransformersPool(Setting(space, folder, folder, "cpu", pilot))
+        self._peer = SentenceTransformersPool(Setting(space, Path(space.model_path), pilot))
 
     def encode(self, texts: pa.LargeStringArray) -> np.ndarray:
         """The vectors of texts, float32 [texts, dimension]."""
@@ -118,11 +119,14 @@ class Gathered:
 
 def gather(partition: Partition) -> Gathered:
     """Read a partition whole."""
-    digest, batches = ContentDigest(), list(read_rows(partition))
-    for batch in batches:
+    digest = ContentDigest()
+    ids = []
+    texts = []
+    for batch in read_rows(partition):
         digest.update(batch)
-    texts = _joined([batch.texts for batch in batches])
-    return Gathered(partition, digest.hexdigest(), [batch.ids for batch in batches], texts)
+        ids.append(batch.ids)
+        texts.append(batch.texts)
+    return Gathered(partition, digest.hexdigest(), ids, _joined(texts))
 
 
 class Files:
@@ -146,29 +150,37 @@ class Files:
 
         def write(rows: Gathered, stop: int) -> None:
             part = slice(stop - len(rows), stop)
-            self._write(rows, vectors[part] if order is None else vectors[order[part]])
+            if order is None:
+                self._write(rows, vectors[part])
+            else:
+                self._write(rows, vectors[order[part]])
 
         for _ in self._threads.map(write, gathered, accumulate(map(len, gathered))):
             pass
         self._store.sync(self._space.name)
 
     def _write(self, gathered: Gathered, matrix: np.ndarray) -> None:
-        key, space, digest = gathered.partition.key, self._space.name, gathered.digest
-        versions = (gathered.partition.source_version, digest, desired_version(digest, space))
+        key = gathered.partition.key
+        space = self._space.name
+        digest = gathered.digest
+        rows, dimension = matrix.shape
         facts = FileFacts(
             key,
             space,
             self._space.requested.model,
             "fp32",
-            *versions,
-            len(matrix),
-            matrix.shape[1],
+            gathered.partition.source_version,
+            digest,
+            desired_version(digest, space),
+            rows,
+            dimension,
             0,
         )
         id_type = gathered.ids[0].type if gathered.ids else pa.string()
-        rows = FileRows(gathered.ids, id_type, gathered.texts, text_hashes(gathered.texts), matrix)
+        hashes = text_hashes(gathered.texts)
+        content = FileRows(gathered.ids, id_type, gathered.texts, hashes, matrix)
         with self._store.create(file_name(space, key)) as upload:
-            write_file(upload, rows, facts)
+            write_file(upload, content, facts)
             upload.publish(lambda: None)
 
     def close(self) -> None:
@@ -225,4 +237,4 @@ def first_fit_decreasing(partitions: Sequence[Partition], capacity: int) -> list
 
 
 def _joined(texts: Sequence[pa.LargeStringArray]) -> pa.LargeStringArray:
-    return pa.concat_arrays(texts) if texts else pa.array([], pa.large_string())  # pyright: ignore[reportReturnType]
+    return pa.chunked_array(texts, pa.large_string()).combine_chunks()  # pyright: ignore[reportReturnType]

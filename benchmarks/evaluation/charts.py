@@ -1,5 +1,4 @@
-"""The chart of the page, as SVG by matplotlib: the paper's figures with this machine's values
-beside its own."""
+"""The chart of the page, as SVG by matplotlib: the paper's figures next to this machine's."""
 
 from __future__ import annotations
 
@@ -7,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.evaluation import published
 from benchmarks.evaluation.tables import Rows
 
-OURS, THEIRS = "#1f6feb", "#b0b8c4"
-_SIZE = (8.0, 3.4)
+OURS = "#1f6feb"
+THEIRS = "#b0b8c4"
 STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -28,6 +26,11 @@ STYLE: Any = {
     "svg.hashsalt": "surge-dagster",  # the same values give the same file
     "figure.facecolor": "white",
 }
+_TITLES = {
+    "throughput": "texts/s at the paper's clock",
+    "memory": "memory, GB",
+    "ttfo": "first output, s",
+}
 
 
 def draw(rows: Rows, folder: Path) -> None:
@@ -35,30 +38,29 @@ def draw(rows: Rows, folder: Path) -> None:
     if not rows.get("scaling"):
         return
     folder.mkdir(parents=True, exist_ok=True)
-    titles = {
-        "throughput": "texts/s at the paper's clock",
-        "memory": "memory, GB",
-        "ttfo": "first output, s",
-    }
     with mpl.rc_context(STYLE):
-        figure = Figure(_SIZE)
-        panels: list[Axes] = np.ravel(np.asarray(figure.subplots(1, len(titles)))).tolist()
-        for axes, (value, title) in zip(panels, titles.items(), strict=True):
-            for name, mark in (("SURGE async", "o"), ("FSB 100K", "s")):
-                ours = [
-                    (row["texts"] / 1e6, row[value])
-                    for row in rows["scaling"]
-                    if row["name"] == name
-                ]
-                theirs = [
-                    (float(size), values[value]) for size, values in published.SCALING[name].items()
-                ]
-                axes.plot(
-                    *zip(*theirs, strict=True), f"{mark}-", color=THEIRS, label=f"{name}, paper"
-                )
-                axes.plot(*zip(*ours, strict=True), f"{mark}-", color=OURS, label=f"{name}, here")
-            axes.set(xscale="log", xlabel="million texts", title=title)
-            axes.set(**{"ylim": (0, 31_000)} if value == "throughput" else {"yscale": "log"})
+        figure = Figure((8.0, 3.4))
+        panels: Any = figure.subplots(1, len(_TITLES))
+        for axes, value in zip(panels, _TITLES, strict=True):
+            _draw_panel(axes, value, rows)
         panels[0].legend(fontsize=7, loc="lower left")
         figure.tight_layout()
         figure.savefig(folder / "evaluation-scaling.svg", metadata={"Date": None})
+
+
+def _draw_panel(axes: Axes, value: str, rows: Rows) -> None:
+    for name, mark in (("SURGE async", "o"), ("FSB 100K", "s")):
+        theirs = published.SCALING[name]
+        sizes = list(map(float, theirs))
+        values = [row[value] for row in theirs.values()]
+        axes.plot(sizes, values, f"{mark}-", color=THEIRS, label=f"{name}, paper")
+
+        ours = [row for row in rows["scaling"] if row["name"] == name]
+        sizes = [row["texts"] / 1e6 for row in ours]
+        values = [row[value] for row in ours]
+        axes.plot(sizes, values, f"{mark}-", color=OURS, label=f"{name}, here")
+    axes.set(xscale="log", xlabel="million texts", title=_TITLES[value])
+    if value == "throughput":
+        axes.set_ylim(0, 31_000)
+    else:
+        axes.set_yscale("log")

@@ -1,39 +1,38 @@
 """The experiments: a function for each table of the paper that compares strategies; `EXPERIMENTS`
 has them all.
 
-Each gives rows with what was measured. What the paper published stands in `published`, and the
-page brings both together.
+Each yields rows with what was measured. `published` has what the paper measured, and the page
+brings both together.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.encode.costs import PEER_SIZES, SIZES, peer_call_cost, pool_call_cost
+from benchmarks.encode.costs import CallCost, peer_call_cost, pool_call_cost
 from benchmarks.evaluation import published
 from benchmarks.evaluation.failures import failures
 from benchmarks.evaluation.metering import Meter
 from benchmarks.evaluation.scales import Scale, case_of
 from benchmarks.evaluation.stores import PROFILES
 from benchmarks.evaluation.strategies import MEMORY_FOLDER, Case, measure, measure_on, opened
-from benchmarks.harness import Document, say, seconds_of
+from benchmarks.harness import Document, in_own_process, say, seconds_of, temporary_folder
 from benchmarks.output import drawn_rows, write_rows
-from surge_dagster.engine.encoder.devices import usable_cores
 from surge_dagster.engine.plan.cost_model import CostConstants
 from surge_dagster.engine.run.thresholds import Thresholds
 
 _BINS = 10  # of a catalog that is smaller than the paper's B
-_PEER_SIZES = PEER_SIZES[:4]  # the larger ones take most of the time
+_PEER_SIZES = (100, 200, 500, 1_000)  # larger ones would take most of the time
+
+_PBP = ("PBP", "pbp")
+_FSB = ("FSB 100K", "fsb")
+_SURGE = ("SURGE async", "surge-async")
 
 
 def calls(scale: Scale) -> Iterator[Document]:
@@ -42,51 +41,45 @@ def calls(scale: Scale) -> Iterator[Document]:
 
     In milliseconds, with its 95 % interval.
     """
-    for name, cost in (
-        ("this engine", pool_call_cost(SIZES, scale.call_rounds)),
-        ("sentence-transformers", peer_call_cost(_PEER_SIZES, scale.call_rounds, usable_cores())),
-    ):
-        yield {
-            "name": name,
-            "milliseconds": 1_000 * cost.intercept,
-            "low": 1_000 * cost.low,
-            "high": 1_000 * cost.high,
-        }
+
+    def row(name: str, cost: CallCost) -> Document:
+        low, high = cost.as_dict()["interval_ms"]
+        return {"name": name, "milliseconds": 1e3 * cost.intercept, "low": low, "high": high}
+
+    yield row("this engine", pool_call_cost(scale.call_rounds))
+    yield row("sentence-transformers", peer_call_cost(scale.call_rounds, _PEER_SIZES))
 
 
 def end_to_end(scale: Scale) -> Iterator[Document]:
-    """Table 1: every strategy in a process of its own."""
+    """Table 1: every strategy in its own process."""
     for name, strategy, b_min in (
-        ("PBP", "pbp", published.B_MIN),
-        *((f"FSB {thousands}K", "fsb", 1_000 * thousands) for thousands in (10, 50, 100)),
+        (*_PBP, published.B_MIN),
+        ("FSB 10K", "fsb", 10_000),
+        ("FSB 50K", "fsb", 50_000),
+        (*_FSB, 100_000),
         ("SURGE sync", "surge-sync", published.B_MIN),
-        ("SURGE async", "surge-async", published.B_MIN),
+        (*_SURGE, published.B_MIN),
     ):
-        yield _measured(
-            name,
-            strategy,
-            case_of(published.MINILM, scale.end_to_end, clock=scale.clock, b_min=b_min),
-        )
-    divided = case_of(
-        published.MINILM, scale.end_to_end, clock=scale.clock, processes=published.MINILM.workers
-    )
+        case = case_of(published.MINILM, scale.end_to_end, clock=scale.clock, b_min=b_min)
+        yield _measured(name, strategy, case)
+    workers = published.MINILM.workers
+    divided = case_of(published.MINILM, scale.end_to_end, clock=scale.clock, processes=workers)
     yield _measured("SURGE async, 4 processes", "surge-async", divided)
 
 
 def packing(scale: Scale) -> Iterator[Document]:
     """Tables 2 and 5, which share an encoder and a sigma: PB-PBP-LB, and partition sizes of three
     spreads."""
-    case = case_of(published.MINILM_ON_TWO, scale.packing, clock=scale.clock)
+    costs = published.MINILM_ON_TWO
+    case = case_of(costs, scale.packing, clock=scale.clock)
     with opened(case) as pool:
         for sigma in published.SIGMAS:
             varied = replace(case, sigma=float(sigma))
-            yield _measured("PBP", "pbp", varied, sigma, pool)
-            yield _measured("SURGE async", "surge-async", varied, sigma, pool)
-        for thousands in (100, 200):
-            packed = case_of(
-                published.MINILM_ON_TWO, scale.packing, clock=scale.clock, b_min=1_000 * thousands
-            )
-            yield _measured(f"PB-PBP-LB {thousands}K", "pb-pbp-lb", packed, "1.72", pool)
+            yield _measured(*_PBP, varied, sigma, pool)
+            yield _measured(*_SURGE, varied, sigma, pool)
+        for b_min in (100_000, 200_000):
+            packed = case_of(costs, scale.packing, clock=scale.clock, b_min=b_min)
+            yield _measured(f"PB-PBP-LB {b_min // 1_000}K", "pb-pbp-lb", packed, "1.72", pool)
 
 
 def bound(scale: Scale) -> Iterator[Document]:
@@ -94,7 +87,7 @@ def bound(scale: Scale) -> Iterator[Document]:
     batches count."""
     case = case_of(published.MINILM_ON_TWO, scale.bound, clock=4 * scale.clock, sigma=2.5)
     yield _measured("PB-PBP-LB 100K", "pb-pbp-lb", case, "2.5")
-    yield _measured("SURGE async", "surge-async", case, "2.5")
+    yield _measured(*_SURGE, case, "2.5")
 
 
 def ablation(scale: Scale) -> Iterator[Document]:
@@ -108,8 +101,8 @@ def ablation(scale: Scale) -> Iterator[Document]:
             ("without zero copy", "surge-without-zero-copy"),
         ):
             yield _measured(name, strategy, case, pool=pool)
-    alone = CostConstants(published.MINILM.call_seconds, published.MINILM.text_seconds)
-    yield _measured("one worker", "surge-async", case_of(alone, scale.ablation, clock=scale.clock))
+    one = CostConstants(published.MINILM.call_seconds, published.MINILM.text_seconds)
+    yield _measured("one worker", "surge-async", case_of(one, scale.ablation, clock=scale.clock))
 
 
 def models(scale: Scale) -> Iterator[Document]:
@@ -120,12 +113,8 @@ def models(scale: Scale) -> Iterator[Document]:
     ):
         case = case_of(costs, scale.simulated_models, clock=scale.clock, dimension=dimension)
         with opened(case) as pool:
-            for name, strategy in (
-                ("PBP", "pbp"),
-                ("FSB 100K", "fsb"),
-                ("SURGE async", "surge-async"),
-            ):
-                yield _measured(name, strategy, case, model, pool)
+            for strategy in (_PBP, _FSB, _SURGE):
+                yield _measured(*strategy, case, model, pool)
 
 
 def real_models(scale: Scale) -> Iterator[Document]:
@@ -134,33 +123,27 @@ def real_models(scale: Scale) -> Iterator[Document]:
     for model, texts in scale.models.items():
         case = Case(texts, max(2, texts // scale.partition_texts), model=model)
         packed = replace(case, thresholds=Thresholds(b_min=max(1, texts // _BINS)))
-        baselines = {
-            "PBP": ("pbp", case),
-            "FSB 100K": ("fsb", case),
-            f"PB-PBP-LB, B = N/{_BINS}": ("pb-pbp-lb", packed),
-        }
+        baselines = (
+            (*_PBP, case),
+            (*_FSB, case),
+            (f"PB-PBP-LB, B = N/{_BINS}", "pb-pbp-lb", packed),
+        )
         with opened(case) as pool:
-            for name, (strategy, its_case) in {
-                **baselines,
-                "SURGE async": ("surge-async", case),
-            }.items():
-                yield _measured(name, strategy, its_case, model, pool)
+            for baseline in baselines:
+                yield _measured(*baseline, model, pool)
+            yield _measured(*_SURGE, case, model, pool)
         if model == "minilm":
             with opened(replace(case, library="sentence-transformers")) as library:
-                for name, (strategy, its_case) in baselines.items():
-                    yield _measured(
-                        f"{name}, sentence-transformers", strategy, its_case, model, library
-                    )
+                for name, strategy, its_case in baselines:
+                    full_name = f"{name}, sentence-transformers"
+                    yield _measured(full_name, strategy, its_case, model, library)
 
 
 def profiles(scale: Scale) -> Iterator[Document]:
     """Table 6."""
-    cases = {
-        name: case_of(published.MINILM, scale.profiles, clock=scale.clock, profile=name)
-        for name in PROFILES
-    }
-    with opened(cases["null"]) as pool:
-        for profile, case in cases.items():
+    with opened(case_of(published.MINILM, scale.profiles, clock=scale.clock)) as pool:
+        for profile in PROFILES:
+            case = case_of(published.MINILM, scale.profiles, clock=scale.clock, profile=profile)
             for name in ("sync", "async"):
                 yield _measured(name, f"surge-{name}", case, profile, pool)
 
@@ -175,53 +158,54 @@ def thresholds(scale: Scale) -> Iterator[Document]:
 
 
 def serialization(scale: Scale) -> Iterator[Document]:
-    """Table 8: a Python list of floats of every row (listing 1), beside the engine's writer; MB
-    beside the matrix."""
+    """Table 8: a Python list of floats of every row (listing 1), and the engine's writer; MB are
+    those that the matrix does not take."""
     for rows in scale.serialization:
         say(f"  {rows:,} rows")
-        both = []
-        for is_naive in (True, False):
-            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
-                both.append(fresh.submit(_write_one, rows, is_naive).result())
-        (naive_seconds, naive_mb), (seconds, mb) = both
-        naive = {"naive_seconds": naive_seconds, "naive_mb": naive_mb}
-        yield {"rows": rows, "seconds": seconds, "mb": mb} | naive
+        naive_seconds, naive_mb = in_own_process(_write_one, rows, _write_naively)
+        seconds, mb = in_own_process(_write_one, rows, write_rows)
+        yield {
+            "rows": rows,
+            "seconds": seconds,
+            "mb": mb,
+            "naive_seconds": naive_seconds,
+            "naive_mb": naive_mb,
+        }
 
 
-def _write_one(rows: int, is_naive: bool) -> tuple[float, float]:
-    """Seconds and megabytes for a Parquet file in main memory."""
+def _write_one(rows: int, write: Callable[..., None]) -> tuple[float, float]:
+    """Return seconds and megabytes for a Parquet file in main memory."""
     ids, texts, matrix = drawn_rows(rows)
-    with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER) as folder:
-        path = Path(folder) / "one.parquet"
-
-        def write_naively() -> None:
-            lists = [row.tolist() for row in matrix]
-            pq.write_table(pa.table({"id": ids, "text": texts, "embedding": lists}), path)
-
+    with temporary_folder(MEMORY_FOLDER) as folder:
+        path = folder / "one.parquet"
         write_rows(path, ids[:10], texts[:10], matrix[:10])  # loads code and codecs
         with Meter() as meter:
-            seconds = seconds_of(
-                write_naively if is_naive else lambda: write_rows(path, ids, texts, matrix)
-            )
+            seconds = seconds_of(lambda: write(path, ids, texts, matrix))
         return seconds, meter.grown_bytes / 1e6
+
+
+def _write_naively(path: Path, ids: pa.Array, texts: pa.Array, matrix: Any) -> None:
+    lists = [row.tolist() for row in matrix]
+    pq.write_table(pa.table({"id": ids, "text": texts, "embedding": lists}), path)
 
 
 def scaling(scale: Scale) -> Iterator[Document]:
     """Table 9 with the product as it is: its own cost of a call, and thresholds derived from it.
 
-    Every run has a process of its own, and the paper's partitions and clock.
+    Every run has its own process, and the paper's partitions and clock.
     """
     for texts in scale.scaling:
         paced = case_of(published.MINILM, texts, clock=scale.scaling_clock, shrink=1.0)
         case = replace(paced, call_seconds=0.0, thresholds=Thresholds())
-        yield _measured("SURGE async", "surge-async", case, f"{texts}")
+        yield _measured(*_SURGE, case, f"{texts}")
         if texts in scale.batched:
-            yield _measured(
-                "FSB 100K",
-                "fsb",
-                replace(case, thresholds=Thresholds(b_min=published.B_MIN)),
-                f"{texts}",
-            )
+            batched = replace(case, thresholds=Thresholds(b_min=published.B_MIN))
+            yield _measured(*_FSB, batched, f"{texts}")
+
+
+def table_10(scale: Scale) -> Iterator[Document]:
+    """See `failures`."""
+    return map(asdict, failures(scale.failures))
 
 
 EXPERIMENTS: dict[str, Callable[[Scale], Iterator[Document]]] = {
@@ -236,12 +220,13 @@ EXPERIMENTS: dict[str, Callable[[Scale], Iterator[Document]]] = {
     "thresholds": thresholds,
     "serialization": serialization,
     "scaling": scaling,
-    "failures": lambda scale: map(asdict, failures(scale.failures)),
+    "failures": table_10,
 }
 
 
 def _measured(name: str, strategy: str, case: Case, group: str = "", pool: Any = None) -> Document:
-    """Run a strategy, in a process of its own or on a pool that is there."""
+    """Run a strategy, in its own process or on a pool that is there."""
     say(f"  {group} {name}, {case.texts:,} texts")
-    work = measure if pool is None else partial(measure_on, pool)
-    return asdict(work(name, strategy, case, group))
+    if pool is None:
+        return asdict(measure(name, strategy, case, group))
+    return asdict(measure_on(pool, name, strategy, case, group))

@@ -12,13 +12,12 @@ import multiprocessing
 import os
 import shutil
 import signal
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from benchmarks.harness import say
+from benchmarks.harness import say, temporary_folder
 from benchmarks.paced_runs import paced_pool
 from benchmarks.synthetic import build_synthetic_catalog
 from surge_dagster.engine.encoder.pool import EncoderPool
@@ -30,8 +29,10 @@ from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.verify.verification import Violation, verify
 
-WORKERS, DIMENSION, TEXTS_PER_SECOND = 2, 64, 20_000.0
-FAULT_RATE = 0.05
+_WORKERS = 2
+_DIMENSION = 64
+_TEXTS_PER_SECOND = 20_000.0
+_FAULT_RATE = 0.05
 _PARTITION_TEXTS = 200
 _SUPERBATCHES = 40
 
@@ -40,11 +41,10 @@ AtHalf = Callable[[int, EmbeddingRun], None]  # called with the texts that are p
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """What became of a run that met a failure, and of the run after it where there was one.
+    """What became of a run that met a failure, and of the run after it, if any.
 
     Attributes:
-        seconds: of the run that completed the output.
-        published_before: texts in files when it happened; None where it had no moment.
+        published_before: texts in files when it happened; None if it had no moment.
         encoded_after: texts encoded by the run that completed the output.
         in_flight: most texts that were admitted and not published: what a kill can lose.
         repeated: chunks that another worker encoded again, and requests that were sent again.
@@ -54,7 +54,6 @@ class Failed:
 
     name: str
     texts: int
-    seconds: float
     published_before: int | None
     encoded_after: int
     in_flight: int
@@ -64,26 +63,22 @@ class Failed:
 
 
 def failures(texts: int) -> Iterator[Failed]:
-    """A run without a failure, then one with each."""
-    with (
-        tempfile.TemporaryDirectory(prefix="surge-eval-", dir="/dev/shm") as folder,
-        _pool() as pool,
-    ):
-        catalog, output = Path(folder) / "catalog", Path(folder) / "output"
+    """Yield a run without a failure, then one with each."""
+    with temporary_folder("/dev/shm") as folder, _pool() as pool:
+        catalog = folder / "catalog"
+        output = folder / "output"
         build_synthetic_catalog(catalog, texts=texts, partitions=max(4, texts // _PARTITION_TEXTS))
-        for name, spoil in (
-            ("none", None),
-            ("a worker is killed at half", lambda *_: os.kill(pool.worker_pids[0], signal.SIGKILL)),
-        ):
-            say(f"  {name}")
-            yield _run(name, pool, catalog, LocalStore(output), spoil)
-            shutil.rmtree(output)
-        say("  the run is killed at half")
+
+        def kill_worker(*_: object) -> None:
+            os.kill(pool.worker_pids[0], signal.SIGKILL)
+
+        yield _run("none", pool, catalog, LocalStore(output))
+        shutil.rmtree(output)
+        yield _run("a worker is killed at half", pool, catalog, LocalStore(output), kill_worker)
+        shutil.rmtree(output)
         yield _killed_and_resumed(pool, catalog, output)
         shutil.rmtree(output)
-        say("  requests fail")
         yield _with_faults(pool, catalog)
-        say("  a partition cannot be read")
         damaged = max(catalog.rglob("*.parquet"), key=lambda path: path.stat().st_size)
         os.truncate(damaged, damaged.stat().st_size // 2)
         yield _run("a partition cannot be read", pool, catalog, LocalStore(output))
@@ -92,30 +87,35 @@ def failures(texts: int) -> Iterator[Failed]:
 def _run(
     name: str, pool: EncoderPool, catalog: Path, store: Store, at_half: AtHalf | None = None
 ) -> Failed:
+    say(f"  {name}")
     source = open_source(str(catalog))
     texts = sum(partition.rows or 0 for partition in source)
     b_min = max(1, texts // _SUPERBATCHES)
     run = EmbeddingRun(source, store, pool, Thresholds(b_min=b_min, b_max=5 * b_min))
-    published, published_before = 0, None
+    published = 0
+    published_before = None
     for event in run.events():
-        published += event.rows if isinstance(event, Receipt) and event.action == "encoded" else 0
-        if at_half is not None and published >= texts / 2:
+        if isinstance(event, Receipt) and event.action == "encoded":
+            published += event.rows
+        if at_half is not None and published_before is None and published >= texts / 2:
+            published_before = published
             at_half(published, run)
-            at_half, published_before = None, published
-    report, refused = run.report, {failure.key for failure in run.report.partitions_failed}
+
+    report = run.report
+    refused = {failure.key for failure in report.partitions_failed}
+    wrong = 0
+    for result in verify(source, store, run.space):
+        if isinstance(result, Violation) and result.key not in refused:
+            wrong += 1
     return Failed(
         name=name,
         texts=texts,
-        seconds=report.wall_seconds,
         published_before=published_before,
         encoded_after=report.texts_encoded,
         in_flight=report.max_in_flight_texts,
         repeated=report.costs.replays + sum(report.storage_retries.values()),
         refused=len(refused),
-        wrong=sum(
-            isinstance(result, Violation) and result.key not in refused
-            for result in verify(source, store, run.space)
-        ),
+        wrong=wrong,
     )
 
 
@@ -146,9 +146,9 @@ def _with_faults(pool: EncoderPool, catalog: Path) -> Failed:
 
     with ObjectServer() as server:
         server.reset()
-        server.plan = RandomFaults(FAULT_RATE, seed=1, stalls=0)
+        server.plan = RandomFaults(_FAULT_RATE, seed=1, stalls=0)
         return _run("requests fail", pool, catalog, open_bucket(server, part_bytes=8 << 20))
 
 
 def _pool() -> contextlib.AbstractContextManager[EncoderPool]:
-    return paced_pool(TEXTS_PER_SECOND / WORKERS, DIMENSION, workers=WORKERS)
+    return paced_pool(_TEXTS_PER_SECOND / _WORKERS, _DIMENSION, workers=_WORKERS)

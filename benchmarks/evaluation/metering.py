@@ -1,16 +1,16 @@
-"""What every strategy is measured by, seen from outside of it: encode calls and memory; `stores`
-notes the files.
+"""Measures every strategy from outside of it: encode calls and memory; `stores` notes the files.
 
 - Encode calls: from the submission of a call, or the end of the one before, until its vectors are
   there.
 - Memory: pages of this process that belong to no file, and those of the arenas, which it shares
-  with its workers, sampled every 20 ms. The workers' own memory, where the model is, does not
+  with its workers, sampled every 20 ms. The workers' own memory, which has the model, does not
   count.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -31,7 +31,7 @@ Span = tuple[float, float]
 
 
 class Meter:
-    """Measures one strategy, from entering to leaving the block.
+    """The measurement of one strategy, from entering to leaving the block.
 
     Attributes:
         begun: when the block was entered.
@@ -40,10 +40,12 @@ class Meter:
     """
 
     def __init__(self) -> None:
+        self.begun = 0.0
         self.calls: list[Span] = []
         self.call_texts: list[int] = []
         # descriptor and inode, as descriptors are used again
         self._arenas: list[tuple[int, int]] = []
+        self._start_bytes = 0
         self._peak_bytes = 0
         self._stop = threading.Event()
         self._sampler = threading.Thread(target=self._sample, name="memory-samples", daemon=True)
@@ -60,14 +62,14 @@ class Meter:
 
     @property
     def grown_bytes(self) -> int:
-        """The most memory above the start."""
+        """Return the most memory above the start."""
         return max(0, self._peak_bytes - self._start_bytes)
 
     def add_call(self, begun: float, texts: int) -> None:
         """Enter an encode call that ended now."""
-        self.calls.append(
-            (max(begun, self.calls[-1][1] if self.calls else begun), time.perf_counter())
-        )
+        if self.calls:
+            begun = max(begun, self.calls[-1][1])
+        self.calls.append((begun, time.perf_counter()))
         self.call_texts.append(texts)
 
     def add_arena(self, arena: Arena) -> None:
@@ -79,11 +81,13 @@ class Meter:
             self._peak_bytes = max(self._peak_bytes, self._held_bytes())
 
     def _held_bytes(self) -> int:
-        held = int(Path("/proc/self/status").read_text().partition("RssAnon:")[2].split()[0]) * 1024
+        status = Path("/proc/self/status").read_text()
+        held = int(status.partition("RssAnon:")[2].split()[0]) * 1024
         for descriptor, inode in tuple(self._arenas):
             with contextlib.suppress(OSError):  # it was closed
-                status = os.fstat(descriptor)
-                held += status.st_blocks * _BLOCK_BYTES if status.st_ino == inode else 0
+                facts = os.fstat(descriptor)
+                if facts.st_ino == inode:
+                    held += facts.st_blocks * _BLOCK_BYTES
         return held
 
 
@@ -105,7 +109,8 @@ class MeteredPool:
     def submit(
         self, slot: Slot, borders: np.ndarray | None = None, rows: np.ndarray | None = None
     ) -> _MeteredCall:
-        begun, texts = time.perf_counter(), len(slot)
+        begun = time.perf_counter()
+        texts = len(slot)
         return _MeteredCall(self._pool.submit(slot, borders, rows), self._meter, begun, texts)
 
 
@@ -127,17 +132,12 @@ class _MeteredCall:
         return metrics
 
 
-def union(spans: Iterable[Span]) -> list[Span]:
-    """Disjoint spans, ascending, that cover the same time."""
-    joined: list[Span] = []
-    for begun, ended in sorted(spans):
-        if joined and begun <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], ended))
-        else:
-            joined.append((begun, ended))
-    return joined
-
-
 def covered(spans: Iterable[Span]) -> float:
-    """Seconds that are covered by these spans, however they overlap."""
-    return sum(ended - begun for begun, ended in union(spans))
+    """Return the seconds that are covered by these spans, however they overlap."""
+    seconds = 0.0
+    end = -math.inf
+    for begun, ended in sorted(spans):
+        if ended > end:
+            seconds += ended - max(begun, end)
+            end = ended
+    return seconds

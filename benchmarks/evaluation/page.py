@@ -1,4 +1,5 @@
-"""Makes docs/evaluation.md of a document: `page.md` is its text, with a mark where each table goes.
+"""Makes docs/evaluation.md of a document: `page.md` is its text, with a mark at the place of each
+table.
 
     python -m benchmarks.evaluation --render     # again, without measuring
 
@@ -8,7 +9,7 @@ A mark is a line `[[name]]`: a table of `tables`, or one of the marks below.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from benchmarks.evaluation.aims import aims
@@ -18,15 +19,16 @@ from benchmarks.harness import Document
 
 _TEXT = Path(__file__).with_name("page.md")
 _MARK = re.compile(r"^\[\[(.+)\]\]$", re.MULTILINE)
+_CHART = "![Figures 1 and 10: scaling](images/evaluation-scaling.svg)"
 
 
 def rows_of(document: Document) -> Rows:
-    """What was measured, by experiment."""
+    """Return what was measured, by experiment."""
     return {name: experiment["rows"] for name, experiment in document["experiments"].items()}
 
 
 def render(document: Document) -> str:
-    """The page of a document."""
+    """Return the page of a document."""
     rows = rows_of(document)
 
     def put(mark: re.Match[str]) -> str:
@@ -34,34 +36,39 @@ def render(document: Document) -> str:
         if name in _OTHERS:
             return "\n".join(_OTHERS[name](document))
         table, experiments = TABLES[name]
-        return (
-            "\n".join(table(rows))
-            if all(map(rows.get, experiments))
-            else "Not measured in this run."
-        )
+        if not all(map(rows.get, experiments)):
+            return "Not measured in this run."
+        return "\n".join(table(rows))
 
     return _MARK.sub(put, _TEXT.read_text())
 
 
 def _machine(document: Document) -> Iterator[str]:
-    machine, versions = document["machine"], document["versions"]
-    libraries = ", ".join(f"{name} {version}" for name, version in versions.items())
-    yield f"Measured on: {machine['processor']}, {machine['cores']} cores, Python {machine['python']}, {libraries}."
+    machine = document["machine"]
+    libraries = ", ".join(map(" ".join, document["versions"].items()))
+    facts = f"{machine['processor']}, {machine['cores']} cores, Python {machine['python']}"
+    yield f"Measured on: {facts}, {libraries}."
 
 
 def _scale(document: Document) -> Iterator[str]:
-    yield f"Times of the encoder and the store are divided by {CLOCK:g}. Sizes of partitions, B_min, B_max, c_ipc and"
-    yield f"latencies are divided by {SHRINK:g}. Growing catalogs (section 5.10) have neither factor, and the product's"
+    yield (
+        f"Times of the encoder and the store are divided by {CLOCK:g}. "
+        "Sizes of partitions, B_min, B_max, c_ipc and"
+    )
+    yield (
+        f"latencies are divided by {SHRINK:g}. Growing catalogs (section 5.10) have neither factor, "
+        "and the product's"
+    )
     yield "own c_ipc and thresholds."
 
 
 def _measured(document: Document) -> Iterator[str]:
     together: dict[str, list[str]] = {}
     for name, experiment in document["experiments"].items():
-        together.setdefault(f"`{experiment['scale']}`, {experiment['date']}", []).append(
-            name.replace("_", " ")
-        )
-    yield from (f"- {when}: {', '.join(names)}" for when, names in together.items())
+        when = f"`{experiment['scale']}`, {experiment['date']}"
+        together.setdefault(when, []).append(name.replace("_", " "))
+    for when, names in together.items():
+        yield f"- {when}: {', '.join(names)}"
 
 
 def _aims(document: Document) -> Iterator[str]:
@@ -69,17 +76,18 @@ def _aims(document: Document) -> Iterator[str]:
     for aim in aims(rows_of(document)):
         sign = "≥" if aim.at_least else "≤"
         measured = "" if aim.measured is None else f"{aim.measured:.4g}"
-        missing = f"not measured here{aim.note and f': `{aim.note}`'}"
-        verdict = {True: "met", False: "**missed**", None: missing}[aim.met]
+        missing = "not measured here"
+        if aim.note:
+            missing += f": `{aim.note}`"
+        verdict = {True: "met", False: "**missed**"}.get(aim.met, missing)
         yield line(aim.name, f"{sign} {aim.target:g}", measured, verdict)
 
 
-def _chart(document: Document) -> Iterator[str]:
-    if "scaling" in document["experiments"]:
-        yield "![Figures 1 and 10: scaling](images/evaluation-scaling.svg)"
+def _chart(document: Document) -> Iterable[str]:
+    return [_CHART] if "scaling" in document["experiments"] else []
 
 
-_OTHERS: dict[str, Callable[[Document], Iterator[str]]] = {
+_OTHERS: dict[str, Callable[[Document], Iterable[str]]] = {
     "machine": _machine,
     "scale": _scale,
     "measured": _measured,

@@ -26,7 +26,8 @@ from benchmarks.synthetic import LOG_SIGMA
 from surge_dagster.engine.plan.cost_model import CostConstants
 from surge_dagster.engine.run.thresholds import Thresholds
 
-CLOCK, SHRINK = 2.0, 5.0
+CLOCK = 2.0
+SHRINK = 5.0
 B_MAX_FACTOR = 5
 SEED = 1  # of sizes whose CV is close to the law's, and whose first SuperBatch is close to B_min
 
@@ -110,13 +111,14 @@ def case_of(
     profile: str = "gcs",
     processes: int = 1,
 ) -> Case:
-    """A case whose simulated encoder and store are the paper's at this scale; `b_min` is the
-    paper's.
+    """Return a case whose simulated encoder and store are the paper's at this scale.
 
     Args:
+        b_min: the paper's.
         processes: that the G workers are divided among.
     """
-    store, wanted = PROFILES[profile], max(1, round(b_min / shrink))
+    store = PROFILES[profile]
+    wanted = max(1, round(b_min / shrink))
     return Case(
         texts,
         max(2, round(texts * shrink / published.MEAN_SIZE)),

@@ -3,6 +3,7 @@ bandwidth."""
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -19,25 +20,20 @@ from surge_dagster.engine.store.store import StoredObject, Upload
 
 @dataclass(frozen=True, slots=True)
 class StorageProfile:
-    """A store's latency per object in seconds and its bandwidth per object in bytes per second
-    (None: no limit)."""
+    """A store's latency and bandwidth per object."""
 
-    name: str
     latency_seconds: float
-    bytes_per_second: float | None
+    bytes_per_second: float
 
 
 # The latencies of HDFS, GCS and cross-region, and the bandwidth of GCS, are the paper's; the others
 # are chosen.
 PROFILES = {
-    profile.name: profile
-    for profile in (
-        StorageProfile("null", 0.0, None),
-        StorageProfile("hdfs", 0.002, 1_000e6),
-        StorageProfile("gcs", 0.010, 200e6),
-        StorageProfile("s3", 0.020, 200e6),
-        StorageProfile("cross-region", 0.050, 100e6),
-    )
+    "null": StorageProfile(0.0, math.inf),
+    "hdfs": StorageProfile(0.002, 1_000e6),
+    "gcs": StorageProfile(0.010, 200e6),
+    "s3": StorageProfile(0.020, 200e6),
+    "cross-region": StorageProfile(0.050, 100e6),
 }
 
 
@@ -66,8 +62,8 @@ class SlowStore(LocalStore):
 
     def wait(self, size: int) -> None:
         """Wait as long as an object of this size takes."""
-        rate = self._profile.bytes_per_second
-        time.sleep(self._profile.latency_seconds + (size / rate / self._scale if rate else 0.0))
+        transfer_seconds = size / self._profile.bytes_per_second / self._scale
+        time.sleep(self._profile.latency_seconds + transfer_seconds)
 
 
 class _SlowUpload(Upload):

@@ -10,21 +10,17 @@ does not count.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.encode.inputs import write_model
+from benchmarks.encode.inputs import spec_of
 from benchmarks.evaluation import published
 from benchmarks.evaluation.baselines import (
     Encoder,
@@ -37,13 +33,12 @@ from benchmarks.evaluation.baselines import (
 )
 from benchmarks.evaluation.metering import Meter, MeteredPool, covered
 from benchmarks.evaluation.stores import PROFILES, SlowStore, StorageProfile
+from benchmarks.harness import in_own_process, temporary_folder
 from benchmarks.paced_runs import DIMENSION, drawn_partitions, embed, paced_pool
 from benchmarks.synthetic import LOG_SIGMA, partition_sizes
 from surge_dagster.engine.encoder.calls import EncodeCall
-from surge_dagster.engine.encoder.metrics import overlap_ratio
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.files import rows
-from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run.report import Event, SuperBatchReport
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition
@@ -91,16 +86,13 @@ class Measured:
     """A strategy's run.
 
     Attributes:
-        group: what the run is one of: a model, a sigma, a profile, a number of texts. Empty where
+        group: what the run is one of: a model, a sigma, a profile, a number of texts. Empty if
             there is one group.
         throughput: texts/s at the paper's clock; with a real encoder, as measured.
         encoding: the same of the encode calls only.
-        duty: share of the wall time in which an encode call was running.
-        rho: the paper's overlap (equation 4), of all calls and files together.
         memory: GB above the start.
         ttfo: seconds until the first file, at the paper's scale; with a real encoder, as measured.
         ttfo_seconds: as measured.
-        calls: encode calls.
         largest: texts of one encode call.
         wall_seconds: from a pool that is ready to the last file.
         exposed: seconds in which files were written and nothing was encoded, before the last call
@@ -114,30 +106,33 @@ class Measured:
     partitions: int
     throughput: float
     encoding: float
-    duty: float
-    rho: float
     memory: float
     ttfo: float
     ttfo_seconds: float
-    calls: int
     largest: int
     b_max: int
     wall_seconds: float
-    encode_seconds: float
     exposed: float
     tail: float
+
+
+def surge_async(
+    partitions: Iterable[Partition], store: SlowStore, pool: Any, thresholds: Thresholds
+) -> None:
+    """Run the engine as it is."""
+    embed(pool, partitions, store, thresholds)
 
 
 def surge_sync(
     partitions: Iterable[Partition], store: SlowStore, pool: Any, thresholds: Thresholds
 ) -> None:
-    """Each SuperBatch is published, file by file, before the next one is encoded."""
+    """Publish each SuperBatch, file by file, before the next one is encoded."""
     front: Any = OneAtATime(pool)
     embed(front, partitions, store, thresholds, seen=front.seen, publish_threads=1)
 
 
 class OneAtATime:
-    """Wraps a pool and encodes a SuperBatch only after the one before is published."""
+    """A pool that encodes a SuperBatch only after the previous one is published."""
 
     def __init__(self, pool: MeteredPool) -> None:
         self._pool = pool
@@ -163,15 +158,15 @@ class OneAtATime:
 def surge_without_superbatches(
     partitions: Iterable[Partition], store: SlowStore, pool: Any, thresholds: Thresholds
 ) -> None:
-    """A call for each partition, while the file of the one before is written."""
+    """Call for each partition, while the file of the previous one is written."""
     embed(pool, partitions, store, replace(thresholds, b_min=1))
 
 
 def surge_without_zero_copy(
     partitions: Iterable[Partition], store: SlowStore, pool: Any, thresholds: Thresholds
 ) -> None:
-    """Vectors become Python lists of floats on their way into the Arrow column (the paper's listing
-    1)."""
+    """Turn vectors into Python lists of floats on their way into the Arrow column (the paper's
+    listing 1)."""
 
     def from_lists(columns: pa.Schema, matrix: np.ndarray) -> pa.Array:
         return pa.array([row.tolist() for row in matrix], columns.field("embedding").type)
@@ -181,17 +176,15 @@ def surge_without_zero_copy(
 
 
 def _baseline(work: Callable[[Iterable[Partition], Encoder, Files, int], None]) -> Strategy:
-    """A baseline with batches of B_min texts, on this engine's pool or on the library's."""
+    """Return a baseline with batches of B_min texts, on this engine's pool or on the library's."""
 
     def strategy(
         partitions: Iterable[Partition], store: SlowStore, pool: Any, thresholds: Thresholds
     ) -> None:
         with contextlib.ExitStack() as opened:
-            encoder = (
-                pool
-                if isinstance(pool, LibraryTexts)
-                else opened.enter_context(closing(PoolTexts(pool)))
-            )
+            encoder = pool
+            if not isinstance(pool, LibraryTexts):
+                encoder = opened.enter_context(closing(PoolTexts(pool)))
             files = opened.enter_context(closing(Files(store, encoder.space)))
             work(partitions, encoder, files, thresholds.b_min or published.B_MIN)
 
@@ -203,18 +196,15 @@ STRATEGIES: dict[str, Strategy] = {
     "fsb": _baseline(fixed_size_batches),
     "pb-pbp-lb": _baseline(packed_partitions),
     "surge-sync": surge_sync,
-    "surge-async": lambda partitions, store, pool, thresholds: embed(
-        pool, partitions, store, thresholds
-    ),
+    "surge-async": surge_async,
     "surge-without-superbatches": surge_without_superbatches,
     "surge-without-zero-copy": surge_without_zero_copy,
 }
 
 
 def measure(name: str, strategy: str, case: Case, group: str) -> Measured:
-    """Run a strategy in a process of its own."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
-        return fresh.submit(_measure, name, strategy, case, group).result()
+    """Run a strategy in its own process."""
+    return in_own_process(_measure, name, strategy, case, group)
 
 
 def _measure(name: str, strategy: str, case: Case, group: str) -> Measured:
@@ -228,78 +218,71 @@ def measure_on(
     """Run a strategy in this process, on a pool of the case."""
     sizes = partition_sizes(case.texts, case.partitions, case.sigma, case.seed).tolist()
     meter = Meter()
-    front = MeteredPool(pool, meter) if isinstance(pool, EncoderPool) else pool
-    if isinstance(front, LibraryTexts):
+    if isinstance(pool, LibraryTexts):
+        front = pool
         front.meter = meter
-    with tempfile.TemporaryDirectory(prefix="surge-eval-", dir=MEMORY_FOLDER) as folder:
-        store = SlowStore(Path(folder), case.profile, case.clock)
+    else:
+        front = MeteredPool(pool, meter)
+    with temporary_folder(MEMORY_FOLDER) as folder:
+        store = SlowStore(folder, case.profile, case.clock)
         with meter:
             STRATEGIES[strategy](drawn_partitions(sizes), store, front, case.thresholds)
+
     texts = sum(meter.call_texts)
-    assert (texts, len(store.published)) == (case.texts, case.partitions)
-    wall_seconds, first_seconds = (
-        max(store.published) - meter.begun,
-        min(store.published) - meter.begun,
-    )
+    assert texts == case.texts
+    assert len(store.published) == case.partitions
+    last_file = max(store.published)
+    wall_seconds = last_file - meter.begun
+    first_seconds = min(store.published) - meter.begun
     encode_seconds = covered(meter.calls)
-    tail_seconds = max(0.0, max(store.published) - meter.calls[-1][1])
+    tail_seconds = max(0.0, last_file - meter.calls[-1][1])
     exposed_seconds = covered([*meter.calls, *store.files]) - encode_seconds
     return Measured(
         name=name,
         group=group,
         texts=texts,
-        partitions=len(store.published),
+        partitions=case.partitions,
         throughput=texts / wall_seconds / case.clock,
         encoding=texts / encode_seconds / case.clock,
-        duty=encode_seconds / wall_seconds,
-        rho=overlap_ratio(covered(store.files), encode_seconds),
         memory=meter.grown_bytes / 1e9,
         ttfo=first_seconds * case.clock * _first_output_factor(strategy, case),
         ttfo_seconds=first_seconds,
-        calls=len(meter.calls),
         largest=max(meter.call_texts),
         b_max=case.thresholds.b_max or 0,
         wall_seconds=wall_seconds,
-        encode_seconds=encode_seconds,
         exposed=max(0.0, exposed_seconds - tail_seconds),
         tail=tail_seconds,
     )
 
 
 def _first_output_factor(strategy: str, case: Case) -> float:
-    """How much more the paper encodes before its first file: all texts, or a larger batch."""
-    # nothing but the encoder's speed is simulated, at the paper's own clock
+    """Return how much more the paper encodes before its first file: all texts, or a larger
+    batch."""
+    # only the encoder's speed is simulated, at the paper's own clock
     if not case.call_seconds:
         return 1.0
-    return (
-        published.TEXTS / case.texts
-        if strategy == "fsb"
-        else published.MEAN_SIZE * case.partitions / case.texts
-    )
+    if strategy == "fsb":
+        return published.TEXTS / case.texts
+    return published.MEAN_SIZE * case.partitions / case.texts
 
 
 @contextlib.contextmanager
 def opened(case: Case) -> Iterator[EncoderPool | LibraryTexts]:
-    """The encoder of a case."""
-    if case.model == "simulated":
-        speed = 1 / case.text_seconds if case.text_seconds else None
-        with paced_pool(
-            speed, case.dimension, workers=case.workers, call_seconds=case.call_seconds
-        ) as pool:
-            yield pool
-        return
-    with tempfile.TemporaryDirectory(prefix="surge-eval-", dir=MEMORY_FOLDER) as folder:
-        spec = (
-            EncodingSpec()
-            if case.model == "minilm"
-            else EncodingSpec(write_model(case.model, Path(folder)))
-        )
+    """Yield the encoder of a case."""
+    with temporary_folder(MEMORY_FOLDER) as folder, contextlib.ExitStack() as stack:
+        if case.model == "simulated":
+            speed = 1 / case.text_seconds if case.text_seconds else float("inf")
+            workers = case.workers
+            pool = paced_pool(
+                speed, case.dimension, workers=workers, call_seconds=case.call_seconds
+            )
+            yield stack.enter_context(pool)
+            return
+        spec = spec_of(case.model, folder)
         if case.library == "sentence-transformers":
-            with closing(LibraryTexts(spec.resolve())) as encoder:
-                yield encoder
-        else:
-            with EncoderPool(
-                spec, devices=",".join(["cpu"] * case.workers), precision="fp32"
-            ) as pool:
-                pool.start()
-                yield pool
+            yield stack.enter_context(closing(LibraryTexts(spec.resolve())))
+            return
+        devices = ",".join(["cpu"] * case.workers)
+        pool = stack.enter_context(EncoderPool(spec, devices=devices, precision="fp32"))
+        pool.start()
+        yield pool

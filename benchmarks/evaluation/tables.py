@@ -1,6 +1,6 @@
 """The tables of the page: what was measured, with the paper's value in italics behind it.
 
-Each function takes the document's rows by experiment and gives lines of Markdown; `TABLES` has all
+Each function takes the document's rows by experiment and yields lines of Markdown; `TABLES` has all
 of them with the experiments that they need. Some follow from the cost model: theorem 1 and the
 decision table.
 """
@@ -32,84 +32,70 @@ _MEMORY: Column = ("memory, GB", "memory", ".2f")
 _TTFO: Column = ("first output, s", "ttfo", ",.1f")
 _FLUSHES = 100  # of the paper's runs, in its formula
 
-# The model's constants, and what the paper predicts and measured.
-THEOREM: dict[str, tuple[CostConstants, str, float]] = {
-    "MiniLM, 4 workers": (published.MINILM, "0.93, 1.89", 1.92),
-    "MiniLM, 2 workers": (published.MINILM_ON_TWO, "1.47", 1.469),
-    "bge-base, 2 workers": (published.BGE_BASE, "0.603, 1.31", 1.29),
-    "E5-large, 4 workers": (published.E5_LARGE, "0.34, 1.34", 1.32),
+# The model's constants, what the paper predicts and measured, and the experiment and group here.
+_THEOREM: dict[str, tuple[CostConstants, str, float, str, str]] = {
+    "MiniLM, 4 workers": (published.MINILM, "0.93, 1.89", 1.92, "end_to_end", ""),
+    "MiniLM, 2 workers": (published.MINILM_ON_TWO, "1.47", 1.469, "packing", "1.72"),
+    "bge-base, 2 workers": (published.BGE_BASE, "0.603, 1.31", 1.29, "models", "bge-base"),
+    "E5-large, 4 workers": (published.E5_LARGE, "0.34, 1.34", 1.32, "models", "E5-large"),
 }
 
 
 def head(*cells: str) -> Iterator[str]:
-    """The two lines that begin a table."""
+    """Yield the two lines that begin a table."""
     yield line(*cells)
-    yield line(*("---" for _ in cells))
+    yield line(*["---"] * len(cells))
 
 
 def line(*cells: str) -> str:
-    """A row."""
+    """Return a row."""
     return f"| {' | '.join(cells)} |"
 
 
+def named(rows: Rows, experiment: str, group: str) -> dict[str, Row]:
+    """Return the rows of a group by their names; none if it was not measured."""
+    return {row["name"]: row for row in rows.get(experiment, ()) if row["group"] == group}
+
+
 def theorem(rows: Rows) -> Iterator[str]:
-    """Section 4.1: predictions of the model, and what simulated runs gave."""
-    runs = {
-        "MiniLM, 4 workers": rows.get("end_to_end", ()),
-        "MiniLM, 2 workers": _group(rows, "packing", "1.72"),
-        "bge-base, 2 workers": _group(rows, "models", "bge-base"),
-        "E5-large, 4 workers": _group(rows, "models", "E5-large"),
-    }
-    yield from head(
-        "",
-        "alpha",
-        "predicted",
-        "*paper: alpha, predicted*",
-        "*measured*",
-        "calls only, here",
-        "run here",
-    )
-    for name, (costs, theirs, gain) in THEOREM.items():
+    """Yield section 4.1: predictions of the model, and what simulated runs gave."""
+    headings = ("*paper: alpha, predicted*", "*measured*", "calls only, here", "run here")
+    yield from head("", "alpha", "predicted", *headings)
+    for name, (costs, theirs, gain, experiment, group) in _THEOREM.items():
         alpha = costs.alpha(published.PARTITIONS, published.TEXTS)
-        predicted = speedup(alpha, _FLUSHES, published.PARTITIONS)
-        ours = {row["name"]: row for row in runs[name]}
-        measured = ("-", "-")
-        if ours:
-            surge, pbp = ours["SURGE async"], ours["PBP"]
-            measured = tuple(f"{surge[key] / pbp[key]:.2f}" for key in ("encoding", "throughput"))
-        yield line(
-            name, f"{alpha:.3f}", f"{predicted:.2f}", f"*{theirs}*", f"*{gain:g}*", *measured
-        )
+        cells = [name, f"{alpha:.3f}", f"{_speedup(costs):.2f}", f"*{theirs}*", f"*{gain:g}*"]
+        ours = named(rows, experiment, group)
+        for key in ("encoding", "throughput"):
+            cells.append("-" if not ours else f"{ours['SURGE async'][key] / ours['PBP'][key]:.2f}")
+        yield line(*cells)
+
+
+def _speedup(costs: CostConstants) -> float:
+    """Return what SuperBatches gain on the paper's workload."""
+    alpha = costs.alpha(published.PARTITIONS, published.TEXTS)
+    return speedup(alpha, _FLUSHES, published.PARTITIONS)
 
 
 def calls(rows: Rows) -> Iterator[str]:
-    """What a call costs, and what SuperBatches would gain on the paper's workload with it."""
+    """Yield what a call costs, and what SuperBatches would gain on the paper's workload with it."""
     yield from head("pool", "c_ipc, ms", "95 % interval", "gain of SuperBatches")
-    costs = [
-        (row["name"], row["milliseconds"], f"{row['low']:.2f} to {row['high']:.2f}")
-        for row in rows["calls"]
-    ]
-    for name, milliseconds, interval in (
-        *costs,
-        ("*paper*", 1_000 * published.MINILM.call_seconds, ""),
-    ):
-        model = replace(published.MINILM, call_seconds=max(0.0, milliseconds / 1_000))
-        alpha = model.alpha(published.PARTITIONS, published.TEXTS)
-        yield line(
-            name,
-            f"{milliseconds:.2f}",
-            interval,
-            f"{speedup(alpha, _FLUSHES, published.PARTITIONS):.2f}",
-        )
+    for row in rows["calls"]:
+        milliseconds = row["milliseconds"]
+        costs = replace(published.MINILM, call_seconds=max(0.0, milliseconds / 1_000))
+        interval = f"{row['low']:.2f} to {row['high']:.2f}"
+        yield line(row["name"], f"{milliseconds:.2f}", interval, f"{_speedup(costs):.2f}")
+    theirs = 1_000 * published.MINILM.call_seconds
+    yield line("*paper*", f"{theirs:.2f}", "", f"{_speedup(published.MINILM):.2f}")
 
 
 def end_to_end(rows: Rows) -> Iterator[str]:
-    priced = [row | {"price": _price(row)} for row in rows["end_to_end"]]
-    theirs = {
-        name: {**values, "price": _price(values)} for name, values in published.END_TO_END.items()
-    }
+    def priced(values: Mapping[str, Any]) -> Row:
+        dollars = published.PRICE_PER_HOUR / 3_600 * 1e6  # section 5.11
+        return {**values, "price": dollars / values["throughput"]}
+
+    theirs = {name: priced(values) for name, values in published.END_TO_END.items()}
     yield from _compared(
-        priced,
+        map(priced, rows["end_to_end"]),
         theirs,
         _THROUGHPUT,
         _MEMORY,
@@ -120,120 +106,119 @@ def end_to_end(rows: Rows) -> Iterator[str]:
     )
 
 
-def _price(values: Mapping[str, float]) -> float:
-    """Dollars per million texts on the paper's node (section 5.11)."""
-    return published.PRICE_PER_HOUR / 3_600 * 1e6 / values["throughput"]
-
-
 def packing(rows: Rows) -> Iterator[str]:
-    yield from _compared(
-        _group(rows, "packing", "1.72"), published.PACKING, _THROUGHPUT, _MEMORY, _TTFO
-    )
+    ours = named(rows, "packing", "1.72").values()
+    yield from _compared(ours, published.PACKING, _THROUGHPUT, _MEMORY, _TTFO)
 
 
 def bound(rows: Rows) -> Iterator[str]:
-    yield from _compared(
-        rows["bound"], {}, ("largest call", "largest", ",d"), ("B_max", "b_max", ",d")
-    )
+    columns = (("largest call", "largest", ",d"), ("B_max", "b_max", ",d"))
+    yield from _compared(rows["bound"], {}, *columns)
 
 
 def ablation(rows: Rows) -> Iterator[str]:
     full, *others = rows["ablation"]
-    changed = [
-        full,
-        *(row | {"change": row["throughput"] / full["throughput"] - 1} for row in others),
-    ]
+    ours = [full]
+    for row in others:
+        ours.append(row | {"change": row["throughput"] / full["throughput"] - 1})
     change: Column = ("change", "change", "+.1%")
-    yield from _compared(changed, published.ABLATION, _THROUGHPUT, change, _MEMORY, _TTFO)
+    yield from _compared(ours, published.ABLATION, _THROUGHPUT, change, _MEMORY, _TTFO)
 
 
 def models(rows: Rows) -> Iterator[str]:
-    pbp = {row["group"]: row["throughput"] for row in rows["models"] if row["name"] == "PBP"}
-    named = [
-        row
-        | {"name": f"{row['group']} {row['name']}", "gain": row["throughput"] / pbp[row["group"]]}
-        for row in rows["models"]
-    ]
-    theirs = {
-        name: {
-            **values,
-            "gain": values["throughput"] / published.MODELS[f"{name.split()[0]} PBP"]["throughput"],
-        }
-        for name, values in published.MODELS.items()
-    }
-    yield from _compared(named, theirs, _THROUGHPUT, _MEMORY, _TTFO, ("gain", "gain", ".2f"))
+    theirs: dict[str, Row] = {}
+    for name, values in published.MODELS.items():
+        pbp = published.MODELS[f"{name.split()[0]} PBP"]
+        theirs[name] = {**values, "gain": values["throughput"] / pbp["throughput"]}
+    ours = []
+    for row in rows["models"]:
+        pbp = named(rows, "models", row["group"])["PBP"]
+        gain = row["throughput"] / pbp["throughput"]
+        ours.append(row | {"name": f"{row['group']} {row['name']}", "gain": gain})
+    yield from _compared(ours, theirs, _THROUGHPUT, _MEMORY, _TTFO, ("gain", "gain", ".2f"))
 
 
 def real_models(rows: Rows) -> Iterator[str]:
-    named = [row | {"name": f"{row['group']}: {row['name']}"} for row in rows["real_models"]]
+    ours = [row | {"name": f"{row['group']}: {row['name']}"} for row in rows["real_models"]]
     columns = (("texts", "texts", ",d"), _THROUGHPUT, ("first output, s", "ttfo", ".2f"))
-    yield from _compared(named, {}, *columns)
+    yield from _compared(ours, {}, *columns)
 
 
 def sigmas(rows: Rows) -> Iterator[str]:
-    compared = []
+    ours = []
     for sigma in published.SIGMAS:
-        ours = {row["name"]: row for row in _group(rows, "packing", sigma)}
-        surge, pbp = ours["SURGE async"], ours["PBP"]["throughput"]
-        cv = variation(partition_sizes(surge["texts"], surge["partitions"], float(sigma), SEED))
-        compared.append(
-            surge | {"name": sigma, "cv": cv, "pbp": pbp, "speedup": surge["throughput"] / pbp}
-        )
-    columns = (("CV", "cv", ".2f"), ("PBP", "pbp", ",.0f"), ("SURGE", "throughput", ",.0f"))
-    gain: Column = ("gain", "speedup", ".2f")
-    yield from _compared(compared, published.SIGMAS, *columns, gain, _MEMORY, heading="sigma")
+        runs = named(rows, "packing", sigma)
+        surge = runs["SURGE async"]
+        pbp = runs["PBP"]["throughput"]
+        sizes = partition_sizes(surge["texts"], surge["partitions"], float(sigma), SEED)
+        gain = surge["throughput"] / pbp
+        ours.append(surge | {"name": sigma, "cv": variation(sizes), "pbp": pbp, "speedup": gain})
+    columns = (
+        ("CV", "cv", ".2f"),
+        ("PBP", "pbp", ",.0f"),
+        ("SURGE", "throughput", ",.0f"),
+        ("gain", "speedup", ".2f"),
+        _MEMORY,
+    )
+    yield from _compared(ours, published.SIGMAS, *columns, heading="sigma")
 
 
 def profiles(rows: Rows) -> Iterator[str]:
-    compared = []
+    ours = []
     for profile in published.PROFILES:
-        ours = {row["name"]: row for row in _group(rows, "profiles", profile)}
-        sync, surge = ours["sync"], ours["async"]
-        gain = {"gain": surge["throughput"] / sync["throughput"] - 1}
-        speeds = {"name": profile, "sync": sync["throughput"], "async": surge["throughput"]}
-        compared.append(
-            speeds | gain | {"exposed_sync": sync["exposed"], "exposed": surge["exposed"]}
+        runs = named(rows, "profiles", profile)
+        sync = runs["sync"]
+        surge = runs["async"]
+        ours.append(
+            {
+                "name": profile,
+                "sync": sync["throughput"],
+                "async": surge["throughput"],
+                "gain": surge["throughput"] / sync["throughput"] - 1,
+                "exposed_sync": sync["exposed"],
+                "exposed": surge["exposed"],
+            }
         )
-    columns = (("sync", "sync", ",.0f"), ("async", "async", ",.0f"), ("gain", "gain", "+.1%"))
-    exposed = (("exposed I/O, s: sync", "exposed_sync", ".2f"), ("async", "exposed", ".2f"))
-    yield from _compared(compared, published.PROFILES, *columns, *exposed, heading="store")
+    columns = (
+        ("sync", "sync", ",.0f"),
+        ("async", "async", ",.0f"),
+        ("gain", "gain", "+.1%"),
+        ("exposed I/O, s: sync", "exposed_sync", ".2f"),
+        ("async", "exposed", ".2f"),
+    )
+    yield from _compared(ours, published.PROFILES, *columns, heading="store")
 
 
 def thresholds(rows: Rows) -> Iterator[str]:
-    yield from _compared(
-        rows["thresholds"], published.THRESHOLDS, _THROUGHPUT, _TTFO, _MEMORY, heading="B_min"
-    )
+    columns = (_THROUGHPUT, _TTFO, _MEMORY)
+    yield from _compared(rows["thresholds"], published.THRESHOLDS, *columns, heading="B_min")
 
 
 def serialization(rows: Rows) -> Iterator[str]:
-    gained = [
-        row | {"name": f"{row['rows']:,}", "gain": row["naive_seconds"] / row["seconds"]}
-        for row in rows["serialization"]
-    ]
-    theirs = {
-        name: {**values, "gain": values["naive_seconds"] / values["seconds"]}
-        for name, values in published.SERIALIZATION.items()
-    }
-    seconds = (
+    def gained(name: str, values: Mapping[str, Any]) -> Row:
+        return {**values, "name": name, "gain": values["naive_seconds"] / values["seconds"]}
+
+    ours = [gained(f"{row['rows']:,}", row) for row in rows["serialization"]]
+    theirs = {name: gained(name, values) for name, values in published.SERIALIZATION.items()}
+    columns = (
         ("naive, s", "naive_seconds", ",.2f"),
         ("engine, s", "seconds", ",.2f"),
         ("gain", "gain", ".1f"),
+        ("naive, MB", "naive_mb", ",.0f"),
+        ("engine, MB", "mb", ",.0f"),
     )
-    memory = (("naive, MB", "naive_mb", ",.0f"), ("engine, MB", "mb", ",.0f"))
-    yield from _compared(gained, theirs, *seconds, *memory, heading="rows")
+    yield from _compared(ours, theirs, *columns, heading="rows")
 
 
 def scaling(rows: Rows) -> Iterator[str]:
-    named, theirs = [], {}
+    ours = []
+    theirs = {}
     for row in rows["scaling"]:
-        name, millions = f"{row['texts']:,}: {row['name']}", f"{row['texts'] / 1e6:g}"
-        bound = (
-            superbatch_bytes(row["largest"], 47, 384) / 1e9
-            if row["name"].startswith("SURGE")
-            else None
-        )
-        named.append(row | {"name": name, "bound": bound})
-        theirs[name] = published.SCALING[row["name"]].get(millions, {})
+        name = f"{row['texts']:,}: {row['name']}"
+        ours.append(row | {"name": name})
+        if row["name"].startswith("SURGE"):
+            ours[-1]["bound"] = superbatch_bytes(row["largest"], 47, 384) / 1e9
+        theirs[name] = published.SCALING[row["name"]].get(f"{row['texts'] / 1e6:g}", {})
     columns = (
         _THROUGHPUT,
         ("encode calls", "encoding", ",.0f"),
@@ -241,73 +226,71 @@ def scaling(rows: Rows) -> Iterator[str]:
         ("M(S), GB", "bound", ".2f"),
         _TTFO,
     )
-    yield from _compared(named, theirs, *columns, heading="texts")
+    yield from _compared(ours, theirs, *columns, heading="texts")
 
 
 def failures(rows: Rows) -> Iterator[str]:
-    columns = ("published_before", "encoded_after", "in_flight", "repeated", "refused", "wrong")
-    headings = ("published before", "encoded to complete", "most in flight", *columns[3:])
-    given = [(heading, name, ",d") for heading, name in zip(headings, columns, strict=True)]
-    yield from _compared(rows["failures"], {}, *given, heading="failure")
+    columns = (
+        ("published before", "published_before", ",d"),
+        ("encoded to complete", "encoded_after", ",d"),
+        ("most in flight", "in_flight", ",d"),
+        ("repeated", "repeated", ",d"),
+        ("refused", "refused", ",d"),
+        ("wrong", "wrong", ",d"),
+    )
+    yield from _compared(rows["failures"], {}, *columns, heading="failure")
 
 
 def decisions(rows: Rows) -> Iterator[str]:
-    """Table 11 on the paper's six workloads, from their own constants and sizes."""
+    """Yield table 11 on the paper's six workloads, from their own constants and sizes."""
     yield from head("workload", "phi", "CV", "verdict")
     for sigma in map(float, published.SIGMAS):
         sizes = partition_sizes(published.TEXTS, published.PARTITIONS, sigma)
-        for name, (costs, _, _) in THEOREM.items():
+        for name, (costs, *_) in _THEOREM.items():
             if sigma == LOG_SIGMA or name == "MiniLM, 2 workers":
-                phi, cv = small_share(sizes, costs.break_even_texts), variation(sizes)
+                phi = small_share(sizes, costs.break_even_texts)
+                cv = variation(sizes)
                 yield line(f"{name}, sigma {sigma}", f"{phi:.2f}", f"{cv:.2f}", recommend(phi, cv))
 
 
+_OF_EXPERIMENTS = (
+    calls,
+    end_to_end,
+    packing,
+    bound,
+    ablation,
+    models,
+    real_models,
+    profiles,
+    thresholds,
+    serialization,
+    scaling,
+    failures,
+)
 # Each with the experiments that it needs.
 TABLES: dict[str, tuple[Callable[[Rows], Iterator[str]], tuple[str, ...]]] = {
     "theorem": (theorem, ()),
     "decisions": (decisions, ()),
     "sigmas": (sigmas, ("packing",)),
-    **{
-        table.__name__: (table, (table.__name__,))
-        for table in (
-            *(
-                calls,
-                end_to_end,
-                packing,
-                bound,
-                ablation,
-                models,
-                real_models,
-                profiles,
-                thresholds,
-            ),
-            *(serialization, scaling, failures),
-        )
-    },
+    **{table.__name__: (table, (table.__name__,)) for table in _OF_EXPERIMENTS},
 }
 
 
-def _group(rows: Rows, experiment: str, group: str) -> list[Row]:
-    return [row for row in rows.get(experiment, ()) if row["group"] == group]
-
-
 def _compared(
-    rows: Iterable[Row], theirs: Mapping[str, published.Values], *columns: Column, heading: str = ""
+    rows: Iterable[Row],
+    theirs: Mapping[str, Mapping[str, Any]],
+    *columns: Column,
+    heading: str = "",
 ) -> Iterator[str]:
-    """A row for each run, and the paper's values of the same name behind its own."""
-    yield from head(heading, *(title for title, _, _ in columns))
+    """Yield a row for each run, with the paper's values of the same name behind its own."""
+    yield from head(heading, *[title for title, _, _ in columns])
     for row in rows:
         paper = theirs.get(row["name"], {})
-        yield line(
-            row["name"],
-            *(_with_paper(row.get(name), paper.get(name), form) for _, name, form in columns),
-        )
-
-
-def _with_paper(ours: float | None, theirs: float | None, form: str) -> str:
-    """Our value, with the paper's in italics behind it where it has one."""
-    if ours is None:
-        return ""
-    return (
-        format(ours, form) if theirs is None else f"{format(ours, form)} (*{format(theirs, form)}*)"
-    )
+        cells = [row["name"]]
+        for _, name, form in columns:
+            ours = row.get(name)
+            cell = "" if ours is None else format(ours, form)
+            if ours is not None and name in paper:
+                cell += f" (*{format(paper[name], form)}*)"
+            cells.append(cell)
+        yield line(*cells)
