@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import pyarrow as pa
@@ -128,25 +127,6 @@ def test_page_of_bigquery_embeds_its_rows(shell: Shell) -> None:
     assert_embedded(
         shell.root / "described", space.parent.name, "hats", [("3", "a straw hat. new")]
     )
-
-
-def test_resource_of_the_page_of_bigquery_lists_its_partitions() -> None:
-    from tests.engine.tables.bigquery_fake import TABLE as NAME
-    from tests.engine.tables.bigquery_fake import FakeBigQuery
-
-    [program] = blocks("bigquery", "python")
-    columns = dict(zip(("sku", "title", "category"), zip(*TABLE, strict=True), strict=True))
-    table = pa.table(
-        {name: list(values) for name, values in columns.items()}
-        | {"description": ["new"] * len(TABLE)}
-    )
-    names: dict[str, Any] = {}
-
-    exec(program.replace("my-project.shop.products", NAME), names)
-    with FakeBigQuery(table).serve_by_default():
-        listed = {partition.key for partition in names["catalog"].open()}
-
-    assert listed == set(CATALOG)
 
 
 def test_page_of_frames_embeds_its_rows(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

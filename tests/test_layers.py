@@ -37,7 +37,8 @@ LAYERS = (
     "resources service cluster",
     "config",
     "consumers",
-    "engine.derived engine.feed engine.inference engine.plan engine.readers engine.tables engine.verify",
+    "engine.derived engine.feed engine.inference engine.plan engine.readers engine.tables"
+    " engine.verify",
     "engine.run",
     "engine.output",
     "engine.encoder engine.sources",

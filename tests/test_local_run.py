@@ -13,7 +13,6 @@ import pytest
 
 from surge_dagster import DeletionRefused, PartitionsFailed, embed, local_run, open_embeddings
 from surge_dagster.commands import cli
-from surge_dagster.config.settings import absolute_model
 from surge_dagster.engine.errors import ConfigError
 from tests.command import Command
 
@@ -101,22 +100,13 @@ def test_relative_paths_of_a_run_over_a_cluster_travel_as_absolute_ones(
         embed("rows.csv", "out", partition_by="kind", cluster="auto", **COLUMNS, **MODEL)
 
 
-def test_model_of_a_cluster_is_a_folder_that_means_the_same_elsewhere_or_a_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "model").mkdir()
-    assert absolute_model("model") == str(tmp_path / "model")
-    assert absolute_model("intfloat/e5-large") == "intfloat/e5-large"
-
-
 def test_frames_are_refused_where_a_cluster_encodes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="machines of a cluster cannot read them"):
         embed({"a": FRAME}, tmp_path / "out", cluster="auto", **COLUMNS, **MODEL)
     assert not (tmp_path / "out").exists()
 
 
-def test_functions_that_open_frames_are_not_called_to_find_removed_partitions() -> None:
+def test_frames_are_not_opened_to_find_removed_partitions() -> None:
     shop: dict[str, Any] = {
         "output": "out",
         "catalog_name": "shop",
@@ -155,31 +145,6 @@ def test_error_in_handling_removed_partitions_hides_no_report(
         "a",
         "b",
     ]
-
-
-def test_file_that_another_run_published_since_is_not_deleted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    shop: dict[str, Any] = {
-        "output": "out",
-        "catalog_name": "shop",
-        "quiet": True,
-        **COLUMNS,
-        **MODEL,
-    }
-    frames = dict.fromkeys((f"{number:02}" for number in range(20)), FRAME)
-    embed(frames, **shop)
-    record = local_run.record_removed
-
-    def with_another_run(*found: Any) -> str | None:
-        monkeypatch.setattr(local_run, "record_removed", record)
-        refusal = record(*found)
-        embed(frames | {"00": FRAME[:1]}, **shop)
-        return refusal
-
-    monkeypatch.setattr(local_run, "record_removed", with_another_run)
-    embed(dict(list(frames.items())[2:]), removed_partitions="delete", **shop)
-    assert open_embeddings("out").keys() == ["00", *list(frames)[2:]]
 
 
 def test_failed_partitions_raise_at_the_end_and_the_others_are_published(

@@ -49,7 +49,7 @@ def test_mapped_packages_import_under_the_namespace_and_not_from_the_top() -> No
     assert result.stdout.strip() == "None"
 
 
-def test_every_public_name_imports_first_and_importing_the_package_changes_nothing() -> None:
+def test_every_public_name_can_be_imported_first() -> None:
     """Each name is imported in a process of its own, forked from one that has imported the package
     and libraries."""
     names = {
@@ -98,7 +98,7 @@ DAGSTER_RUN = (
 
 @pytest.mark.parametrize("started", [COMMAND, DAGSTER_RUN], ids=["command", "dagster run"])
 @pytest.mark.parametrize(("named", "allocator"), [(None, "jemalloc"), ("system", "system")])
-def test_commands_and_dagster_runs_allocate_with_jemalloc_unless_the_environment_names_another_allocator(
+def test_processes_allocate_with_jemalloc_by_default(
     monkeypatch: pytest.MonkeyPatch, started: str, named: str | None, allocator: str
 ) -> None:
     monkeypatch.delenv(ARROW_VARIABLE, raising=False)

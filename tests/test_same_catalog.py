@@ -22,7 +22,6 @@ from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.tables.frames import FrameTable
 from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.orchestration.names import CatalogNames
-from tests.command import Command
 from tests.engine.runs import finish_receipts, make_run
 from tests.engine.sources.tables import NAMES, Row, write_csv, write_parquet
 from tests.engine.store.object_server import BUCKET, ObjectServer
@@ -122,7 +121,7 @@ KINDS: dict[str, Callable[[Catalog, Path], Source]] = {
 
 
 def files(output: Path, keys: Collection[str]) -> Found:
-    """Ids, texts, content digest and vectors in the file of each partition; there is no other file."""
+    """Return ids, texts, content digest and vectors of each partition, the only files."""
     [space] = [path.parent.name for path in output.glob("*/space.json")]
     assert len(list((output / space).glob("*.parquet"))) == len(keys)
     found: Found = {}
@@ -165,53 +164,18 @@ def test_table_or_frame_gives_what_folders_give(
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "write"),
-    [
-        (".", in_folders),
-        ("t.parquet", in_parquet),
-        ("t.csv", in_csv),
-        ("t.jsonl.gz", in_json_lines),
-    ],
-)
-def test_command_line_gives_what_folders_give(
-    name: str,
-    write: Callable[[Catalog, Path], Source],
-    folders: Folders,
-    tmp_path: Path,
-    surge: Command,
-) -> None:
-    (tmp_path / "source").mkdir()
-    write(folders.rows_of, tmp_path / "source")
-    divided = () if write is in_folders else ("--partition-by", "category")
-    surge.json("embed", f"source/{name}", "out", "--model", f"hash://{DIMENSION}", *divided)
-    assert files(tmp_path / "out", list(folders.rows_of)) == folders.found
-
-
-def in_bucket(rows_of: Catalog, server: ObjectServer, folder: Path) -> str:
-    """Put the catalog in hive folders into a bucket, and give its URL."""
-    for path in write_catalog(folder, rows_of, version=None).rglob("*.parquet"):
-        server.put(f"cat/{path.relative_to(folder)}", path.read_bytes())
-    return f"s3://{BUCKET}/cat"
-
-
-def storage(server: ObjectServer) -> dict[str, Any]:
-    return {"endpoint": server.url, "access_key_id": "a", "secret_access_key": "b"}
-
-
 def test_bucket_gives_what_folders_give(
-    folders: Folders,
-    hash_pool: EncoderPool,
-    object_server: ObjectServer,
-    tmp_path: Path,
-    surge: Command,
+    folders: Folders, hash_pool: EncoderPool, object_server: ObjectServer, tmp_path: Path
 ) -> None:
-    url = in_bucket(folders.rows_of, object_server, tmp_path / "catalog")
-    source = open_source(url, storage_options=StorageOptions(**storage(object_server)))
+    for path in write_catalog(tmp_path / "catalog", folders.rows_of, version=None).rglob(
+        "*.parquet"
+    ):
+        name = path.relative_to(tmp_path / "catalog")
+        object_server.put(f"cat/{name}", path.read_bytes())
+    options = StorageOptions(endpoint=object_server.url, access_key_id="a", secret_access_key="b")
+    source = open_source(f"s3://{BUCKET}/cat", storage_options=options)
+
     assert embedded(source, hash_pool, tmp_path / "out") == folders.found
-    (tmp_path / "surge.yaml").write_text(json.dumps({"storage_options": storage(object_server)}))
-    surge.json("embed", url, "cli", "--model", f"hash://{DIMENSION}")
-    assert files(tmp_path / "cli", list(folders.rows_of)) == folders.found
 
 
 def test_dagster_asset_gives_what_folders_give(folders: Folders, tmp_path: Path) -> None:
@@ -244,19 +208,18 @@ def test_dagster_asset_gives_what_folders_give(folders: Folders, tmp_path: Path)
 
 
 def test_bigquery_gives_what_folders_with_sorted_ids_give(
-    hash_pool: EncoderPool, tmp_path: Path, surge: Command
+    hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
     """Its rows have no order of their own."""
     from surge_dagster.engine.tables.bigquery import BigQueryCatalog
     from tests.engine.tables.bigquery_fake import TABLE, FakeBigQuery
 
-    folders = Folders({key: sorted(rows) for key, rows in catalog().items()}, hash_pool, tmp_path)
-    fake, source = FakeBigQuery(frame(catalog())), f"bigquery://{TABLE}"
-    with fake.serve() as (client, storage_client):
-        found = BigQueryCatalog(client, source, ["category"], open_storage=lambda: storage_client)
-        assert embedded(found, hash_pool, tmp_path / "other") == folders.found
-    with fake.serve_by_default():
-        surge.json(
-            "embed", source, "cli", "--model", f"hash://{DIMENSION}", "--partition-by", "category"
-        )
-    assert files(tmp_path / "cli", list(folders.rows_of)) == folders.found
+    in_order = {key: sorted(rows) for key, rows in catalog().items()}
+    folders = Folders(in_order, hash_pool, tmp_path)
+    source = f"bigquery://{TABLE}"
+
+    with FakeBigQuery(frame(catalog())).serve() as (client, storage_client):
+        made = BigQueryCatalog(client, source, ["category"], open_storage=lambda: storage_client)
+        found = embedded(made, hash_pool, tmp_path / "other")
+
+    assert found == folders.found

@@ -1,4 +1,4 @@
-"""Screenshots of the UI's pages in a headless Chromium, taken when a page shows the expected texts."""
+"""Screenshots of the UI's pages in a headless Chromium."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WIDTH, _HEIGHT = 1600, 1000
 
 @contextmanager
 def camera_on(server: DevServer, folder: Path) -> Iterator[Camera]:
-    """A camera that saves screenshots in a folder; without a browser the test is skipped with what to install."""
+    """A camera that saves screenshots in a folder; the test is skipped without a browser."""
     folder.mkdir()
     try:
         with browser_page(_WIDTH, _HEIGHT) as page:
@@ -43,7 +43,7 @@ class Camera:
     def take(
         self, name: str, path: str, *shows: str, click: str | None = None, height: int = _HEIGHT
     ) -> None:
-        """Take a screenshot of a page when it shows these texts, after a click on the text `click`."""
+        """Take a screenshot when the page shows these texts, after a click on the text `click`."""
         self._open(path, height)
         if click is not None:
             self._page.get_by_text(click, exact=True).first.click(timeout=_MILLISECONDS)
@@ -61,7 +61,8 @@ class Camera:
         )
         self._page.wait_for_load_state("networkidle", timeout=_MILLISECONDS)
         broken = self._page.evaluate(
-            "[...document.images].filter(image => image.complete && !image.naturalWidth).map(image => image.src)"
+            "[...document.images].filter(image => image.complete && !image.naturalWidth)"
+            ".map(image => image.src)"
         )
         assert not broken, "images that cannot be shown"
         screenshot = self._page.screenshot(path=self._folder / f"{name}.png", animations="disabled")

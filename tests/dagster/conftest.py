@@ -75,7 +75,7 @@ class Ran:
         ]
 
     def totals(self) -> dict[str, Any]:
-        """Return the metadata of the run's own event, after those of its SuperBatches; {} without."""
+        """Return the metadata of the run's own event; {} if it encoded nothing."""
         found = [event for event in self._of_superbatches() if superbatch_metrics(event) is None]
         assert len(found) <= 1
         return values_of(found[0]) if found else {}

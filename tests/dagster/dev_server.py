@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 def eventually(what: str, look: Callable[[], T | None], *, seconds: float = 60) -> T:
-    """Call a function until its result is true; `what` describes it in the error after a timeout."""
+    """Call a function until its result is true; `what` describes it after a timeout."""
     end = time.monotonic() + seconds
     while not (seen := look()):
         if time.monotonic() > end:
@@ -102,7 +102,8 @@ class DevServer:
     def register_partitions(self) -> None:
         """Register new keys as a tick of the sensor does; no run is requested."""
         mutation = """mutation($s: SensorSelector!) { sensorDryRun(selectorData: $s, cursor: "") {
-            __typename ... on DryRunInstigationTick { evaluationResult { error { message } } } } }"""
+            __typename ... on DryRunInstigationTick {
+                evaluationResult { error { message } } } } }"""
         self._do(mutation, "DryRunInstigationTick", s=_SENSOR)
 
     def launch_backfill(self, partition_keys: list[str]) -> str:

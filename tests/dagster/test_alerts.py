@@ -110,6 +110,7 @@ def test_failed_run_is_posted_once_with_its_partitions(
     ticks.look()
 
     [alert] = listener.alerts()
+
     assert alert["catalog"] == ""
     assert alert["run_id"] == ran.run_id
     assert alert["failed_count"] == 25
@@ -155,6 +156,7 @@ def test_failed_run_of_any_job_is_posted_once_for_its_own_catalog(
         each.look()
 
     posted = {alert["run_id"]: alert["catalog"] for alert in listener.alerts()}
+
     assert posted == {check: "shop", ours: "shop", theirs: "docs"}
     assert len(listener.alerts()) == 3
 
@@ -167,6 +169,7 @@ def test_failed_run_that_dagster_launches_again_is_not_posted(
 
     fail(bench, two_catalogs, SHOP.refresh_job)
     ticks.look()
+
     ticks.look()
 
     assert listener.alerts() == []
@@ -178,8 +181,11 @@ def test_errors_that_a_check_of_the_catalog_finds_are_posted(
     bench.settings["alert_webhook"] = listener.url
     bench.fill("abc", 3)
     ticks = Ticks(bench, NAMES.check_alerts)
+
     ticks.look()
+
     assert bench.refresh().success
+
     bench.file("a").write_bytes(b"x")
     bench.file("b").unlink()
 
@@ -188,6 +194,7 @@ def test_errors_that_a_check_of_the_catalog_finds_are_posted(
         ticks.look()
 
     [alert] = listener.alerts()
+
     assert alert["run_id"] == ran.run_id
     assert alert["message"].startswith("catalog_check found errors.\n")
     assert "every_partition_is_embedded: 2 partitions judged, 1 violation" in alert["message"]
@@ -243,14 +250,19 @@ def test_ticks_that_fail_ten_times_in_a_row_are_posted_once(
     sensor_ticks: SensorTicks, listener: Listener
 ) -> None:
     sensor_ticks.fail(1, 9)
+
     assert sensor_ticks.posted() == 0
 
     sensor_ticks.fail(10, 10)
+
     assert sensor_ticks.posted() == 1
+
     sensor_ticks.fail(11, 12)
+
     assert sensor_ticks.posted() == 1
 
     [alert] = listener.alerts()
+
     assert alert["message"].startswith("The last 10 ticks of new_partitions failed.\nConfigError: ")
 
 
@@ -258,11 +270,15 @@ def test_ticks_that_fail_again_after_a_success_are_posted_again(
     sensor_ticks: SensorTicks,
 ) -> None:
     sensor_ticks.fail(1, 10)
+
     assert sensor_ticks.posted() == 1
 
     sensor_ticks.store("SKIPPED", 0)
+
     assert sensor_ticks.posted() == 1
+
     sensor_ticks.fail(1, 10)
+
     assert sensor_ticks.posted() == 2
 
 
@@ -278,11 +294,14 @@ def test_alert_of_failing_ticks_is_posted_until_it_is_delivered(
     sensor_ticks: SensorTicks, listener: Listener
 ) -> None:
     listener.status = 500
+
     sensor_ticks.fail(1, 10)
+
     assert sensor_ticks.posted() == 1
     assert sensor_ticks.posted() == 2
 
     listener.status = 200
+
     assert sensor_ticks.posted() == 3
     assert sensor_ticks.posted() == 3
 
@@ -290,6 +309,7 @@ def test_alert_of_failing_ticks_is_posted_until_it_is_delivered(
 def test_without_a_webhook_there_is_no_sensor(bench: Workbench) -> None:
     repository = bench.definitions.get_repository_def()
     alerts = (NAMES.failure_alerts, NAMES.check_alerts, NAMES.tick_alerts)
+
     assert not any(map(repository.has_sensor_def, alerts))
 
 
@@ -300,10 +320,13 @@ def test_error_of_a_failed_delivery_does_not_contain_the_url(
     monkeypatch.setattr(alerts, "_TIMEOUT_SECONDS", 0.5)
     listener.status = {"error": 500, "redirection": 307}.get(wrong, 200)
     listener.silent = threading.Event() if wrong == "silence" else None
+
     problem = alerts._post(
         f"http://127.0.0.1:1/{SECRET}" if wrong == "nobody" else listener.url, {"text": "it failed"}
     )
-    assert problem.startswith("the webhook ") and SECRET not in problem
+
+    assert problem.startswith("the webhook ")
+    assert SECRET not in problem
     assert all(path == f"/{SECRET}" for path, _ in listener.posted), "redirections are not followed"
 
 
@@ -318,13 +341,14 @@ def test_slack_gets_the_failed_partitions_through_its_own_package(
     definitions = dg.Definitions.merge(bench.definitions, dg.Definitions(sensors=[sensor]))
     ticks = Ticks(bench, sensor.name, definitions)
     ticks.look()
-
     bench.write("bad", [("x", None)])
     ran = bench.refresh()
     ticks.look()
 
     [(path, body)] = listener.posted
+
     sent = unquote_plus(body.decode())
+
     assert path == "/api/chat.postMessage"
     assert "#embeddings" in sent
     assert "Failed partitions: 'bad'" in sent

@@ -22,9 +22,13 @@ def test_waits_double_up_to_a_day() -> None:
 def test_partition_whose_run_failed_is_requested_again_after_a_minute(bench: Workbench) -> None:
     bench.write("a")
     bench.pretend(bench.tick(), FAILURE)
+
     waiting = bench.tick()
+
     assert requested(waiting) == []
+
     told = "1 waiting after a failure (attempt 1), the next ones until 2"
+
     assert told in waiting.skip_message
     assert requested(bench.later(seconds=30)) == []
 
@@ -36,7 +40,9 @@ def test_partition_whose_run_failed_is_requested_again_after_a_minute(bench: Wor
 
 def test_other_partitions_do_not_wait_with_one_that_failed(bench: Workbench) -> None:
     bench.write("a")
+
     bench.pretend(bench.tick(), FAILURE)
+
     assert requested(bench.tick()) == []
 
     bench.write("b")
@@ -46,33 +52,46 @@ def test_other_partitions_do_not_wait_with_one_that_failed(bench: Workbench) -> 
 
 def test_wait_begins_when_the_run_has_ended(bench: Workbench) -> None:
     bench.write("a")
+
     [run] = bench.pretend(bench.tick(), STARTED)
+
     assert requested(bench.later(hours=3)) == []
+
     bench.ahead = timedelta()
+
     bench.instance.report_run_failed(run)
+
     assert requested(bench.tick()) == []
     assert requested(bench.later(seconds=30)) == []
     assert requested(bench.later(seconds=31)) == [["a"]]
 
 
-def test_run_that_dagster_launches_again_holds_its_partitions_and_counts_as_the_same_attempt(
+def test_run_that_dagster_launches_again_counts_as_the_same_attempt(
     bench: Workbench,
 ) -> None:
     bench.write("a")
     found = bench.tick()
+
     bench.pretend(found, FAILURE)
+
     assert requested(bench.tick()) == []
+
     [again] = bench.pretend(found, STARTED)
+
     assert requested(bench.later(hours=1)) == []
+
     bench.ahead = timedelta()
     bench.instance.report_run_failed(again)
+
     waiting = bench.tick()
-    assert requested(waiting) == [] and "(attempt 1)" in waiting.skip_message
+
+    assert requested(waiting) == []
+    assert "(attempt 1)" in waiting.skip_message
     assert requested(bench.later(minutes=1)) == [["a"]]
 
 
 @pytest.mark.parametrize("deleted", [False, True])
-def test_run_that_was_never_created_or_was_deleted_keeps_no_partition_waiting(
+def test_run_that_is_not_on_record_keeps_no_partition_waiting(
     bench: Workbench, deleted: bool
 ) -> None:
     bench.write("a")
@@ -81,32 +100,41 @@ def test_run_that_was_never_created_or_was_deleted_keeps_no_partition_waiting(
         [run] = bench.pretend(found, FAILURE)
         bench.tick()
         bench.instance.delete_run(run.run_id)
+
     assert requested(bench.tick()) == [["a"]]
 
 
-def test_partitions_of_a_canceled_run_are_left_alone_until_their_source_changes(
+def test_partitions_of_a_canceled_run_wait_until_their_source_changes(
     bench: Workbench,
 ) -> None:
     bench.fill("ab")
     [run] = bench.pretend(bench.tick(), STARTED)
     bench.instance.report_run_canceled(run)
+
     quiet = bench.later(days=2)
-    assert requested(quiet) == [] and "2 left alone after a canceled run" in (
-        quiet.skip_message or ""
-    )
+
+    assert requested(quiet) == []
+    assert "2 left alone after a canceled run" in (quiet.skip_message or "")
     assert requested(bench.later(days=2)) == [], "the canceled run is still on record"
+
     bench.write("a", 4, version="v2")
+
     bench.tick()
+
     assert requested(bench.tick()) == [["a"]], "b has not changed"
 
 
-def test_partitions_of_a_canceled_run_that_the_sensor_did_not_request_are_requested(
+def test_partitions_of_another_canceled_run_are_requested(
     bench: Workbench,
 ) -> None:
     bench.write("a")
+
     run = bench.pretend_run("catalog_refresh", STARTED)
+
     assert requested(bench.tick()) == []
+
     bench.instance.report_run_canceled(run)
+
     assert requested(bench.tick()) == [["a"]]
 
 
@@ -117,12 +145,19 @@ def test_partition_does_not_wait_after_a_setting_changed(
     bench: Workbench, setting: str, other: str | int
 ) -> None:
     bench.write("a")
+
     bench.pretend(bench.tick(), FAILURE)
+
     assert requested(bench.tick()) == []
+
     bench.settings[setting] = other
+
     found = bench.tick()
+
     assert requested(found) == [["a"]]
+
     bench.pretend(found, FAILURE)
+
     assert requested(bench.tick()) == []
 
 
@@ -131,12 +166,19 @@ def test_new_partitions_are_requested_before_failing_ones(
 ) -> None:
     monkeypatch.setattr("surge_dagster.automation.new_partitions._KEYS_PER_RUN", 2)
     bench.fill("ab")
+
     found = bench.tick()
+
     assert requested(found) == [["a", "b"]]
+
     bench.pretend(found, FAILURE)
     bench.tick()
     bench.fill("cd")
+
     found = bench.later(hours=1)
+
     assert requested(found) == [["c", "d"]]
+
     bench.pretend(found, STARTED)
+
     assert requested(bench.tick()) == [["a", "b"]]

@@ -62,7 +62,8 @@ def embedded(kept: Path) -> Iterator[Workbench]:
 def broken(bench: Workbench) -> dict[str, str]:
     """The catalog checks that do not pass, with what they say."""
     ran = bench.run("catalog_check")
-    assert ran.success and set(ran.checks()) == EVERYTHING
+    assert ran.success
+    assert set(ran.checks()) == EVERYTHING
     found = ran.checks().items()
     failed = {name: check.metadata.get("failed") for name, check in found if not check.passed}
     return {name: str(table.value) if table else "" for name, table in failed.items()}
@@ -94,6 +95,7 @@ def test_each_kind_of_violation_has_its_own_check(embedded: Workbench) -> None:
     reported = broken(embedded)
 
     found = {name: [key for key in file if f"| `{key}` |" in reported[name]] for name in reported}
+
     assert found == {
         "dimensions_match": ["a"],
         "row_counts_match": ["b"],
@@ -112,7 +114,9 @@ def test_orphan_file_is_only_a_warning(embedded: Workbench) -> None:
     shutil.rmtree(embedded.catalog / "partition=c")
     ran = embedded.run("catalog_check")
     [left] = [check for check in ran.checks().values() if not check.passed]
-    assert (left.check_name, left.severity) == ("no_orphan_files", dg.AssetCheckSeverity.WARN)
+
+    assert left.check_name == "no_orphan_files"
+    assert left.severity == dg.AssetCheckSeverity.WARN
 
 
 def test_many_truncated_texts_are_a_warning(bench: Workbench) -> None:
@@ -140,6 +144,7 @@ def test_drifted_vectors_are_a_warning(embedded: Workbench) -> None:
     ran = embedded.embed("a", "c")
 
     check = ran.checks()["vectors_have_not_drifted"]
+
     assert ran.success
     assert not check.passed
     assert check.severity == dg.AssetCheckSeverity.WARN
@@ -156,7 +161,9 @@ def test_severities_of_catalog_checks_follow_the_settings(embedded: Workbench) -
     ran = embedded.run("catalog_check").checks()
 
     assert set(ran) == EVERYTHING - {"few_texts_are_truncated"}
+
     missing = ran["every_partition_is_embedded"]
+
     assert not missing.passed
     assert missing.severity == dg.AssetCheckSeverity.WARN
 
@@ -168,7 +175,10 @@ def test_severity_of_the_run_check_follows_the_settings(bench: Workbench, launch
     bench.instance.add_dynamic_partitions(NAMES.partitions_name, ["a"])
     ran = bench.refresh() if launched == "a job" else bench.embed("a", "a")
     check = ran.checks()[NAMES.run_check.name]
-    assert (ran.success, check.passed, check.severity) == (False, False, dg.AssetCheckSeverity.WARN)
+
+    assert ran.success is False
+    assert check.passed is False
+    assert check.severity == dg.AssetCheckSeverity.WARN
 
 
 def test_turning_off_every_check_is_refused(bench: Workbench) -> None:
@@ -177,7 +187,7 @@ def test_turning_off_every_check_is_refused(bench: Workbench) -> None:
         _ = bench.definitions
 
 
-def test_unreadable_partition_is_reported_by_one_check_and_the_rest_is_read(
+def test_unreadable_partition_is_reported_once_and_the_rest_is_read(
     embedded: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse_calls(monkeypatch, "os.scandir", embedded.catalog / "partition=b", errno.EIO)
@@ -185,26 +195,33 @@ def test_unreadable_partition_is_reported_by_one_check_and_the_rest_is_read(
     checks = embedded.run("catalog_check").checks()
 
     [reported] = [check for check in checks.values() if not check.passed]
+
     assert reported.check_name == "files_are_whole"
     assert "| `b` | `" in str(reported.metadata["failed"].value)
     assert reported.metadata["partitions"].value == 3
     assert reported.metadata["rows"].value == 80
     assert checks["ids_match"].metadata["partitions_judged"].value == 2
     assert checks["ids_match"].metadata["partitions_not_judged"].value == 1
+
     said = "2 partitions judged, 0 violations, 1 could not be read"
+
     assert str(checks["ids_match"].description).startswith(said)
 
 
 def test_check_of_an_empty_output_says_that_nothing_is_embedded(bench: Workbench) -> None:
     bench.write("a")
+
     ran = bench.run("catalog_check")
-    assert not ran.success and "holds nothing of 'hash://16'" in ran.failure()
+
+    assert not ran.success
+    assert "holds nothing of 'hash://16'" in ran.failure()
 
 
 def test_checks_belong_to_embeddings_and_truncation_to_the_source(embedded: Workbench) -> None:
     found = embedded.run("catalog_check").checks()
 
     truncation = found.pop("few_texts_are_truncated")
+
     assert truncation.asset_key == NAMES.source_partitions
     assert {check.asset_key for check in found.values()} == {NAMES.embeddings}
 
@@ -224,12 +241,14 @@ def test_a_run_that_materializes_embeddings_evaluates_only_its_own_checks(
 
 def test_run_shows_no_result_of_a_check_that_it_did_not_evaluate(embedded: Workbench) -> None:
     embedded.run("catalog_check")
+
     assert all(shown_checks(embedded)[name] for name in ONLY_OF_CATALOG)
 
     embedded.write("a", 41, version="v2")
     ran = embedded.refresh()
 
     shown = shown_checks(embedded)
+
     assert not ONLY_OF_CATALOG & set(ran.checks())
     assert {name for name, result in shown.items() if result is None} == ONLY_OF_CATALOG
 
@@ -244,14 +263,18 @@ def test_check_of_the_catalog_can_be_executed_alone(embedded: Workbench) -> None
     ran = job.execute_in_process(instance=embedded.instance)
 
     [found] = ran.get_asset_check_evaluations()
+
     assert found.asset_check_key == chosen
     assert not found.passed
 
 
 def test_failure_table_is_valid_markdown_for_any_key() -> None:
     table = failure_table([("a|b`c\n", "line one\nline | two")]).value
+
     assert table.splitlines()[2] == "| `a\\|b'c ` | `line one line \\| two` |"
+
     image = "![x](http://127.0.0.1/x.png) [y](javascript:z) <b>"
+
     assert f"`{image}`" in failure_table([("a", image)]).value, (
         "as code, so that a browser loads nothing"
     )

@@ -62,9 +62,12 @@ def test_run_over_a_cluster_has_the_events_and_files_of_a_local_run(
     ran = bench.refresh()
 
     assert ran.success, ran.failure()
+
     actions = {key: each.metadata["action"].value for key, each in ran.materialized().items()}
+
     assert actions == dict.fromkeys("abc", "encoded")
     assert ran.metrics()["texts_encoded"] == 15
+
     for key in "abc":
         assert_embedded(bench.output, bench.space, key, numbered_rows(key, 5))
 
@@ -75,6 +78,7 @@ def test_settings_of_the_encoder_reach_the_machines(
     bench.refresh()
 
     [runs] = connections.runs
+
     assert connections.addresses == ["ray://head:10001"]
     assert connections.devices == ["cuda"]
     assert runs.encoder["devices"] == "cuda"
@@ -87,7 +91,9 @@ def test_event_of_the_run_lists_what_each_machine_did(
     ran = bench.refresh()
 
     assert "the machine 10.0.0.7 was lost; 1 partition done again" in ran.logged()
+
     machines = [record.data for record in ran.totals()["machines"].records]
+
     assert sum(machine["texts"] for machine in machines) == 15
     assert sum(bool(machine["lost_after_seconds"]) for machine in machines) == 1
 
@@ -96,6 +102,7 @@ def test_run_with_nothing_to_do_connects_to_no_cluster(
     bench: Workbench, connections: Connections
 ) -> None:
     bench.refresh()
+
     bench.refresh()
 
     assert len(connections.addresses) == 1
@@ -105,7 +112,9 @@ def test_run_with_nothing_to_do_connects_to_no_cluster(
 def test_cluster_that_cannot_be_reached_fails_the_run_and_says_so(bench: Workbench) -> None:
     bench.settings["cluster"] = "ray://127.0.0.1:1"
     bench.write("a")
+
     ran = bench.refresh()
+
     assert not ran.success
     assert (
         "the Ray cluster 'ray://127.0.0.1:1' cannot be reached" in ran.failure()

@@ -52,13 +52,16 @@ def load(**attributes: Any) -> EmbeddingCatalog:
     return EmbeddingCatalog.from_attributes_dict(attributes=attributes)
 
 
-def test_scaffolded_catalog_lies_in_the_project_whatever_the_working_folder(
+def test_scaffolded_catalog_lies_in_the_project_from_any_working_folder(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = project / "src" / "my_project" / "defs" / "shop"
     folder.mkdir()
+
     scaffolder = get_scaffolder(EmbeddingCatalog)
+
     assert isinstance(scaffolder, dg.Scaffolder)
+
     scaffolder.scaffold(
         dg.ScaffoldRequest(
             type_name="surge_dagster.EmbeddingCatalog",
@@ -72,6 +75,7 @@ def test_scaffolded_catalog_lies_in_the_project_whatever_the_working_folder(
     monkeypatch.chdir(project / "src")
     resources = dg.load_from_defs_folder(path_within_project=project).resources or {}
     places = [resources[key].url for key in ("shop_catalog", "shop_output")]
+
     assert places == [f"{project}/data/shop/catalog", f"{project}/data/shop/embeddings"]
 
 
@@ -95,16 +99,13 @@ def test_attributes_override_the_environment_and_templates_are_resolved(
         source="c", output="o", model="hash://24", b_min="{{ env.B }}", storage_options=storage
     )
     settings = made.settings
-    assert (settings.model, settings.dtype, settings.b_min, made.name) == (
-        "hash://24",
-        "float16",
-        7,
-        None,
-    )
-    assert (
-        settings.storage_options.options().secret_access_key == "hunter2"
-        and "hunter2" not in repr(made)
-    )
+
+    assert settings.model == "hash://24"
+    assert settings.dtype == "float16"
+    assert settings.b_min == 7
+    assert made.name is None
+    assert settings.storage_options.options().secret_access_key == "hunter2"
+    assert "hunter2" not in repr(made)
     assert settings.storage_options.region == "eu-west-1"
 
 
@@ -117,6 +118,7 @@ def test_alert_webhook_is_read_from_a_template_and_not_shown(
     made = load(source="c", output="o", name="a", alert_webhook="{{ env.WEBHOOK }}")
 
     webhook = made.settings.alert_webhook
+
     assert webhook
     assert webhook.get_secret_value() == "https://chat/hunter2"
     assert "hunter2" not in repr(made)
@@ -138,7 +140,9 @@ def test_error_of_a_wrong_attribute_contains_its_name(
     with pytest.raises(ValidationError) as refused:
         load(**{"source": "c", "output": "o", **attributes})
     places = {".".join(map(str, error["loc"])) for error in refused.value.errors()}
-    assert any(place.startswith(named) for place in places) and "hunter2" not in str(refused.value)
+
+    assert any(place.startswith(named) for place in places)
+    assert "hunter2" not in str(refused.value)
 
 
 VALID: list[dict[str, Any]] = [
@@ -185,12 +189,11 @@ def test_unset_variable_or_null_counts_as_not_given(
         dtype=None,
         name=None,
     ).settings
-    assert (settings.model, settings.document_prompt, settings.b_min, settings.dtype) == (
-        "hash://8",
-        "query: ",
-        None,
-        "float32",
-    )
+
+    assert settings.model == "hash://8"
+    assert settings.document_prompt == "query: "
+    assert settings.b_min is None
+    assert settings.dtype == "float32"
     assert settings.output == "o"
 
 

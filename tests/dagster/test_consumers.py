@@ -35,16 +35,21 @@ def test_table_follows_the_embeddings_and_is_compared_with_the_files(
     bench: Workbench, table: LanceTable
 ) -> None:
     bench.fill(("a", "b, 50%"), 3)
+
     assert bench.refresh().success
 
     ran = hand_over(bench)
 
     assert ran.success
     assert table.counts() == {"a": 3, "b, 50%": 3}
+
     check = ran.checks()[CHECK]
+
     assert check.passed
     assert check.description == "6 rows, 6 expected; a sample of 6 vectors compared"
+
     metadata = values_of(ran.materialized(NAMES.lancedb)[None])
+
     assert metadata["rows_sent"] == 6
     assert metadata["partitions"] == 2
 
@@ -53,7 +58,9 @@ def test_comparison_of_all_vectors_is_requested_in_the_run_config(
     bench: Workbench, table: LanceTable
 ) -> None:
     bench.fill("ab", 3)
+
     assert bench.refresh().success
+
     config = {"ops": {"lancedb": {"config": {"compare_everything": True}}}}
 
     check = bench.run(NAMES.hand_over_job, config).checks()[CHECK]
@@ -66,7 +73,9 @@ def test_partition_that_cannot_be_handed_over_fails_the_run_by_name(
     bench: Workbench, table: LanceTable
 ) -> None:
     bench.fill("ab", 3)
+
     assert bench.refresh().success
+
     bench.file("a").write_bytes(b"x")
 
     ran = hand_over(bench)
@@ -74,7 +83,9 @@ def test_partition_that_cannot_be_handed_over_fails_the_run_by_name(
     assert not ran.success
     assert "1 partition could not be handed over" in ran.failure()
     assert "'a'" in ran.failure()
+
     check = ran.checks()[CHECK]
+
     assert not check.passed
     assert "1 partition not judged, because not handed over" in str(check.description)
     assert table.counts() == {"b": 3}
@@ -89,7 +100,9 @@ def test_two_catalogs_with_one_table_are_refused_by_both_names(
         ConfigError, match="is that of the asset shop/lancedb already, so that toys/lancedb would"
     ):
         embedding_catalog(settings, name="toys")
-    assert embedding_catalog(settings, name="shop").assets and shop.assets
+
+    assert embedding_catalog(settings, name="shop").assets
+    assert shop.assets
 
 
 @dataclass
@@ -123,12 +136,16 @@ def test_hand_over_is_requested_once_nothing_embeds_any_more(
     assert hand_overs.attempts() == [], "nothing is embedded"
 
     embedding = bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.STARTED)
+
     assert bench.refresh().success
     assert hand_overs.attempts() == [], "another run embeds"
 
     bench.instance.report_run_failed(embedding)
+
     assert hand_overs.attempts() == ["1"]
+
     hand_overs.begin()
+
     assert hand_overs.attempts() == [], "it is active"
 
 
@@ -141,7 +158,9 @@ def test_hand_over_that_failed_is_requested_again_after_a_wait(
     bench.instance.report_run_failed(hand_overs.begin())
 
     assert hand_overs.attempts() == []
+
     bench.ahead += timedelta(minutes=1)
+
     assert hand_overs.attempts() == ["2"]
     assert bench.run(NAMES.hand_over_job, tags=hand_overs.tags).success
     assert hand_overs.attempts() == []
@@ -156,16 +175,19 @@ def test_hand_over_that_an_operator_canceled_is_not_requested_again(
     bench.instance.report_run_canceled(hand_overs.begin())
 
     bench.ahead += timedelta(days=2)
+
     assert hand_overs.attempts() == []
 
 
 def test_hand_over_has_a_heartbeat(bench: Workbench, table: LanceTable) -> None:
     bench.write("a")
+
     assert bench.refresh().success
 
     ran = hand_over(bench)
 
     [record] = bench.instance.get_runs(dg.RunsFilter([ran.run_id]))
+
     assert HEARTBEAT_TAG in record.tags
 
 
@@ -183,7 +205,9 @@ def test_asset_gets_the_changes_that_it_has_not_confirmed(bench: Workbench) -> N
             changes.confirm()
 
     assert "holds no embeddings" in bench.run_downstream(search_index).failure()
+
     bench.write("a", 2)
+
     assert bench.refresh().success
 
     for _ in range(3):
@@ -210,11 +234,14 @@ def test_asset_gets_the_changes_that_it_has_not_confirmed(bench: Workbench) -> N
 def test_wrong_settings_are_named_without_secrets(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         load_settings(**given)
-    assert message in str(error.value) and "hunter2" not in str(error.value)
+
+    assert message in str(error.value)
+    assert "hunter2" not in str(error.value)
 
 
 def test_one_key_of_a_component_adds_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PG_DSN", "postgresql://a:hunter2@b/c")
+
     made = EmbeddingCatalog.from_attributes_dict(
         attributes={
             "name": "shop",
@@ -224,15 +251,20 @@ def test_one_key_of_a_component_adds_a_table(monkeypatch: pytest.MonkeyPatch) ->
             "pgvector": {"dsn": "{{ env.PG_DSN }}", "table": "products"},
         }
     )
-    assert (
-        made.settings.pgvector
-        and made.settings.pgvector.dsn.get_secret_value() == "postgresql://a:hunter2@b/c"
-    )
+
+    assert made.settings.pgvector
+    assert made.settings.pgvector.dsn.get_secret_value() == "postgresql://a:hunter2@b/c"
+
     definitions = made.build_defs(dg.ComponentTree.for_test().load_context)
     keys = {
         key.to_user_string()
         for key in definitions.get_repository_def().asset_graph.get_all_asset_keys()
     }
-    assert {"shop/lancedb", "shop/pgvector"} <= keys and "hunter2" not in repr(made)
+
+    assert {"shop/lancedb", "shop/pgvector"} <= keys
+    assert "hunter2" not in repr(made)
+
     in_python = load_settings(pgvector={"dsn": dg.EnvVar("PG_DSN")}).pgvector
-    assert in_python and in_python.dsn.get_secret_value() == "postgresql://a:hunter2@b/c"
+
+    assert in_python
+    assert in_python.dsn.get_secret_value() == "postgresql://a:hunter2@b/c"

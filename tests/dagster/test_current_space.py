@@ -19,7 +19,7 @@ INS = {"embeddings": dg.AssetIn(key=NAMES.embeddings, input_manager_key="embeddi
 
 @pytest.fixture
 def made(bench: Workbench, three_spaces: Spaces) -> Spaces:
-    """A catalog in two spaces of which the first one is current; the settings mean the second one."""
+    """A catalog in two spaces; the first one is current, the settings mean the second one."""
     made = three_spaces.copy_to(bench.root, ("hash://16", "hash://24"))
     write_current(made.store, made.of("hash://16").name, seen=None)
     bench.settings["model"] = "hash://24"
@@ -53,6 +53,7 @@ def test_downstream_asset_reads_the_new_space_only_after_the_switch(
 
     first = made.of("hash://16").name
     second = made.of("hash://24").name
+
     assert seen == [first, first, second, second]
 
 
@@ -63,6 +64,7 @@ def test_event_of_a_switch_names_the_space_that_leads_back(bench: Workbench, mad
     event = switch(bench).materialized(NAMES.current_space)[None]
 
     metrics = values_of(event)
+
     assert metrics["space"] == second
     assert metrics["previous_space"] == first
     assert metrics["partitions"] == len(KEYS)
@@ -71,14 +73,13 @@ def test_event_of_a_switch_names_the_space_that_leads_back(bench: Workbench, mad
     assert read_current(made.store) == CurrentSpace(first, second, 3)
 
 
-def test_current_space_is_materialized_by_a_switch_alone_and_makes_downstream_assets_stale(
-    bench: Workbench, made: Spaces
-) -> None:
+def test_switch_makes_downstream_assets_stale(bench: Workbench, made: Spaces) -> None:
     @dg.asset(deps=[NAMES.current_space])
     def report() -> None: ...
 
     definitions = dg.Definitions.merge(bench.definitions, dg.Definitions(assets=[report]))
     graph = definitions.get_repository_def().asset_graph
+
     assert graph.executable_asset_keys == {NAMES.embeddings, report.key}
     assert graph.external_asset_keys >= {NAMES.current_space}
 
@@ -88,7 +89,8 @@ def test_current_space_is_materialized_by_a_switch_alone_and_makes_downstream_as
     assert switch(bench, made.of("hash://16").name).success
     assert bench.run_downstream(report).success
     assert status() == "FRESH"
-    assert switch(bench).success and status() == "STALE"
+    assert switch(bench).success
+    assert status() == "STALE"
     assert bench.run_downstream(report).success
     assert status() == "FRESH"
 
@@ -102,9 +104,12 @@ def test_switch_without_a_space_and_a_confirmation_is_refused(
         NAMES.switch_job, {"ops": {NAMES.current_space_op: {"config": config}}} if config else {}
     )
     name = made.of("hash://24").name
-    assert not ran.success and ran.failure().startswith("nothing was switched")
+
+    assert not ran.success
+    assert ran.failure().startswith("nothing was switched")
     assert f"Give `space: {name}`, or `confirm: true`" in ran.failure()
-    assert read_current(made.store) == before and not ran.materialized(NAMES.current_space)
+    assert read_current(made.store) == before
+    assert not ran.materialized(NAMES.current_space)
 
 
 def test_refused_switch_lists_what_is_missing_and_changes_nothing(
@@ -112,11 +117,17 @@ def test_refused_switch_lists_what_is_missing_and_changes_nothing(
 ) -> None:
     before = read_current(made.store)
     made.file("hash://24", "b").unlink()
+
     ran = switch(bench)
-    assert not ran.success and "of 3 partitions, 1 missing: 'b'" in ran.failure()
+
+    assert not ran.success
+    assert "of 3 partitions, 1 missing: 'b'" in ran.failure()
     assert not ran.will_retry
-    assert read_current(made.store) == before and not ran.materialized(NAMES.current_space)
+    assert read_current(made.store) == before
+    assert not ran.materialized(NAMES.current_space)
+
     bench.settings["model"] = "hash://8"
+
     assert "Launch catalog_refresh, then switch" in switch(bench).failure()
     assert "has no space 'x'; it holds" in switch(bench, "x").failure()
 
@@ -128,12 +139,16 @@ def test_event_of_the_current_space_appears_when_something_has_changed(bench: Wo
         return [values_of(event)["space_title"] for event in events if event]
 
     bench.write("a")
+
     assert bench.refresh().success
     assert bench.refresh().success
+
     first = "hash-16, 16 float32"
+
     assert shown() == [first]
 
     bench.settings["model"] = "hash://24"
+
     assert bench.refresh().success
     assert shown() == [first, first], "a space was added, and readers stay with theirs"
 

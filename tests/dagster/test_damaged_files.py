@@ -18,16 +18,18 @@ def test_partition_with_damaged_footer_fails_and_is_encoded_again(
         damage_when_published(bench, patch, "b")
         ran = bench.refresh()
     check = ran.checks()[NAMES.run_check.name]
-    assert not ran.success and not check.passed
+
+    assert not ran.success
+    assert not check.passed
     assert "partition 'b': its published file is missing or damaged" in ran.failure()
     assert str(check.metadata["failed"].value).endswith("| `Run again: it is encoded again.` |")
     assert shown(bench) == ({"a"}, {"b"})
+
     fixed = bench.refresh()
-    assert (
-        fixed.success
-        and set(fixed.materialized()) == {"b"}
-        and fixed.metrics()["texts_encoded"] == 50
-    )
+
+    assert fixed.success
+    assert set(fixed.materialized()) == {"b"}
+    assert fixed.metrics()["texts_encoded"] == 50
     assert shown(bench) == ({"a", "b"}, set())
 
 
@@ -42,5 +44,6 @@ def test_file_that_is_not_on_record_and_damaged_is_encoded_again(bench: Workbenc
     ran = bench.refresh()
 
     actions = {key: event.metadata["action"].value for key, event in ran.materialized().items()}
+
     assert ran.success
     assert actions == {"a": "adopted", "b": "encoded"}

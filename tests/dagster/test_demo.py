@@ -39,21 +39,28 @@ def test_demo_embeds_checks_and_searches_and_encodes_nothing_again(
     bench: Workbench, small_demo: Callable[[], int], capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert small_demo() == 0
+
     printed = capfd.readouterr().out
+
     assert "docstrings of" in printed
     assert "SuperBatch 0:" in printed
     assert "rows and ids are those of the source" in printed
     assert "'parse a date string'" in printed
 
     runs = {run.job_name: run for run in bench.instance.get_runs()}
+
     assert set(runs) == {"catalog_refresh", "catalog_check"}
     assert all(run.is_success for run in runs.values())
     assert runs["catalog_refresh"].run_id in printed
+
     packages = bench.instance.get_dynamic_partitions("catalog")
+
     assert bench.instance.get_materialized_partitions(NAMES.embeddings) == set(packages)
 
     assert small_demo() == 0
+
     again = capfd.readouterr().out
+
     assert f"{len(packages)} partitions; nothing was encoded again" in again
     assert "SuperBatch" not in again
 
@@ -66,6 +73,7 @@ def test_demo_gives_no_warnings(
 
     # Python hides deprecation warnings of libraries by default.
     shown = [each for each in recwarn if not issubclass(each.category, DeprecationWarning)]
+
     assert shown == []
 
 
@@ -75,7 +83,9 @@ def test_demo_creates_an_instance_with_the_settings_of_the_project(
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     with local_instance() as instance:
         assert Path(instance.root_directory) == tmp_path / ".dagster"
-        assert instance.run_retries_enabled and not instance.telemetry_enabled
+        assert instance.run_retries_enabled
+        assert not instance.telemetry_enabled
+
     assert (tmp_path / ".dagster" / "dagster.yaml").read_text() == (
         ROOT / ".dagster" / "dagster.yaml"
     ).read_text()
@@ -91,9 +101,14 @@ def test_demo_with_a_failed_run_prints_the_reason_and_returns_one(
     monkeypatch.setenv("SURGE_MODEL", "nobody/nothing")
     monkeypatch.setattr("surge_dagster.demo.build_demo_catalog", lambda *_, **__: _Summary())
     bench.write("a")
+
     assert run_demo(catalog=str(bench.catalog), output=str(bench.output)) == 1
+
     printed = capfd.readouterr().out
-    assert "Failed" in printed and "nobody/nothing" in printed and "Traceback" not in printed
+
+    assert "Failed" in printed
+    assert "nobody/nothing" in printed
+    assert "Traceback" not in printed
 
 
 class _Summary:

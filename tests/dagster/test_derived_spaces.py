@@ -19,7 +19,8 @@ def follow(bench: Workbench) -> list[Ran]:
     runs = list[Ran]()
     while requests := bench.tick(NAMES.hand_over_sensor).run_requests:
         [request] = requests
-        assert request.job_name == NAMES.derive_job and len(runs) < 3
+        assert request.job_name == NAMES.derive_job
+        assert len(runs) < 3
         runs.append(bench.run(NAMES.derive_job, request.run_config, request.tags))
     return runs
 
@@ -27,7 +28,8 @@ def follow(bench: Workbench) -> list[Ran]:
 def lag(ran: Ran, asset: dg.AssetKey) -> tuple[bool, str]:
     """Whether a run found that a derived space is complete, and how it says so."""
     [found] = [check for check in ran.evaluations() if check.asset_key == asset]
-    assert found.check_name == CHECK and found.severity == dg.AssetCheckSeverity.WARN
+    assert found.check_name == CHECK
+    assert found.severity == dg.AssetCheckSeverity.WARN
     return found.passed, str(found.description)
 
 
@@ -42,55 +44,77 @@ def made(bench: Workbench, three_spaces: Spaces) -> Spaces:
 
 def test_job_derives_what_is_stale_and_reports_each_file(bench: Workbench, made: Spaces) -> None:
     ran = bench.run(NAMES.derive_job)
+
     assert ran.success
     assert list(ran.materialized(INT8)) == list(ran.materialized(SHORT)) == list(KEYS)
+
     space = str(ran.materialized(INT8)["a"].metadata["space"].value)
+
     assert space.startswith("hash-16-int8-16-")
     assert stale_status(bench, "a", INT8) == "FRESH"
     assert not bench.run(NAMES.derive_job).materialized(INT8)
+
     (made.root / "output" / space / "b.parquet").unlink()
+
     assert list(bench.run(NAMES.derive_job).materialized(INT8)) == ["b"]
 
 
 def test_run_of_a_backfill_reports_fresh_partitions_too(bench: Workbench, made: Spaces) -> None:
     tags = {"dagster/asset_partition_range_start": "a", "dagster/asset_partition_range_end": "b"}
+
     assert list(bench.materialize({}, tags, INT8).materialized(INT8)) == ["a", "b"]
     assert not bench.materialize({}, tags, INT8).materialized(INT8)
+
     again = bench.materialize({}, tags | {"dagster/backfill": "one"}, INT8)
-    assert again.success and list(again.materialized(INT8)) == ["a", "b"]
+
+    assert again.success
+    assert list(again.materialized(INT8)) == ["a", "b"]
 
 
-def test_derived_spaces_follow_runs_and_one_refused_partition_keeps_back_no_other(
+def test_derived_spaces_follow_runs_with_a_refused_partition(
     bench: Workbench,
 ) -> None:
     bench.settings["derived"] = [{"dtype": "int8"}]
     bench.fill("ab", 3)
     bench.write("bad", [("x", None)])
+
     assert not bench.refresh().success
+
     [ran] = follow(bench)
-    assert ran.success and list(ran.materialized(INT8)) == ["a", "b"]
+
+    assert ran.success
+    assert list(ran.materialized(INT8)) == ["a", "b"]
     assert lag(ran, INT8) == (True, "2 of 2 partitions up to date")
+
     bench.write("b", 3, version="v2")
     both = {"dagster/asset_partition_range_start": "a", "dagster/asset_partition_range_end": "bad"}
+
     assert not bench.materialize({}, both, NAMES.embeddings, INT8).materialized(INT8), (
         "the check of embeddings blocks"
     )
+
     [ran] = follow(bench)
-    assert list(ran.materialized(INT8)) == ["b"] and follow(bench) == []
+
+    assert list(ran.materialized(INT8)) == ["b"]
+    assert follow(bench) == []
 
 
 def test_catalog_check_says_how_far_derived_spaces_lag(bench: Workbench, made: Spaces) -> None:
     missing = (False, "0 of 3 partitions up to date, 3 missing")
-    assert lag(bench.run(NAMES.check_job), INT8) == missing
-    space = str(bench.run(NAMES.derive_job).materialized(INT8)["a"].metadata["space"].value)
 
+    assert lag(bench.run(NAMES.check_job), INT8) == missing
+
+    space = str(bench.run(NAMES.derive_job).materialized(INT8)["a"].metadata["space"].value)
     bench.write("a", 5, version="v2")
+
     assert bench.refresh().success
+
     made.file("hash://16", "b").write_bytes(b"nothing")
     (made.root / "output" / space / "c.parquet").unlink()
 
     found = lag(bench.run(NAMES.check_job), INT8)
     counts = "1 missing, 1 derived from earlier rows, 1 not judged, because a file cannot be read"
+
     assert found == (False, f"0 of 3 partitions up to date, {counts}")
 
 
@@ -100,14 +124,18 @@ def test_run_of_the_sensor_begins_no_int8_space_with_few_of_the_vectors(
     for key in "defg":
         bench.write(key)
     bench.tick()  # registers them
+
     [ran] = follow(bench)
-    assert (
-        ran.success and not ran.materialized(INT8) and list(ran.materialized(SHORT)) == list(KEYS)
-    )
+
+    assert ran.success
+    assert not ran.materialized(INT8)
+    assert list(ran.materialized(SHORT)) == list(KEYS)
     assert any("int8 is not begun: 3 of 7 partitions are embedded" in line for line in ran.logged())
     assert not lag(ran, INT8)[0]
     assert bench.refresh().success
+
     [ran] = follow(bench)
+
     assert list(ran.materialized(INT8)) == [*KEYS, *"defg"]
 
 
@@ -121,27 +149,44 @@ def test_tables_are_handed_over_after_derived_spaces_even_where_these_fail(
         return requests[0] if requests else None
 
     derive = tick()
-    assert derive is not None and derive.job_name == NAMES.derive_job
+
+    assert derive is not None
+    assert derive.job_name == NAMES.derive_job
+
     ran = bench.run(NAMES.derive_job, derive.run_config, derive.tags)
+
     hand_over = tick()
-    assert ran.success and hand_over is not None and hand_over.job_name == NAMES.hand_over_job
+
+    assert ran.success
+    assert hand_over is not None
+    assert hand_over.job_name == NAMES.hand_over_job
+
     bench.pretend_run(NAMES.hand_over_job, dg.DagsterRunStatus.SUCCESS, tags=hand_over.tags)
     bench.write("a", 5, version="v2")
+
     assert bench.refresh().success
+
     derive = tick()
-    assert derive is not None and derive.job_name == NAMES.derive_job
+
+    assert derive is not None
+    assert derive.job_name == NAMES.derive_job
+
     bench.pretend_run(NAMES.derive_job, dg.DagsterRunStatus.FAILURE, tags=derive.tags)
+
     waiting = tick()
-    assert waiting is not None and waiting.job_name == NAMES.hand_over_job
+
+    assert waiting is not None
+    assert waiting.job_name == NAMES.hand_over_job
 
 
 @pytest.mark.parametrize("removed", ["report", "delete"])
-def test_run_of_the_sensor_deletes_what_was_removed_where_the_settings_say_so(
+def test_run_of_the_sensor_deletes_what_was_removed_if_that_is_set(
     bench: Workbench, made: Spaces, removed: str
 ) -> None:
     bench.settings["removed_partitions"] = removed
     [request] = bench.tick(NAMES.hand_over_sensor).run_requests
     config = {"delete_removed": removed == "delete"}
+
     assert request.run_config == {"ops": {NAMES.derive_all_op: {"config": config}}}
 
 

@@ -33,7 +33,9 @@ def test_pieces_hold_every_key_once_in_the_given_order(
     partitions = {
         f"p{place:02}": partition(f"p{place:02}", size) for place, size in enumerate(given_sizes)
     }
+
     pieces = divided.cut(list(partitions), partitions, max_runs, least)
+
     assert [key for piece in pieces for key in piece] == list(partitions)
     assert all(pieces)
     assert len(pieces) <= max_runs
@@ -41,6 +43,7 @@ def test_pieces_hold_every_key_once_in_the_given_order(
 
 def test_little_work_is_one_run() -> None:
     partitions = {key: partition(key, 1_000_000) for key in "abcdefg"}
+
     assert divided.cut(list(partitions), partitions, 3) == [list("abcdefg")]
     assert divided.cut(list(partitions), partitions, 3, 1_000_000) == [
         list("ab"),
@@ -60,17 +63,24 @@ def test_the_sensor_requests_pieces_and_no_key_that_one_of_them_holds(
 ) -> None:
     bench.settings["max_runs"] = 3
     bench.fill("abcdef")
+
     found = bench.tick()
+
     assert requested(found) == [["a", "b"], ["c", "d"], ["e", "f"]]
+
     tags = [request.tags for request in found.run_requests]
+
     assert [tag["surge/piece"] for tag in tags] == ["1 of 3", "2 of 3", "3 of 3"]
+
     second = (found.run_requests)[1]
+
     bench.pretend_run(
         "embed_partitions",
         dg.DagsterRunStatus.QUEUED,
         tags=second.tags,
         run_config=second.run_config,
     )
+
     assert sorted(key for piece in requested(bench.later(hours=1)) for key in piece) == [
         "a",
         "b",
@@ -79,9 +89,7 @@ def test_the_sensor_requests_pieces_and_no_key_that_one_of_them_holds(
     ]
 
 
-def test_runs_that_sensor_and_schedule_request_have_the_tags_of_the_settings(
-    bench: Workbench, small_pieces: None
-) -> None:
+def test_requested_runs_have_the_tags_of_the_settings(bench: Workbench, small_pieces: None) -> None:
     bench.settings |= {"max_runs": 2, "run_tags": {"queue": "night", "dagster/priority": 7}}
     bench.fill("ab")
     for keys, count in (("ab", 1), ("cd", 2)):
@@ -98,8 +106,11 @@ def test_partitions_of_a_failed_piece_wait_while_other_pieces_continue(
     bench.settings["max_runs"] = 2
     bench.fill("abcd")
     first, _ = bench.pretend(bench.tick(), dg.DagsterRunStatus.STARTED)
+
     bench.instance.report_run_failed(first)
-    assert requested(bench.tick()) == [] and requested(bench.later(minutes=1)) == [["a", "b"]]
+
+    assert requested(bench.tick()) == []
+    assert requested(bench.later(minutes=1)) == [["a", "b"]]
 
 
 def test_new_space_begun_by_one_partition_is_then_divided(
@@ -107,15 +118,23 @@ def test_new_space_begun_by_one_partition_is_then_divided(
 ) -> None:
     bench.fill("abcde")
     named = {"ops": {"embeddings": {"config": {"keys": ["c"]}}}}
+
     assert bench.run("embed_partitions", named).success
+
     bench.settings |= {"max_runs": 2, "model": "hash://8"}
     with pytest.raises(ConfigError, match="launch catalog_refresh by hand once"):
         bench.tick()
+
     assert bench.run("embed_partitions", named).success
+
     found = bench.tick()
+
     assert requested(found) == [["a", "b"], ["d", "e"]] == nightly(bench)
+
     bench.settings["model"] = f"hash://{DIMENSION}"
+
     [queued, _] = bench.launch(found)
+
     assert "the run was launched for the space " in queued.failure()
     assert not queued.materialized()
 
@@ -132,19 +151,28 @@ def nightly(bench: Workbench) -> list[list[str] | None] | str:
     return requests if isinstance(requests, str) else list(map(named, requests))
 
 
-def test_nightly_refresh_is_divided_and_its_first_run_reports_removed_partitions(
+def test_first_run_of_a_divided_refresh_reports_removed_partitions(
     bench: Workbench, small_pieces: None
 ) -> None:
     bench.settings["max_runs"] = 2
+
     assert nightly(bench) == [None], "without a catalog one run fails, which is alerted"
+
     bench.fill("abcd")
+
     requests = bench.scheduled()
-    assert nightly(bench) == [["a", "b"], ["c", "d"]] and not isinstance(requests, str)
+
+    assert nightly(bench) == [["a", "b"], ["c", "d"]]
+    assert not isinstance(requests, str)
+
     unattended = filter(None, (Unattended.of(request.tags) for request in requests))
+
     assert [each.removed_partitions for each in unattended] == ["report", None]
     assert bench.refresh().success
     assert nightly(bench) == [None], "one run that finds nothing to do"
+
     bench.instance.wipe_assets([NAMES.embeddings])
+
     assert nightly(bench) == [["a", "b"], ["c", "d"]], "to be adopted"
 
 
@@ -157,10 +185,13 @@ def test_nightly_refresh_requests_no_partition_that_an_active_run_holds(
     found = bench.tick()
     first = found.run_requests.pop(0)
     bench.settings["max_runs"] = count
+
     bench.pretend(found, dg.DagsterRunStatus.QUEUED)
+
     assert nightly(bench) == [["a", "b"]]
 
     found.run_requests[:] = [first]
+
     bench.pretend(found, dg.DagsterRunStatus.STARTED)
 
     assert "held by active runs" in str(nightly(bench))
@@ -178,9 +209,11 @@ def test_nightly_refresh_names_the_run_that_holds_everything(bench: Workbench) -
 
 
 def test_nightly_refresh_does_not_wait_for_runs_that_select_a_state(bench: Workbench) -> None:
-    """What such a run embeds is known only when it begins; the sensor waits, as its tick is soon."""
+    """What such a run embeds is known only when it begins. The sensor waits for it."""
     bench.fill("ab")
+
     assert bench.refresh().success
+
     bench.write("a", 4, version="v2")
     bench.write("d")
     config = {"ops": {"embeddings": {"config": {"select": "missing"}}}}
@@ -197,16 +230,22 @@ def test_nightly_tick_that_is_evaluated_again_launches_only_the_rest(
     """Dagster launches no run whose run key was used in the same tick."""
     bench.settings["max_runs"] = 3
     bench.fill("abcdefgh")
+
     requests = requests_of(bench)
+
     assert [each.run_key for each in requests_of(bench)] == [each.run_key for each in requests]
+
     config = requests[0].run_config
     bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.QUEUED, run_config=config)
 
     again = requests_of(bench)
 
     rest = set("abcdefgh") - set(named(requests[0]) or ())
+
     assert [key for each in again for key in named(each) or ()] == sorted(rest)
+
     used = [requests[0].run_key, *(each.run_key for each in again)]
+
     assert all(used)
     assert len(set(used)) == len(used)
 

@@ -1,4 +1,4 @@
-"""Assets that take embeddings as an input get those of their run, and clear words when they cannot."""
+"""Assets that take embeddings as an input get those of their run, or a clear error."""
 
 from __future__ import annotations
 
@@ -99,7 +99,9 @@ def test_argument_embeddings_is_loaded_without_naming_an_io_manager(
     embedded: Workbench, partitioned: bool
 ) -> None:
     downstream = Downstream(embedded, partitioned=partitioned, ins=NO_MANAGER)
+
     ran = downstream.run({"dagster/partition": "a"} if partitioned else None)
+
     assert ran.success
     assert [sorted(rows) for rows in downstream.given] == [
         EVERYTHING[:2] if partitioned else EVERYTHING
@@ -108,7 +110,9 @@ def test_argument_embeddings_is_loaded_without_naming_an_io_manager(
 
 def test_an_asset_with_the_catalogs_partitions_gets_those_of_its_run(embedded: Workbench) -> None:
     downstream = Downstream(embedded, partitioned=True)
+
     registered = embedded.instance.get_dynamic_partitions("catalog")
+
     assert downstream.run({"dagster/partition": "b%2C 50%25"}).success
     assert downstream.run(span(registered[0], registered[1])).success
     assert downstream.given[0] == [("b, 50%", "id-0"), ("b, 50%", "id-1")]
@@ -128,6 +132,7 @@ def test_partition_without_embeddings_ends_its_own_run(embedded: Workbench) -> N
 
 def test_asset_without_partitions_gets_those_that_are_embedded(embedded: Workbench) -> None:
     embedded.file("a").unlink()
+
     everything = Downstream(embedded)
 
     assert everything.run().success
@@ -140,27 +145,36 @@ def test_current_space_is_loaded_unless_another_is_named(
 ) -> None:
     """Whatever the settings mean; where none is current none is chosen."""
     nothing = Downstream(bench).run()
-    assert not nothing.success and "holds no embeddings" in nothing.failure()
+
+    assert not nothing.success
+    assert "holds no embeddings" in nothing.failure()
+
     made = three_spaces.copy_to(bench.root)
     first, second, _ = made.names()
     bench.settings["model"] = "hash://8"
+
     unclear = Downstream(bench).run()
+
     assert not unclear.success
-    assert (
-        first in unclear.failure()
-        and second in unclear.failure()
-        and "several spaces" in unclear.failure()
-    )
+    assert first in unclear.failure()
+    assert second in unclear.failure()
+    assert "several spaces" in unclear.failure()
+
     write_current(made.store, second, seen=None)
+
     downstream = Downstream(bench, Embeddings, seen=lambda given: given.space.name)
+
     assert downstream.run().success
+
     output = OutputStore(url=str(bench.output), include_text=True)
+
     assert downstream.run(embeddings_input=EmbeddingsInput(output=output, space=first)).success
     assert downstream.given == [second, first]
 
 
 def test_unsupported_input_type_and_unusable_output_are_refused(bench: Workbench) -> None:
     frame = Downstream(bench, pl.DataFrame).run()
+
     assert not frame.success
     assert (
         "come as polars.LazyFrame, pyarrow.dataset.Dataset or surge_dagster.Embeddings"
@@ -172,5 +186,8 @@ def test_unsupported_input_type_and_unusable_output_are_refused(bench: Workbench
 
     writing = Downstream(bench)
     writing.asset = dg.asset(io_manager_key="embeddings_input")(near_duplicates)
+
     written = writing.run()
-    assert not written.success and "which only reads" in written.failure()
+
+    assert not written.success
+    assert "which only reads" in written.failure()

@@ -85,6 +85,7 @@ class TestTasks:
         encoder = resource(document_prompt="passage: ", query_prompt="query: ")
 
         document = encoder.encode(["straw hat"])
+
         query = encoder.encode(["straw hat"], task="query")
 
         assert np.array_equal(document, hash_vectors(["passage: straw hat"], DIMENSION))
@@ -94,7 +95,8 @@ class TestTasks:
         encoder = resource(query_prompt="query: ")
 
         with encoder.pool("document") as documents, encoder.pool("query") as queries:
-            assert (documents.space.task, queries.space.task) == ("document", "query")
+            assert documents.space.task == "document"
+            assert queries.space.task == "query"
 
 
 class TestSpace:
@@ -188,6 +190,7 @@ class TestRuns:
         assert assets.run(bench)
 
         [first, second] = assets.seen
+
         assert first == second != []
         assert alive(first) == []
 
@@ -210,7 +213,9 @@ class TestRuns:
         self, bench: Workbench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         bench.fill("ab")
+
         assert bench.refresh().success
+
         starts = count_starts(monkeypatch)
         assets = Assets()
         definitions = dg.Definitions.merge(bench.definitions, dg.Definitions(assets=assets.both))
@@ -224,7 +229,8 @@ class TestRuns:
             asset_selection=[NAMES.embeddings, *(asset.key for asset in assets.both)],
         )
 
-        assert ran.success and len(ran.materialized()) == 2
+        assert ran.success
+        assert len(ran.materialized()) == 2
         assert len(starts) == 1
 
 
@@ -232,7 +238,9 @@ def test_examples_of_the_page_run(bench: Workbench, monkeypatch: pytest.MonkeyPa
     rain, gift = "shoes for rain", "a gift for a gardener"
     bench.write("shoes", [("1", rain), ("2", "sandals")])
     bench.write("garden", [("3", gift), ("4", "rake")])
+
     assert bench.refresh().success
+
     monkeypatch.setenv("SURGE_SOURCE", "catalog")
     monkeypatch.setenv("SURGE_OUTPUT", "output")
     monkeypatch.setenv("SURGE_MODEL", f"hash://{DIMENSION}")

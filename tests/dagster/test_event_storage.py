@@ -103,6 +103,7 @@ def test_tags_of_a_batch_belong_to_its_events_while_others_write(
             "SELECT event, value FROM event_logs JOIN asset_event_tags ON event_id = event_logs.id "
             "WHERE key = 'dagster/data_version'"
         ).fetchall()
+
     assert rows
     assert all(f'"{version}"' in event for event, version in rows)
 

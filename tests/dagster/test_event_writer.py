@@ -33,7 +33,7 @@ def stores_when(
 
 
 @pytest.mark.timeout(60)
-def test_signal_in_another_thread_interrupts_a_step_that_waits_for_the_event_log(
+def test_signal_in_another_thread_interrupts_a_step_that_waits(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, opened, closing = threading.Event(), threading.Event(), threading.Event()
@@ -70,6 +70,7 @@ def test_stopped_step_waits_for_events_no_longer_than_its_grace_time(bench: Work
         opened.set()
     [run] = bench.instance.get_runs()
     messages = [entry.user_message for entry in bench.instance.all_logs(run.run_id)]
+
     assert any("1 event not stored within 0.2 s" in message for message in messages)
 
 

@@ -69,10 +69,15 @@ def test_a_run_leaves_a_complete_record_on_every_storage(recorded: Workbench) ->
     # in several SuperBatches, and put together while others are published
     recorded.write("p2", 400)
     recorded.settings |= {"b_min": 30, "b_max": 50}
+
     assert recorded.refresh().success
+
     assert_complete_record(recorded, keys)
+
     again = recorded.refresh()
-    assert again.materialized() == {} and again.sources() == {}
+
+    assert again.materialized() == {}
+    assert again.sources() == {}
 
 
 def events_of_every_kind() -> list[Event]:
@@ -154,6 +159,7 @@ def test_events_read_back_the_same_in_batches_and_event_by_event(recorded: Workb
             context.log_event(event)
 
     batched = as_read(recorded, run_op(recorded, in_batches).run_id)
+
     single = as_read(recorded, run_op(recorded, one_by_one).run_id)
 
     assert len(batched[f"{NAMES.embeddings} log"]) == 5
@@ -166,8 +172,11 @@ def test_postgres_has_room_for_the_longest_key_and_version(postgres_bench: Workb
         string.ascii_letters + string.digits, k=MOST_BYTES + _VERSION_BYTES
     )
     key, version = "".join(letters[:MOST_BYTES]), "".join(letters[MOST_BYTES:])
+
     partition = Partition(key, version, lambda: iter(()), lambda: version)
+
     assert [listed.key for listed in with_short_keys([partition], ())] == [key]
+
     receipt = Receipt(key, "encoded", "/a", 1, 8, 2**60, "d", 0, version, "c", "w", "space")
     events = [
         *asset_events.source_version(NAMES, partition, changed=True),
@@ -177,7 +186,9 @@ def test_postgres_has_room_for_the_longest_key_and_version(postgres_bench: Workb
     instance.add_dynamic_partitions(NAMES.partitions_name, [key])
     report_events(instance, None, events)
     tags = {"dagster/partition": key, "dagster/asset_partition_range_start": key}
+
     postgres_bench.pretend_run("embed_partitions", dg.DagsterRunStatus.FAILURE, tags=tags)
+
     assert shown(postgres_bench) == ({key}, set())
 
 
@@ -185,8 +196,11 @@ def test_run_leaves_a_complete_record_where_an_operator_turned_batches_off(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.fill("abc")
+
     monkeypatch.setenv("DAGSTER_EVENT_BATCH_SIZE", "0")
+
     assert bench.refresh().success
+
     assert_complete_record(bench, "abc")
 
 
@@ -244,6 +258,7 @@ def test_files_whose_events_were_refused_are_adopted_by_the_retry(
 
     monkeypatch.setattr(run_events, "report_events", refuse_once)
     ran = bench.refresh()
+
     again = bench.retry(ran)
 
     assert not ran.success
@@ -252,11 +267,12 @@ def test_files_whose_events_were_refused_are_adopted_by_the_retry(
     assert again.success
     assert again.metrics()["texts_encoded"] == 0
     assert set(again.materialized()) == set("abc")
+
     for key, event in again.materialized().items():
         assert_adopted_event_describes_its_file(bench, str(key), event)
 
 
-def test_adopted_partition_points_at_the_event_of_the_version_that_it_was_made_from(
+def test_adopted_partition_points_at_the_version_it_was_made_from(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dagster shows a partition as up to date when no change of its source was observed after that
@@ -276,6 +292,7 @@ def test_adopted_partition_points_at_the_event_of_the_version_that_it_was_made_f
 
     monkeypatch.setattr(Refresh, "_report_known", after_a_tick)
     event = bench.refresh().materialized()["a"]
+
     assert event.metadata["action"].value == "adopted"
     assert (event.tags or {})["dagster/input_event_pointer/source_partitions"] == str(source)
     assert stale_status(bench, "a") == "STALE"
@@ -290,8 +307,11 @@ def test_source_partitions_show_their_version_and_rows(bench: Workbench) -> None
     found = shown_entries(bench)
 
     shown = {"removed": False, "dagster/partition_row_count": 4, "source_version": "v1"}
+
     assert found["c"] == {**shown, "key": "c"}
+
     changed = {"dagster/partition_row_count": 7, "source_version": "v2"}
+
     assert found["a"] == {**shown, **changed, "key": "a"}
     assert stale_status(bench, "a") == "STALE"
     assert stale_status(bench, "c") == "FRESH"
@@ -305,6 +325,7 @@ def test_source_partition_that_was_removed_says_so(bench: Workbench) -> None:
     bench.refresh(unattended=Unattended(removed_partitions="report"))
 
     found = shown_entries(bench)["b"]
+
     assert found["source_version"] == "removed"
     assert found["removed"] is True
     assert found["removal"] == "The source does not list this partition."

@@ -1,4 +1,4 @@
-"""Tests of failed runs: what is retried, what is reported, and that other partitions are published."""
+"""Failed runs: what is retried and reported, and that other partitions are published."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def test_failure_of_a_partition_is_reported_with_row_and_remedy(bench: Workbench
     assert "partition 'bad', row 1" in ran.failure()
     assert ", 1 failed (bad), " in ran.summary()
     assert [failed["key"] for failed in ran.metrics()["partitions_failed"]] == ["bad"]
+
     [row] = str(ran.metrics()["failed"]).splitlines()[2:]
+
     assert row.startswith(
         "| `bad` | `row 1: the text is null; every row needs one.` | `Fill or drop"
     )
@@ -78,11 +80,14 @@ def test_last_attempt_on_the_page_is_the_run_that_fixed_the_partition(bench: Wor
 
     bench.write("a", NULL_TEXT)
     bench.write("b")
+
     failed = bench.refresh()
+
     assert tried("a") == failed.run_id
     assert tried("b") is None
 
     bench.write("a", 2, version="v2")
+
     fixed = bench.refresh()
 
     assert fixed.success
@@ -100,14 +105,16 @@ def test_unknown_partition_keys_fail_without_stopping_others(bench: Workbench) -
     assert not ran.success
     assert set(ran.materialized()) == {"a", "%25FE", "b"}
     assert "partition '%FF' was added to Dagster" in ran.failure()
+
     rows = str(ran.metrics()["failed"]).splitlines()[2:]
+
     assert len(rows) == 2
     assert all(row.endswith("| `Delete it in Dagster.` |") for row in rows)
     assert shown(bench) == ({"a", "%25FE", "b"}, {"%FF", "50%"})
 
 
 @pytest.mark.parametrize("kind", [OperationalError, InterfaceError])
-def test_run_whose_database_restarts_is_retried_and_published_files_are_kept(
+def test_run_whose_database_restarts_is_retried_and_keeps_its_files(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
     report = refresh.report_readers_space
@@ -123,6 +130,7 @@ def test_run_whose_database_restarts_is_retried_and_published_files_are_kept(
     bench.fill("ab")
 
     ran = bench.refresh()
+
     again = bench.retry(ran)
 
     assert not ran.success
@@ -148,6 +156,7 @@ def test_run_over_a_source_that_changed_while_it_was_read_is_retried(
 
     monkeypatch.setattr(FolderCatalog, "__iter__", replaced_after_the_first_listing)
     ran = bench.refresh()
+
     again = bench.retry(ran)
 
     assert not ran.success
@@ -178,9 +187,13 @@ def test_run_that_an_error_ends_fails_its_check_with_a_remedy(
     assert not ran.success
     assert ran.will_retry is isinstance(error, EncoderError)
     assert str(error) in ran.failure()
+
     [check] = ran.evaluations()
+
     assert not check.passed
+
     row = str(ran.metrics()["failed"]).splitlines()[-1]
+
     assert row.startswith("| `(the whole run)` | ")
     assert row.endswith(f"| `{remedy}` |")
 
@@ -214,6 +227,7 @@ def test_every_failure_is_listed_with_a_remedy() -> None:
     ]
     rows = str(table_of_failures(failures).value).splitlines()[2:]
     cells = [[cell.strip().strip("`") for cell in row.strip("|").split("|")] for row in rows]
+
     assert [cell[:2] for cell in cells] == [["a", "odd"], ["b", "away"], ["c", "null."]]
     assert [cell[2] for cell in cells] == [
         "Fix what the reason names, then launch this partition again.",

@@ -86,6 +86,7 @@ def test_footer_with_the_rows_of_the_source_is_sound(output: Output) -> None:
 
 def test_rows_of_a_fresh_file_are_not_judged_without_a_known_count(output: Output) -> None:
     checks = judged(output, None)
+
     assert checks.judged_dimensions == {"k"}
     assert checks.judged_rows == set()
 
@@ -158,8 +159,11 @@ def test_pass_does_not_hide_a_failure_of_partitions_it_did_not_judge(
     bench: Workbench, launched: str
 ) -> None:
     bench.fill("ab", 40)
+
     assert bench.refresh().success
+
     tamper(bench.file("b"), lambda table: table.slice(0, 30))
+
     assert passed(bench.refresh(select="stale"))["row_counts_match"] is False
 
     bench.write("c", 3)

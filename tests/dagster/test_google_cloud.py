@@ -121,7 +121,9 @@ def test_key_is_not_shown_by_dagster(
 
     snapshot = shown_by_the_ui(definitions)
     entries = "".join(map(dg.serialize_value, bench.instance.all_logs(ran.run_id)))
+
     config = dg.serialize_value(bench.instance.get_run_by_id(ran.run_id))  # pyright: ignore[reportArgumentType]
+
     assert ran.success
     assert "my-project" in snapshot
     assert not google_account.is_quoted(snapshot)
@@ -138,6 +140,7 @@ def test_event_log_of_a_failed_run_does_not_quote_the_key(
     ran = refresh(bench, catalog_in_the_bucket(gcp_credentials=google_account.gcp_credentials))
 
     entries = "".join(map(dg.serialize_value, bench.instance.all_logs(ran.run_id)))
+
     assert not ran.success
     assert "could not be renewed" in ran.failure()
     assert not google_account.is_quoted(entries)
@@ -156,6 +159,7 @@ def test_machines_of_a_cluster_get_the_account(google_account: GoogleAccount) ->
     fake = FakeBigQuery(table_of(CATALOG))
     with fake.serve_by_default():
         listed = [partition.key for partition in travelled.list_partitions()]
+
     assert len(listed) == len(CATALOG)
     assert set(fake.tokens) == {f"Bearer {TOKEN}"}
     assert travelled.output["storage"].gcp.gcp_credentials == google_account.gcp_credentials
@@ -191,6 +195,7 @@ def test_program_of_the_page_about_storage_runs(
     exec(program.replace("my-bucket", BUCKET), names)
     ran = refresh(bench, names["defs"])
     job = names["defs"].resolve_implicit_global_asset_job_def()
+
     reported = job.execute_in_process(
         instance=bench.instance, asset_selection=[names["bytes_of_vectors"].key]
     )

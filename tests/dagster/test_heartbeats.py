@@ -69,6 +69,7 @@ def test_run_renews_its_heartbeat_though_the_database_was_away(
 
     with dg.DagsterInstance.ephemeral() as instance:
         assert execute(instance, job_of("work", work, "")).success
+
     assert values[0] >= 3
 
 
@@ -103,9 +104,13 @@ def test_run_whose_heartbeat_stands_still_for_a_minute_is_declared_failed(
     tick_for_a_minute(bench)
 
     assert statuses(bench.instance, [dead, ended, queued]) == ["FAILURE", "STARTED", "QUEUED"]
+
     [failed] = bench.instance.all_logs(dead.run_id, of_type=dg.DagsterEventType.RUN_FAILURE)
+
     assert failed.dagster_event
+
     message = failed.dagster_event.message or ""
+
     assert "on the host gpu-7, has shown no sign of life for 60 seconds" in message
 
 
@@ -130,7 +135,9 @@ def test_silent_run_that_is_being_canceled_ends_as_canceled(bench: Workbench) ->
 def test_run_that_is_declared_lost_holds_its_partitions_no_longer(bench: Workbench) -> None:
     bench.write("a")
     dead = bench.pretend_run(NAMES.refresh_job, STARTED)
+
     beating(bench.instance, dead, 3)
+
     assert requested(bench.tick()) == [], "it may touch everything"
 
     tick_for_a_minute(bench)
@@ -180,6 +187,7 @@ def test_time_between_two_ticks_counts_as_half_a_minute_at_most(
     cursor = None
     for now in ticks:
         cursor = declare_silent_runs(instance, [run], cursor, now, TIMES)
+
     assert statuses(instance, [run]) == [expected]
 
 
@@ -227,5 +235,7 @@ def test_run_of_a_check_or_switch_has_a_heartbeat(
         seen.append(run.tags[HEARTBEAT_TAG])
 
     monkeypatch.setattr(f"surge_dagster.assets.{module}.existing_space", existing_space)
+
     ran = bench.run(job)
+
     assert seen == [f"{ran.run_id} {socket.gethostname()} 0"]

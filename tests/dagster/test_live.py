@@ -78,6 +78,7 @@ def test_lineage_of_the_assets_is_shown(server: DevServer) -> None:
     lineage = {
         name: {key["path"][0] for key in node["dependencyKeys"]} for name, node in nodes.items()
     }
+
     assert lineage == {
         "source_partitions": set(),
         "superbatches": {"source_partitions"},
@@ -102,17 +103,24 @@ def test_sensor_starts_a_run_whose_partitions_appear_one_by_one(
     server: DevServer, folder: Path
 ) -> None:
     server.start_sensor()
+
     [run] = eventually("the sensor's run", server.runs)
+
     assert run["jobName"] == "embed_partitions"
+
     run_id = run["runId"]
 
     seen = eventually("the first partitions", lambda: server.partitions()["materialized"])
+
     assert server.status(run_id) == "STARTED"
     assert set(seen) <= {f"p{number:02}" for number in range(6)}, "the seventh is still held up"
 
     (folder / "gate").touch()
+
     assert server.finished(run_id) == "SUCCESS"
+
     server.stop_sensor()
+
     assert len(server.runs()) == 1
     assert server.partitions()["materialized"] == [f"p{number:02}" for number in range(12)]
     assert server.checked() == {"runId": run_id, "status": "SUCCEEDED"}
@@ -136,24 +144,31 @@ def test_terminated_run_leaves_no_process_and_no_partition_in_progress(
     server: DevServer, folder: Path
 ) -> None:
     run_id, gate = run_held_up(server, folder, "q")
+
     assert server.encoder_workers()
+
     process = server.process(run_id)
 
     server.terminate(run_id)
 
     assert server.finished(run_id) == "CANCELED"
+
     eventually(
         "the end of all its processes",
         lambda: not server.encoder_workers() and not alive(process),
         seconds=20,
     )
     last = server.logged(run_id)[-1]
+
     assert last.startswith("Terminated. ")
     assert "1 not reached" in last
     assert "Launch catalog_refresh" in last
+
     bar = server.partitions()
+
     assert "q00" in bar["materialized"]
     assert bar["failed"] == bar["in progress"] == []
+
     gate.touch()
 
 
@@ -167,40 +182,48 @@ def test_killed_run_frees_its_slot_and_is_finished_by_a_retry(
     server.process(run_id).kill()
 
     assert server.finished(run_id) == "FAILURE"
+
     bar = server.partitions()
+
     assert "r00" in bar["materialized"]
     assert bar["failed"] == bar["in progress"] == []
     assert sorted(server.embedded(run_id)) == ["q01", "r00"]
+
     gate.touch()
+
     retry = server.retry_of(run_id)
+
     assert server.finished(retry) == "SUCCESS", "it got the only slot there is"
     assert server.encoded(retry) == 1
     assert server.embedded(retry) == ["r01"]
 
 
 @pytest.mark.timeout(150)
-def test_backfill_of_all_partitions_is_one_run_that_encodes_what_is_missing(
-    server: DevServer, folder: Path
-) -> None:
+def test_backfill_is_one_run_that_encodes_what_is_missing(server: DevServer, folder: Path) -> None:
     (folder / "gate").touch()
     write(folder, "p03", ROWS + 1, version="v2")
     write(folder, "t,0")
     server.register_partitions()  # those that no run has embedded
     bar = server.partitions()
     missing = set(bar["all"]) - set(bar["materialized"])
+
     assert "t%2C0" in missing
 
     ended = server.backfill(server.launch_backfill(bar["all"]))
 
     assert ended["status"] == "COMPLETED_SUCCESS"
+
     [run] = ended["runs"]
+
     assert sorted(server.embedded(run["runId"])) == sorted(bar["all"])
+
     events = [event for event in server.events(run["runId"]) if event["asset"] == "embeddings"]
     encoded = {event["partition"] for event in events if not event.get("reused")}
+
     assert encoded == {"p03", *missing}
 
 
-def test_server_that_a_script_starts_in_the_background_heeds_sigint_and_sigterm(
+def test_server_that_a_script_starts_heeds_sigint_and_sigterm(
     server: DevServer,
 ) -> None:
     [dev] = [process for process in server.processes() if "dev" in process.cmdline()]
@@ -208,4 +231,5 @@ def test_server_that_a_script_starts_in_the_background_heeds_sigint_and_sigterm(
     [ignored] = [
         int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigIgn")
     ]
+
     assert not ignored & (1 << signal.SIGINT - 1 | 1 << signal.SIGTERM - 1)

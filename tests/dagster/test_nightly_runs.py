@@ -29,6 +29,7 @@ def test_nightly_run_embeds_exactly_what_is_due(second_night: Workbench) -> None
     ran = second_night.nightly()
 
     actions = {key: event.metadata["action"].value for key, event in ran.materialized().items()}
+
     assert actions == {"a": "encoded", "b": "republished", "new": "encoded"}
     assert ran.metrics()["texts_encoded"] == 31
 
@@ -54,6 +55,7 @@ def test_partition_that_was_repaired_is_embedded_by_the_next_night(
 
 def test_events_of_a_nightly_run_follow_its_work_and_not_the_catalog(bench: Workbench) -> None:
     bench.fill([f"p{number:02}" for number in range(60)], 1)
+
     assert bench.nightly().success
 
     idle = bench.nightly()

@@ -28,7 +28,7 @@ def test_every_key_survives_the_round_trip(key: str) -> None:
 
 @given(keys=st.lists(AWKWARD, min_size=20, max_size=20, unique=True))
 @settings(max_examples=3)
-def test_dagster_accepts_every_key_and_its_range_syntax_keeps_its_characters(
+def test_dagster_accepts_every_key(
     keys: list[str],
 ) -> None:
     mapped = [to_partition_key(key) for key in keys]
@@ -36,7 +36,8 @@ def test_dagster_accepts_every_key_and_its_range_syntax_keeps_its_characters(
         instance.add_dynamic_partitions("catalog", mapped)
         assert set(instance.get_dynamic_partitions("catalog")) == set(mapped)
     for key in mapped:
-        assert not set(key) & set(',[]"*|') and key == key.strip()
+        assert not set(key) & set(',[]"*|')
+        assert key == key.strip()
 
 
 @pytest.mark.parametrize(
@@ -69,12 +70,19 @@ def test_partition_key_that_encodes_no_key_is_recognized(key: str) -> None:
 def test_too_long_key_is_refused_under_the_name_of_its_folder(character: str, size: int) -> None:
     longest = character * (MOST_BYTES // size)
     too_long = longest + character
+
     fits, refused = with_short_keys(
         (partition_of(key, [("1", "a")]) for key in (longest, too_long)), ()
     )
-    assert fits.key == longest and [batch.ids.to_pylist() for batch in fits.read()] == [["1"]]
+
+    assert fits.key == longest
+    assert [batch.ids.to_pylist() for batch in fits.read()] == [["1"]]
+
     [known] = with_short_keys([partition_of(too_long, [("1", "a")])], {to_partition_key(too_long)})
+
     assert known.key == too_long, "Dagster's database had room for it"
-    assert refused.key == encode_key(too_long) and refused.current_source_version() == "v1"
+    assert refused.key == encode_key(too_long)
+    assert refused.current_source_version() == "v1"
+
     with pytest.raises(DataError, match=r"no room for more than 1,000. Give it a shorter key"):
         list(refused.read())

@@ -27,7 +27,9 @@ def test_refusals_are_reported_by_a_run_that_another_error_ends(
     assert not ran.success
     assert ran.will_retry
     assert ran.failure().startswith("the store is down\n1 partition had failed by then:")
+
     whole, bad = str(ran.metrics()["failed"]).splitlines()[2:]
+
     assert whole == "| `(the whole run)` | `the store is down` | `Run again.` |"
     assert bad.startswith("| `bad` | `row 1")
     assert shown(bench) == ({"good"}, {"bad"})
@@ -41,8 +43,11 @@ def test_refused_partition_is_requested_once_the_setting_is_fixed(
     bench.write("a")
     bench.tick()
     bench.settings |= setting
+
     assert not bench.refresh().success
     assert requested(bench.tick()) == []
+
     for name in setting:
         del bench.settings[name]
+
     assert requested(bench.tick()) == [["a"]]

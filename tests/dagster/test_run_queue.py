@@ -18,17 +18,24 @@ def eager(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Workbench:
     return bench
 
 
-def test_run_is_launched_again_if_its_process_died_and_not_if_data_were_bad(
+def test_run_is_launched_again_if_its_process_died(
     eager: Workbench,
 ) -> None:
     eager.write("a", [("x", None)])
+
     ran = eager.refresh()
+
     assert not ran.success
+
     [failed] = eager.instance.get_runs(dg.RunsFilter([ran.run_id]))
+
     assert failed.tags["dagster/will_retry"] == "false"
+
     lost = eager.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.STARTED, tags=RUN_TAGS)
     eager.instance.report_run_failed(lost, "its process is gone")
+
     [lost] = eager.instance.get_runs(dg.RunsFilter([lost.run_id]))
+
     assert lost.tags["dagster/will_retry"] == "true"
 
 
@@ -37,5 +44,6 @@ def test_every_job_is_launched_again_twice_after_a_failure(bench: Workbench, job
     bench.settings["pgvector"] = {"dsn": "postgresql://127.0.0.1/shop", "table": "products"}
     bench.settings["derived"] = [{"dtype": "int8"}]
     tags = bench.definitions.resolve_job_def(job).run_tags
+
     assert tags["dagster/retry_on_asset_or_op_failure"] == "true"
     assert tags["dagster/max_retries"] == "2"

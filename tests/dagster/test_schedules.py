@@ -23,6 +23,7 @@ def test_cron_and_timezone_come_from_the_settings(bench: Workbench) -> None:
         "timezone": "Europe/Berlin",
     }
     schedules = bench.definitions.get_repository_def().schedule_defs
+
     assert {
         schedule.name: (schedule.job_name, schedule.cron_schedule) for schedule in schedules
     } == {
@@ -33,7 +34,7 @@ def test_cron_and_timezone_come_from_the_settings(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize("failing", ["divided.known_space", "divided.states_of_unfinished"])
-def test_nightly_refresh_whose_store_does_not_answer_is_one_run_that_begins_no_space(
+def test_nightly_refresh_without_an_answering_store_begins_no_space(
     bench: Workbench, three_spaces: Spaces, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     space = three_spaces.copy_to(bench.root, ("hash://16",)).of("hash://16").name
@@ -41,12 +42,15 @@ def test_nightly_refresh_whose_store_does_not_answer_is_one_run_that_begins_no_s
     down = mock.Mock(side_effect=StoreUnavailable("GET failed (503: SlowDown) after 3 attempts."))
     monkeypatch.setattr(f"surge_dagster.orchestration.{failing}", down)
     expected = space if failing == "divided.states_of_unfinished" else None
+
     assert expected_by(bench.scheduled()) == expected
+
     bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.QUEUED)
+
     assert "held by active runs" in str(bench.scheduled()), "there is one that tries again"
 
 
-def test_nightly_refresh_whose_store_hangs_is_one_run_before_dagster_ends_the_tick(
+def test_nightly_refresh_whose_store_hangs_is_one_run(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits: list[threading.Event] = []
@@ -61,21 +65,28 @@ def test_nightly_refresh_whose_store_hangs_is_one_run_before_dagster_ends_the_ti
 
     monkeypatch.setattr(LocalStore, "until", until)
     monkeypatch.setattr(divided, "known_space", hang)
+
     monkeypatch.setattr(divided, "_LOOK_SECONDS", 0.1)
+
     assert expected_by(bench.scheduled()) is None
 
 
 def test_scheduled_check_is_skipped_while_another_check_is_active(bench: Workbench) -> None:
     bench.settings["check_cron"] = "0 * * * *"
+
     assert len(bench.scheduled(NAMES.check_schedule)) == 1
+
     run = bench.pretend_run(NAMES.check_job, dg.DagsterRunStatus.STARTED)
+
     assert f"active already: run {run.run_id}" in str(bench.scheduled(NAMES.check_schedule))
+
     bench.instance.report_run_failed(run)
+
     assert len(bench.scheduled(NAMES.check_schedule)) == 1
 
 
 def expected_by(requests: list[dg.RunRequest] | str) -> str | None:
-    """The space that the only requested run expects; it covers the whole catalog and is unattended."""
+    """Return the space that the only requested run expects, which covers the whole catalog."""
     [request] = requests
     assert isinstance(request, dg.RunRequest), requests
     assert request.run_config["ops"][NAMES.refresh_op]["config"] == {}

@@ -17,14 +17,21 @@ from tests.dagster.conftest import NAMES, Workbench, requested
 
 def test_new_partitions_are_registered_reported_and_embedded_in_one_run(bench: Workbench) -> None:
     bench.fill(("a", "b", 'x "1"'))
+
     found = bench.tick()
+
     assert requested(found) == [["a", "b", "x %221%22"]]
     assert bench.instance.get_dynamic_partitions("catalog") == ["a", "b", "x %221%22"]
     assert set(bench.sources()) == {"a", "b", "x %221%22"}
+
     [ran] = bench.launch(found)
-    assert ran.success and set(ran.materialized()) == {"a", "b", "x %221%22"}
+
+    assert ran.success
+    assert set(ran.materialized()) == {"a", "b", "x %221%22"}
     assert ran.sources() == {}, "the sensor had reported them"
+
     quiet = bench.tick()
+
     assert not quiet.run_requests
     assert quiet.skip_message == "3 partitions: 3 up to date"
 
@@ -34,12 +41,16 @@ def test_message_of_a_tick_counts_each_partition_once(bench: Workbench) -> None:
     bench.refresh()
     bench.write("stale", 4, version="v2")
     bench.write("bad", [("x", None)], version="v2")
+
     assert not bench.embed_keys(keys=["bad"]).success
+
     bench.file("late").unlink()
     bench.pretend(bench.tick(), dg.DagsterRunStatus.FAILURE)
+
     found = bench.tick()
+
     assert found.skip_message.startswith(
-        "4 partitions: 1 up to date, 1 stale, 1 refused, 1 waiting after a failure (attempt 1), the next ones until "
+        "4 partitions: 1 up to date, 1 stale, 1 refused, 1 waiting after a failure (attempt 1), "
     )
 
 
@@ -65,7 +76,9 @@ def test_partitions_held_by_an_active_run_are_not_requested(
     run = bench.pretend_run(job, dg.DagsterRunStatus.QUEUED, **how)
 
     assert [key for keys in requested(bench.tick()) for key in keys] == free
+
     bench.instance.report_run_failed(run)
+
     assert requested(bench.tick()) == [["a", "b", "c%2C d"]]
 
 
@@ -88,8 +101,11 @@ def test_pool_limit_is_recorded_before_the_first_run_is_queued(
     """Dagster would start every run that is queued when it first looks at its queue."""
     bench.write("a")
     storage = bench.instance.event_log_storage
+
     assert storage.get_pool_limits() == []
+
     bench.tick(sensor)
+
     assert [(pool.name, pool.limit, pool.from_default) for pool in storage.get_pool_limits()] == [
         ("gpu", 1, True)
     ]
@@ -117,6 +133,7 @@ def test_run_gets_a_limited_number_of_partitions(
         found = bench.tick()
         assert requested(found) == [expected]
         bench.pretend(found, dg.DagsterRunStatus.QUEUED)
+
     assert requested(bench.tick()) == []
 
 
@@ -128,11 +145,14 @@ def test_tick_out_of_time_leaves_partitions_to_the_next_tick(
     with monkeypatch.context() as patch:
         patch.setattr("surge_dagster.orchestration.discovery._MOST_REPORTED", 2)
         found = bench.tick()
-        assert requested(found) == [["a", "b"]] and set(bench.sources()) == {"a", "b"}
+        assert requested(found) == [["a", "b"]]
+        assert set(bench.sources()) == {"a", "b"}
         bench.pretend(found, dg.DagsterRunStatus.QUEUED)
         monkeypatch.setattr("surge_dagster.orchestration.discovery._REPORT_SECONDS", -1)
         assert "1 to be registered by the next ticks" in bench.tick().skip_message
+
     monkeypatch.setattr("surge_dagster.orchestration.discovery._REPORT_SECONDS", 20)
+
     assert requested(bench.tick()) == [["c"]]
 
 
@@ -156,13 +176,17 @@ def test_changed_partition_is_requested_with_refresh_stale(bench: Workbench) -> 
     found = bench.tick()
 
     assert requested(found) == [["b"]]
+
     [ran] = bench.launch(found)
+
     assert set(ran.materialized()) == {"b"}
 
 
 def test_refused_partition_is_not_requested_until_its_source_changes(bench: Workbench) -> None:
     bench.write("bad", [("x", None)])
+
     [refused] = bench.launch(bench.tick())
+
     assert not refused.success
     assert requested(bench.tick()) == []
     assert requested(bench.later(days=1)) == []
@@ -170,6 +194,7 @@ def test_refused_partition_is_not_requested_until_its_source_changes(bench: Work
     bench.write("bad", [("x", "fixed")], version="v2")
 
     [ran] = bench.launch(bench.tick())
+
     assert ran.success
 
 
@@ -184,10 +209,15 @@ def test_the_next_run_adopts_files_that_dagster_does_not_know(
 ) -> None:
     bench.fill("ab", 5)
     embed_without_dagster(bench, hash_pool)
+
     found = bench.tick()
+
     assert requested(found) == [["a", "b"]]
+
     [ran] = bench.launch(found)
-    assert ran.success and ran.metrics()["texts_encoded"] == 0
+
+    assert ran.success
+    assert ran.metrics()["texts_encoded"] == 0
     assert all(event.metadata["action"].value == "adopted" for event in ran.materialized().values())
     assert bench.instance.get_materialized_partitions(NAMES.embeddings) == {"a", "b"}
     assert requested(bench.tick()) == []
@@ -218,9 +248,11 @@ def test_space_that_was_begun_by_hand_is_continued_by_the_sensor(bench: Workbenc
     bench.write("a")
     bench.launch(bench.tick())
     bench.settings["model"] = "hash://24"
+
     assert bench.refresh().success
 
     bench.write("b")
+
     [ran] = bench.launch(bench.tick())
 
     assert ran.success
@@ -235,5 +267,6 @@ def test_tick_fails_when_source_or_store_does_not_answer(
     bench.write("a")
     down = mock.Mock(side_effect=StoreUnavailable("GET failed (503: SlowDown) after 3 attempts."))
     monkeypatch.setattr("surge_dagster.automation.new_partitions.states_of_unfinished", down)
+
     with pytest.raises(StoreUnavailable, match="SlowDown"):
         bench.tick()

@@ -72,9 +72,11 @@ def look(bench: Workbench, both: dg.Definitions, names: CatalogNames) -> Tick:
 
 def test_catalog_without_a_name_has_plain_names(bench: Workbench) -> None:
     found = everything_named(embedding_catalog(source="c", output="o"))
+
     assert found["assets"] == {"source_partitions", "superbatches", "embeddings", "current_space"}
     assert "embeddings:published_partitions_are_valid" in found["checks"]
-    assert (found["groups"], found["partitions"]) == ({"surge"}, {"catalog"})
+    assert found["groups"] == {"surge"}
+    assert found["partitions"] == {"catalog"}
     assert found["jobs"] == {
         "catalog_refresh",
         "embed_partitions",
@@ -92,7 +94,7 @@ def test_catalog_without_a_name_has_plain_names(bench: Workbench) -> None:
 
 
 def test_names_of_two_catalogs_never_collide() -> None:
-    """One catalog's name is a part of the plain names, so that a prefix could produce a plain name."""
+    """One catalog's name is a part of the plain names; a prefix could produce a plain name."""
     alone = [
         everything_named(embedding_catalog(source="c", output="o", name=name))
         for name in (None, "a", "catalog")
@@ -105,6 +107,7 @@ def test_names_of_two_catalogs_never_collide() -> None:
     for kind, names in merged.items():
         of_each = [one[kind] - {LOST_RUNS} for one in alone]
         assert len(names - {LOST_RUNS}) == sum(map(len, of_each)), kind
+
     assert LOST_RUNS in merged["automation"], "one for all catalogs"
 
 
@@ -120,6 +123,7 @@ def test_catalogs_of_a_project_of_components_share_lost_runs(tmp_path: Path) -> 
         sensor.name
         for sensor in dg.Definitions.merge(*of_components).get_repository_def().sensor_defs
     ]
+
     assert sensors.count(LOST_RUNS) == 1
 
 
@@ -129,6 +133,7 @@ def test_assets_have_the_owners_of_the_settings() -> None:
     shop = embedding_catalog(source="c", output="o", owners=owners, derived=[{"dtype": "int8"}])
 
     graph = shop.get_repository_def().asset_graph
+
     assert {tuple(graph.get(key).owners) for key in graph.get_all_asset_keys()} == {tuple(owners)}
 
 
@@ -157,6 +162,7 @@ def test_each_catalog_is_embedded_with_its_own_model_and_output(
     bench: Workbench, both: dg.Definitions
 ) -> None:
     ran = run(bench, both, SHOP.refresh_job)
+
     assert ran.success
     assert set(ran.materialized(SHOP.embeddings)) == {"a", "b"}
     assert not ran.materialized(DOCS.embeddings)
@@ -164,7 +170,9 @@ def test_each_catalog_is_embedded_with_its_own_model_and_output(
     assert bench.instance.get_dynamic_partitions("docs_catalog") == []
 
     ran = run(bench, both, DOCS.refresh_job)
+
     events = ran.materialized(DOCS.embeddings)
+
     assert [event.metadata["dimension"].value for event in events.values()] == [24, 24]
     assert not ran.materialized(SHOP.embeddings)
 
@@ -177,7 +185,9 @@ def test_checks_of_a_catalog_are_those_of_its_own_assets(
     checks = run(bench, both, DOCS.check_job).checks()
 
     assert all(check.passed for check in checks.values())
+
     of_docs = {DOCS.source_partitions, DOCS.embeddings}
+
     assert {check.asset_key for check in checks.values()} == of_docs
 
 
@@ -205,6 +215,7 @@ def test_sensor_leaves_out_partitions_that_a_job_of_the_user_is_embedding(
     )
 
     assert run.asset_selection is None
+
     for names, expected in ((SHOP, ["b"]), (DOCS, ["a", "b"])):
         [request] = look(bench, both, names).run_requests
         assert request.run_config["ops"][names.embeddings_op]["config"]["keys"] == expected

@@ -18,6 +18,7 @@ def test_slow_call_is_a_warning_in_the_log_of_the_run(bench: Workbench, slow_pac
 
     logged = bench.instance.all_logs(ran.run_id)
     warned = [entry.user_message for entry in logged if entry.level == 30]
+
     assert len([message for message in warned if message.startswith(_SLOW)]) == 1
 
 

@@ -24,6 +24,7 @@ def test_source_partitions_show_their_source(
     settings: dict[str, Any], kinds: set[str], said: str
 ) -> None:
     graph = embedding_catalog(**settings, output="/out").resolve_asset_graph()
+
     node = graph.get(CatalogNames().source_partitions)
 
     assert node.kinds == kinds
@@ -32,6 +33,7 @@ def test_source_partitions_show_their_source(
 
 def test_source_partitions_name_the_columns_of_their_keys() -> None:
     made = embedding_catalog(source="/t.csv", partition_by="lang,kind", output="/out")
+
     node = made.resolve_asset_graph().get(CatalogNames().source_partitions)
 
     assert " The values of `lang` and `kind` are its partitions." in (node.description or "")

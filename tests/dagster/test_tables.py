@@ -18,13 +18,17 @@ def test_columns_of_the_key_are_a_list_or_a_plain_string_everywhere(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     expected = ["lang", "category"]
+
     assert load_settings(partition_by=given).partition_by == expected
     assert CatalogSource(url="t.csv", partition_by=given).partition_by == expected  # pyright: ignore
+
     attributes = {"source": "t.csv", "output": "out", "partition_by": given}
+
     assert (
         EmbeddingCatalog.from_attributes_dict(attributes=attributes).settings.partition_by
         == expected
     )
+
     if isinstance(given, str):
         monkeypatch.setenv("SURGE_PARTITION_BY", given)
         assert load_settings().partition_by == expected

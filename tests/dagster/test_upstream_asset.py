@@ -91,13 +91,22 @@ def location(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Location:
 
 def test_partitions_of_an_asset_become_those_of_the_catalog(location: Location) -> None:
     location.materialize("products", ["a", "b"])
+
     assert location.launch(PARTS, location.tick(PARTS)).success
+
     location.assert_embedded(PARTS, {key: CATALOG[key] for key in "ab"})
+
     assert not location.tick(PARTS).run_requests
+
     location.materialize("products", ["ß, 50%"])
+
     ran = location.launch(PARTS, location.tick(PARTS))
-    assert ran.success and len(ran.materialized(PARTS.embeddings)) == 1
+
+    assert ran.success
+    assert len(ran.materialized(PARTS.embeddings)) == 1
+
     location.assert_embedded(PARTS, CATALOG)
+
     assert location.run(PARTS.check_job).success
 
 
@@ -105,10 +114,13 @@ def test_a_backfill_of_embeddings_loads_the_asset_in_the_job_of_assets(location:
     location.materialize("products", ["a", "b"])
     location.tick(PARTS)
     tags = {"dagster/asset_partition_range_start": "a", "dagster/asset_partition_range_end": "b"}
+
     ran = location.run(
         "__ASSET_JOB", asset_selection=[PARTS.embeddings], tags=tags | {"dagster/backfill": "x"}
     )
-    assert ran.success and ran.materialized(PARTS.embeddings).keys() == {"a", "b"}
+
+    assert ran.success
+    assert ran.materialized(PARTS.embeddings).keys() == {"a", "b"}
 
 
 @pytest.fixture
@@ -129,12 +141,15 @@ def test_tick_loads_no_table_and_its_run_loads_it_once(
     location: Location, loaded: list[Any]
 ) -> None:
     location.materialize("table")
+
     first = location.tick(WHOLE)
+
     assert loaded == []
 
     assert location.launch(WHOLE, first).success
 
     location.assert_embedded(WHOLE, CATALOG)
+
     assert loaded == [pl.DataFrame]
     assert "3 partitions" in location.tick(WHOLE).skip_message
     assert location.run(WHOLE.refresh_job).success
@@ -143,31 +158,46 @@ def test_tick_loads_no_table_and_its_run_loads_it_once(
 
 def test_table_that_was_materialized_again_is_requested_and_compared(location: Location) -> None:
     location.materialize("table")
+
     assert location.run(WHOLE.refresh_job).success
+
     changed = {**CATALOG, "b": numbered_rows("b", 4), "new": numbered_rows("new", 1)}
     location.write(changed)
+
     location.materialize("table")
 
     assert len(location.tick(WHOLE).run_requests) == 1
+
     ran = location.run(WHOLE.refresh_job)
 
     assert ran.materialized(WHOLE.embeddings).keys() == {"b", "new"}
+
     location.assert_embedded(WHOLE, changed)
 
 
-def test_a_run_that_failed_to_list_the_asset_is_requested_again_after_a_wait(
+def test_run_that_failed_to_list_the_asset_is_requested_again(
     location: Location, bench: Workbench
 ) -> None:
     location.materialize("table")
     values = location.root / "values"
+
     values.rename(location.root / "away")
+
     assert not location.launch(WHOLE, location.tick(WHOLE)).success
+
     waiting = location.tick(WHOLE)
-    assert not waiting.run_requests and "(attempt 1)" in waiting.skip_message
+
+    assert not waiting.run_requests
+    assert "(attempt 1)" in waiting.skip_message
+
     bench.ahead += timedelta(minutes=1)
+
     again = location.tick(WHOLE)
+
     assert [request.tags["surge/attempt"] for request in again.run_requests] == ["2"]
+
     (location.root / "away").rename(values)
+
     assert location.launch(WHOLE, again).success
     assert "3 partitions" in location.tick(WHOLE).skip_message
 
@@ -183,7 +213,8 @@ def test_source_may_be_an_asset_its_key_or_its_url() -> None:
 
     for source in (products, products.key, dg.AssetSpec(products.key), "asset://shop/products"):
         made = embedding_catalog(source=source)
-        assert made.resources and made.resources["catalog"].url == "asset://shop/products"
+        assert made.resources
+        assert made.resources["catalog"].url == "asset://shop/products"
     for key in (products.key, dg.AssetKey(["shop", "a/b", "50%"])):
         assert asset_key(asset_url(key)) == key
     for wrong in ("asset://", "asset://shop//b"):
@@ -197,13 +228,18 @@ def test_an_asset_that_is_missing_or_never_materialized_is_named(
     location: Location, bench: Workbench
 ) -> None:
     failed = location.run(WHOLE.refresh_job, raise_on_error=False)
-    assert not failed.success and "asset 'table' was never materialized" in failed.failure()
+
+    assert not failed.success
+    assert "asset 'table' was never materialized" in failed.failure()
+
     alone = embedding_catalog(
         source="asset://products", output=str(bench.output), model="hash://16"
     )
+
     result = alone.resolve_job_def("catalog_refresh").execute_in_process(
         instance=bench.instance, raise_on_error=False, run_config=QUIET
     )
+
     assert (
         "no code location in which the asset 'products'"
         in Ran(bench.instance, result.run_id, False).failure()
