@@ -79,20 +79,15 @@ ui: $(STAMP) ## open Dagster's UI on the instance that make demo filled
 	  || { echo "make ui: port $(PORT) is busy or not allowed; choose another one: make ui PORT=3001" >&2; exit 1; }
 	@$(BIN)/python -c '$(INTERRUPTIBLE)' -W 'ignore:Function `dev_command` is superseded' -m dagster dev --workspace workspace.yaml --port $(PORT)
 
-# Four at a time on two cores: many tests wait for processes that start. A file stays together, for what its tests share,
-# and tests/conftest.py says which ones begin. The hundreds of processes that are started compile the project once. Threads
-# of numpy and torch that wait for work do not spin meanwhile, which takes half of the time of tests with small models.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=passive OPENBLAS_NUM_THREADS=1 \
-  $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
-
-test: $(TEST_STAMP) ## run the tests, in six minutes on two cores
-	@$(PYTEST) $(ARGS)
+# pyproject.toml has the tests' options, tests/conftest.py their environment: `pytest` alone runs the same as `make test`.
+test: $(TEST_STAMP) ## run the tests, in four minutes on two cores
+	@$(BIN)/python -m pytest $(ARGS)
 
 test-processes: $(TEST_STAMP) ## run those that start and kill whole processes, or measure them
-	@$(PYTEST) -m "processes and not soak" $(ARGS)
+	@$(BIN)/python -m pytest -m "processes and not soak" $(ARGS)
 
 soak: $(TEST_STAMP) ## run the tests that take minutes: many kills, large catalogs
-	@$(BIN)/python -m pytest -m soak -v $(ARGS)
+	@$(BIN)/python -m pytest -m soak -n 0 -v $(ARGS)
 
 lint: $(TEST_STAMP) ## ruff and pyright
 	$(BIN)/ruff check .

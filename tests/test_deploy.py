@@ -129,6 +129,7 @@ def test_run_in_kubernetes_is_the_same_with_helm_and_without() -> None:
     }
 
     expected = {name: value for name, value in by_hand.items() if name not in OF_THE_CHART}
+
     assert of_helm == expected | {"env_vars": variables(by_hand["env_vars"])}
     assert handed_on.keys() >= WITHOUT_DEFAULTS
 
@@ -141,6 +142,7 @@ def test_helm_and_dagster_yaml_agree_on_slots_retries_and_monitoring() -> None:
     by_helm = load("kubernetes/values.yaml")
     by_hand = load("kubernetes/dagster.yaml")
     daemon = by_helm["dagsterDaemon"]
+
     slots = dict(by_helm["concurrency"])
 
     assert slots.pop("enabled"), "the chart leaves it out otherwise"
@@ -156,6 +158,7 @@ def test_pooled_connections_reach_the_database_of_the_instances() -> None:
 
     storages = [load(f"{kind}/dagster.yaml")["storage"]["postgres"] for kind in KINDS]
     names = {storage["postgres_db"]["db_name"] for storage in storages}
+
     assert names == set(pooled["databases"])
     assert pooled["pgbouncer"]["pool_mode"] == "session"
 
@@ -172,6 +175,7 @@ def test_stopped_run_has_its_grace_time_before_it_is_killed() -> None:
 
 def test_compose_and_launcher_agree() -> None:
     compose = load("docker/docker-compose.yml")
+
     launcher = launcher_of("docker")
 
     assert launcher["image"] == compose["x-surge"]["image"]
@@ -190,6 +194,7 @@ def test_compose_sets_every_variable_of_a_run() -> None:
 def test_settings_of_the_image_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*WITHOUT_DEFAULTS, "SURGE_MAX_RUNS"):
         monkeypatch.delenv(name)
+
     monkeypatch.chdir(DEPLOY / "docker")
 
     assert load_settings().model_fields_set >= {"model"}
@@ -200,6 +205,7 @@ def test_ecs_task_has_the_variables_that_the_page_names() -> None:
 
     named = set(re.findall("`([A-Z_]+)`", (DEPLOY / "ecs" / "README.md").read_text()))
     of_no_run = {"SURGE_RUN_TASK_DEFINITION", "ECS_CLUSTER", "SURGE_MAX_RUNS"}
+
     assert handed_on == named - of_no_run - {"DAGSTER_PG_PASSWORD"}
     assert handed_on > WITHOUT_DEFAULTS | {PLANNED}
 
@@ -210,4 +216,5 @@ def test_every_surge_variable_names_a_setting() -> None:
     compose = load("docker/docker-compose.yml")["x-surge"]["environment"]
 
     named = {variable["name"] for variable in deployment["env"]} | set(compose)
+
     assert {name for name in named if name.startswith("SURGE_")} <= known

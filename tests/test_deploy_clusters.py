@@ -55,6 +55,7 @@ def test_kubernetes_accepts_the_pod_of_the_encoder_service() -> None:
     program, name, *arguments = container.args
     commands: Any = get_command(app)
     given = commands.commands[name].make_context(name, arguments).params
+
     assert program == "surge-dagster"
     assert given["host"] == "0.0.0.0"
     assert given["port"] == container.startup_probe.http_get.port
@@ -70,5 +71,6 @@ def test_shared_memory_of_a_pod_holds_rays_object_store() -> None:
 
 def test_images_have_the_version_of_ray_that_the_project_is_tested_with() -> None:
     [tested] = re.findall(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+
     assert load("ray/cluster.yaml")["spec"]["rayVersion"] == tested
     assert f'"ray[default]=={tested}"' in (DEPLOY / "ray" / "README.md").read_text()

@@ -44,6 +44,7 @@ def test_every_path_and_link_of_a_page_exists(page: Path) -> None:
         target = (page.parent / place).resolve() if place else page
         if not target.exists() or (anchor and anchor not in anchors(target)):
             missing.append(link)
+
     assert not missing
 
 
@@ -67,11 +68,15 @@ def test_first_steps_run(
     )
     monkeypatch.chdir(tmp_path)
     exec(example.replace("EncodingSpec()", 'EncodingSpec("hash://8")'), {})
+
     published, _, verified, compared, *hits = capsys.readouterr().out.splitlines()
+
     assert published == "shoes 2"
-    assert verified.startswith("Verified(key='shoes', rows=2") and compared.startswith(
-        "Compared(vectors=2"
-    )
-    assert hits[0].endswith(" shoes 1 waterproof boots") and len(hits) == 2
+    assert verified.startswith("Verified(key='shoes', rows=2")
+    assert compared.startswith("Compared(vectors=2")
+    assert hits[0].endswith(" shoes 1 waterproof boots")
+    assert len(hits) == 2
+
     space = EncodingSpec("hash://8").resolve().name
+
     assert (tmp_path / "data" / "embeddings" / space / "shoes.parquet").is_file()

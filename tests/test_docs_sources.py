@@ -135,9 +135,11 @@ def test_page_of_frames_embeds_its_rows(shell: Shell, monkeypatch: pytest.Monkey
         write_csv(shell.root / f"{name}.csv", TABLE, ("sku", "title", "category"))
     monkeypatch.setenv("SURGE_MODEL", "hash://16")
     exec(program, {})
+
     shell.assert_embedded(
         {key: [(int(name), text) for name, text in rows] for key, rows in CATALOG.items()}
     )
+
     assert {path.stem for path in (shell.root / "data" / "by-key").glob("*/*.parquet")} == {
         "shoes",
         "hats",
@@ -146,8 +148,11 @@ def test_page_of_frames_embeds_its_rows(shell: Shell, monkeypatch: pytest.Monkey
 
 def test_page_of_assets_embeds_its_rows(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     [program] = blocks("assets", "python")
+
     [settings] = map(yaml.safe_load, blocks("assets", "yaml"))
+
     assert load_settings(**settings, output="x").partition_by == ["category"]
+
     write_csv(shell.root / "products.csv", TABLE)
     monkeypatch.setenv("SURGE_MODEL", "hash://16")
     names: dict[str, dg.Definitions] = {}

@@ -42,10 +42,13 @@ def modules_on_disk() -> set[str]:
 
 
 def test_mapped_packages_import_under_the_namespace_and_not_from_the_top() -> None:
-    command = "import surge_dagster.assets, surge_dagster.resources, importlib.util as u; print(u.find_spec('assets'))"
+    imported = "import surge_dagster.assets, surge_dagster.resources"
+    command = f"{imported}, importlib.util as util; print(util.find_spec('assets'))"
+
     result = subprocess.run(
         [sys.executable, "-c", command], cwd="/", check=True, capture_output=True, text=True
     )
+
     assert result.stdout.strip() == "None"
 
 
@@ -61,7 +64,9 @@ def test_every_public_name_can_be_imported_first() -> None:
         "open_source",
         "open_store",
     }
+
     assert names | {"plan", "search", "verify"} <= set(__all__)
+
     of_dagster = {
         "CatalogSource",
         "EmbeddingCatalog",
@@ -82,7 +87,8 @@ for name in sorted(surge_dagster.__all__, key=lambda name: name in {of_dagster!r
         import dagster
     if not (child := os.fork()):
         exec(f"from surge_dagster import {{name}}")
-        os._exit("torch" in sys.modules or ("dagster" in sys.modules and name not in {of_dagster!r}))
+        of_dagster = name in {of_dagster!r}
+        os._exit("torch" in sys.modules or ("dagster" in sys.modules and not of_dagster))
     assert not os.waitpid(child, 0)[1], name
 """
     environment = {name: value for name, value in os.environ.items() if name != ARROW_VARIABLE}
@@ -105,9 +111,11 @@ def test_processes_allocate_with_jemalloc_by_default(
     if named is not None:
         monkeypatch.setenv(ARROW_VARIABLE, named)
     command = f"{started}; print(pyarrow.default_memory_pool().backend_name)"
+
     shown = subprocess.run(
         [sys.executable, "-c", command], check=True, capture_output=True, text=True
     )
+
     assert shown.stdout.strip() == allocator
 
 
@@ -137,6 +145,7 @@ def test_collecting_tests_imports_no_package_that_takes_seconds(
         "datasets",
         "deltalake",
     }
+
     assert not slow & imported_by_collecting
 
 
@@ -144,7 +153,8 @@ def test_collecting_tests_imports_no_package_that_takes_seconds(
     ("begin", "slow"),
     [
         (
-            "from surge_dagster import definitions as d; d.embedding_catalog(output='gs://b/out', devices='cuda')",
+            "import surge_dagster as s; "
+            "s.embedding_catalog(output='gs://b/out', devices='cuda')",
             {
                 *GOOGLE,
                 "torch",
@@ -174,9 +184,11 @@ def test_process_begins_without_packages_that_take_seconds_to_import(
     begin: str, slow: set[str]
 ) -> None:
     command = f"import sys; {begin}; print(*sorted({slow!r} & set(sys.modules)))"
+
     result = subprocess.run(
         [sys.executable, "-c", command], cwd="/", check=True, capture_output=True, text=True
     )
+
     assert result.stdout.split() == []
 
 
@@ -193,7 +205,9 @@ def test_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
         [sys.executable, "-c", build, str(tmp_path)], cwd=source, check=True, capture_output=True
     )
     (wheel,) = tmp_path.glob("*.whl")
+
     names = set(zipfile.ZipFile(wheel).namelist())
+
     assert {
         name for name in names if not name.split("/")[0].endswith(".dist-info")
     } == modules_on_disk()
@@ -222,9 +236,13 @@ def test_every_imported_package_is_declared_and_that_of_s3_is_an_extra() -> None
         return {re.split(r"[<>=\[]", requirement)[0].lower() for requirement in requirements}
 
     extras = SETTINGS["project"]["optional-dependencies"]
+
     core = names(SETTINGS["project"]["dependencies"])
+
     assert names(extras["s3"]) - core == {"boto3"}
+
     product = [extra for extra in extras if extra not in ("bench", "dev", "integrations")]
+
     assert imported_distributions() <= core | {
         name for extra in product for name in names(extras[extra])
     }
@@ -232,10 +250,13 @@ def test_every_imported_package_is_declared_and_that_of_s3_is_an_extra() -> None
 
 def test_constraints_pin_the_declared_dependencies() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
+
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
     assert pins["torch"] == "2.13.0"  # a local version would rule out the other build
     assert pins["dagster"] == pins["dagster-webserver"] == "1.13.27"
     assert pins["dagster-gcp"] == "0.29.27"
+
     project = SETTINGS["project"]
     for requirement in chain(project["dependencies"], *project["optional-dependencies"].values()):
         name = requirement.split(">")[0].split("=")[0].split("[")[0]

@@ -173,6 +173,7 @@ def test_bucket_gives_what_folders_give(
         name = path.relative_to(tmp_path / "catalog")
         object_server.put(f"cat/{name}", path.read_bytes())
     options = StorageOptions(endpoint=object_server.url, access_key_id="a", secret_access_key="b")
+
     source = open_source(f"s3://{BUCKET}/cat", storage_options=options)
 
     assert embedded(source, hash_pool, tmp_path / "out") == folders.found
@@ -204,6 +205,7 @@ def test_dagster_asset_gives_what_folders_give(folders: Folders, tmp_path: Path)
             assert job.execute_in_process(
                 instance=instance, asset_selection=[asset], tags=tags
             ).success
+
     assert files(tmp_path / "out", list(folders.rows_of)) == folders.found
 
 
