@@ -1,14 +1,13 @@
-"""A table or query of BigQuery as a `Source`: listed by one query, read by the Storage Read API in
-several streams.
+"""A table or query of BigQuery as a `Source`, read through the Storage Read API.
 
-    one aggregate query ──► key, rows, bytes and version of each partition
-    one query of the needed columns, at the first session ──► a result table, which BigQuery keeps for a day
-    read sessions on it, each for the next few keys ──► rows in memory, sorted by id ──► partitions
+    one aggregate query         ──► key, rows, bytes and version of each partition
+    one query of the columns    ──► a result table, which BigQuery keeps for a day
+    read sessions on it         ──► rows of the next few keys, sorted by id ──► partitions
 
 BigQuery's rows have no order, so a partition's are sorted by id. Reading the result table costs
 nothing, and it does not change while it is read. As long as partitions are read one after the
-other, a session is for twice as many as the last one; a partition that is larger than a session may
-hold is sorted by BigQuery and streamed.
+other, each session reads twice as many as the last one. A partition that is larger than a session
+is sorted by BigQuery and streamed.
 """
 
 from __future__ import annotations
@@ -39,27 +38,23 @@ if TYPE_CHECKING:
     from google.cloud.bigquery_storage_v1 import BigQueryReadClient
 
 BIGQUERY_SCHEME = "bigquery://"
+_UNSAFE = re.compile(r"[^\w \-./:]")  # in a literal
 _TABLE = re.compile(r"[^\s`.]+\.[^\s`.]+\.[^\s`.]+")
-_SESSION_BYTES = 16 * 1024 * 1024  # of the rows that one session brings
-_SESSION_KEYS = 1_000  # their values are in its filter, which may have a megabyte
+_SESSION_BYTES = 16 * 1024 * 1024  # of the rows of one session
+_SESSION_KEYS = 1_000  # their values are in a session's filter, which may have a megabyte
 _STREAMS = 4
 _BATCH_ROWS = 8192
-_ROLES = {
-    "jobs": "roles/bigquery.jobUser",
-    "tables": "roles/bigquery.dataViewer",
-    "readsessions": "roles/bigquery.readSessionUser",
-}
-_ALL_ROLES = "{}, {} and {}".format(*_ROLES.values())
-# by query: a sensor lists a table every 30 seconds
+_ROLES = "bigquery.jobUser, bigquery.dataViewer and bigquery.readSessionUser"
+# By query: a sensor lists a table every 30 seconds.
 _LISTINGS: dict[str, tuple[datetime, list[_Listed]]] = {}
 _KEPT_LISTINGS = 16
-# in which a table is not looked at again: partitions are published one by one
+# Time in which a table is not listed again: partitions are published one by one.
 _LOOKED_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """What the aggregate query says of one partition."""
+    """One partition in the answer of the aggregate query."""
 
     key: str
     values: tuple[str | None, ...]
@@ -72,13 +67,12 @@ class BigQueryCatalog:
     """A table or query, divided by columns.
 
     Args:
-        source: `project.dataset.table`, with or without `bigquery://`; `bigquery://project` beside
-            a query.
-        query: whose rows are the catalog, in the place of a table.
-        updated_at: a column that grows when a row changes: its maximum and the number of rows are a
-            partition's version. Without it, the version is a fingerprint of the rows, for which
-            BigQuery reads the texts.
-        open_storage: opens the client of the Storage Read API, at the first read.
+        source: `project.dataset.table`, with or without `bigquery://`; `bigquery://project` with a
+            query.
+        query: its rows are the catalog, instead of a table's.
+        updated_at: a column that grows when a row changes. Its maximum and the number of rows are a
+            partition's version. Without it, BigQuery reads the texts for a fingerprint of the rows.
+        open_storage: opens the client of the Storage Read API at the first read.
     """
 
     def __init__(
@@ -96,19 +90,21 @@ class BigQueryCatalog:
         table = source.removeprefix(BIGQUERY_SCHEME)
         if query is None and not _TABLE.fullmatch(table):
             raise ConfigError(
-                f"the source {source!r} is no table of BigQuery; expected bigquery://project.dataset.table, or "
-                "bigquery://project and the setting query."
+                f"the source {source!r} is not a table of BigQuery. Give it as "
+                "bigquery://project.dataset.table, or as bigquery://project with the setting query."
             )
         if query is not None and "." in table:
+            project = table.partition(".")[0]
             raise ConfigError(
-                f"the source {source!r} names a table, and the setting query gives the rows: name the project alone, "
-                f"as in {BIGQUERY_SCHEME}{table.partition('.')[0]}, or leave the query out."
+                f"the source {source!r} names a table, and the setting query gives the rows. Name "
+                f"only the project, as in {BIGQUERY_SCHEME}{project}, or leave the query out."
             )
         self._is_query = query is not None
         self.url = "the query of BigQuery" if self._is_query else f"{BIGQUERY_SCHEME}{table}"
         if not partition_by:
             raise ConfigError(
-                f"{self.url} needs the setting partition_by: the column whose values are the partitions."
+                f"{self.url} needs the setting partition_by: the column that divides it into "
+                "partitions."
             )
         self.selection = selection or Selection()
         self._client = client
@@ -143,8 +139,9 @@ class BigQueryCatalog:
             )
 
     def _listing(self) -> list[_Listed]:
-        """The partitions; BigQuery is asked again only where the table may have changed since."""
-        self._looked, modified = self._clock(), self._last_change()
+        """Return the partitions; send a query only if the table may have changed."""
+        self._looked = self._clock()
+        modified = self._last_change()
         sql = self._listing_query()
         known_modified, listing = _LISTINGS.pop(sql, (None, []))
         if modified is None or known_modified != modified:
@@ -157,49 +154,42 @@ class BigQueryCatalog:
         return listing
 
     def _last_change(self) -> datetime | None:
-        """When the table was modified, which is free of charge; None where BigQuery does not say
-        it."""
+        """Return when the table was modified, which is free of charge; None if it is unknown."""
         if self._is_query:
             return None
         with _errors(self.url):
             table = self._client.get_table(self._table)
-        return (
-            table.modified
-            if table.table_type == "TABLE" and table.streaming_buffer is None
-            else None
-        )
+        is_known = table.table_type == "TABLE" and table.streaming_buffer is None
+        return table.modified if is_known else None
 
     def _listing_query(self) -> str:
         keys = ", ".join(self._key_names)
         row = f"TO_JSON_STRING(STRUCT({self._columns}))"
-        version = (
-            f"CAST(MAX({_quoted(self._updated_at)}) AS STRING)"
-            if self._updated_at
-            else f"FORMAT('%016x', BIT_XOR(FARM_FINGERPRINT({row})))"
-        )
+        version = f"FORMAT('%016x', BIT_XOR(FARM_FINGERPRINT({row})))"
+        if self._updated_at:
+            version = f"CAST(MAX({_quoted(self._updated_at)}) AS STRING)"
         return (
             f"SELECT {self._keys}, COUNT(*) AS surge_rows, SUM(BYTE_LENGTH({row})) AS surge_bytes, "
             f"{version} AS surge_version\nFROM {self._from}\nGROUP BY {keys}\nORDER BY {keys}"
         )
 
     def _list(self, sql: str) -> list[_Listed]:
-        listing = list[_Listed]()
+        listing: list[_Listed] = []
         with _errors(self.url):
             for record in self._client.query_and_wait(sql):
-                values, rows = tuple(record[name] for name in self._key_names), record["surge_rows"]
+                values = tuple(record[name] for name in self._key_names)
+                rows = record["surge_rows"]
+                size = record["surge_bytes"] or 0
                 version = f"{rows}-{record['surge_version']}"
-                listing.append(
-                    _Listed(self._key(values), values, rows, record["surge_bytes"] or 0, version)
-                )
+                listing.append(_Listed(self._key(values), values, rows, size, version))
         return sorted(listing, key=lambda listed: listed.key.encode())
 
     def _key(self, values: Sequence[str | None]) -> str:
-        named = zip(self._partition_by, values, strict=True)
-        return joined_key({name: NO_KEY_NAME if value is None else value for name, value in named})
+        named = [NO_KEY_NAME if value is None else value for value in values]
+        return joined_key(dict(zip(self._partition_by, named, strict=True)))
 
     def _current(self, key: str, version: str) -> str | None:
-        """The version that a partition has now, None where it is gone; that of a query is not
-        looked up again."""
+        """Return the version that a partition has now; a query is not sent again for it."""
         if self._is_query:
             return version
         if self._clock() - self._looked > _LOOKED_SECONDS:
@@ -210,24 +200,21 @@ class BigQueryCatalog:
     def _read(self, listing: Sequence[_Listed], place: int) -> Iterator[RowBatch]:
         listed = listing[place]
         if None in listed.values:
-            empty = [
-                name
-                for name, value in zip(self._partition_by, listed.values, strict=True)
-                if value is None
-            ]
+            named = zip(self._partition_by, listed.values, strict=True)
+            empty = [name for name, value in named if value is None]
             raise without_key(listed.key, listed.rows, empty)
         with _errors(self.url, listed.key):
             if self._rows is None or self._rows.listed is not listing:
                 self._rows = _Rows(self._client, self._storage(), self._rows_query(), listing)
-            yield from self.selection.rows(
-                listed.key, self._rows.of(place, self.selection, self._sorted_query)
-            )
+            rows = self._rows.of(place, self.selection, self._sorted_query)
+            yield from self.selection.rows(listed.key, rows)
 
     def _rows_query(self) -> str:
         return f"SELECT {self._keys}, {self._columns}\nFROM {self._from}"
 
     def _sorted_query(self, listed: _Listed) -> str:
-        return f"SELECT * FROM ({self._rows_query()})\nWHERE {_filter([listed])}\nORDER BY {_quoted(self.selection.id)}"
+        rows = f"SELECT * FROM ({self._rows_query()})\nWHERE {_filter([listed])}"
+        return f"{rows}\nORDER BY {_quoted(self.selection.id)}"
 
     def _storage(self) -> BigQueryReadClient:
         if self._storage_client is None:
@@ -244,10 +231,9 @@ def open_bigquery(
     query: str | None = None,
     updated_at: str | None = None,
 ) -> BigQueryCatalog:
-    """Open a table or a query with the project and the credentials of `gcp`. The source of a query
-    names the project.
+    """Open a table or a query with the project and the credentials of `gcp`.
 
-    Importing Google's clients takes two seconds.
+    The source of a query names the project. Importing Google's clients takes two seconds.
     """
     from google.cloud import bigquery
 
@@ -278,7 +264,7 @@ def open_bigquery(
 
 
 class _Rows:
-    """The rows of one listing, out of a result table."""
+    """The rows of one listing, read from a result table."""
 
     def __init__(
         self, client: Client, storage: BigQueryReadClient, sql: str, listed: Sequence[_Listed]
@@ -287,66 +273,72 @@ class _Rows:
         self._storage = storage
         self.listed = listed
         self._held: dict[int, pa.Table] = {}  # by place in the listing
-        self._next = 0  # the place behind the last session
+        self._next = 0  # the place after the last session
         self._keys = 1  # of the last session
         self._sql = sql
-        # of a query that is billed for all rows: made for the first session
-        self._result: Any = None
+        self._result: Any = None  # of a query that bills all rows: made for the first session
 
     def of(
         self, place: int, selection: Selection, sorted_query: Callable[[_Listed], str]
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition, sorted by id."""
-        if self.listed[place].bytes > _SESSION_BYTES:
-            yield from self._streams(
-                self._run(sorted_query(self.listed[place])), selection.columns, "", 1
-            )
+        """Yield the rows of one partition, sorted by id."""
+        listed = self.listed[place]
+        if listed.bytes > _SESSION_BYTES:
+            yield from self._streams(self._run(sorted_query(listed)), selection.columns, "", 1)
             return
         if place not in self._held:
-            self._hold(place, selection)
+            self._read_session(place, selection)
         # Kept until the next session: a repeated id makes the engine read a partition again.
         yield from self._held[place].to_batches(max_chunksize=_BATCH_ROWS)
 
-    def _hold(self, place: int, selection: Selection) -> None:
-        """Read this partition in one session with those that follow it, as far as there is room."""
+    def _read_session(self, place: int, selection: Selection) -> None:
+        """Read this partition and those that follow it in one session."""
         self._held = {}
-        self._keys = min(2 * self._keys, _SESSION_KEYS) if place == self._next else 1
-        together, size = list[int](), 0
-        for other in range(place, min(place + self._keys, len(self.listed))):
-            if together and size + self.listed[other].bytes > _SESSION_BYTES:
-                break
-            together.append(other)
-            size += self.listed[other].bytes
-        self._next = place + len(together)
-        self._result = self._result or self._run(self._sql)
-        wanted = [self.listed[other] for other in together if None not in self.listed[other].values]
+        places = self._places_of_session(place)
+        wanted = [self.listed[each] for each in places if None not in self.listed[each].values]
         keys = [f"surge_k{number}" for number in range(len(wanted[0].values))]
-        batches, read = list[pa.RecordBatch](), 0
-        for batch in self._streams(
-            self._result, [*keys, *selection.columns], _filter(wanted), _STREAMS
-        ):
-            batches.append(batch)
-            read += batch.nbytes
-            if read > 4 * _SESSION_BYTES:
-                raise TransientError(
-                    "BigQuery gave more rows than it listed: the source was changed. Run again."
-                )
-        if not batches:
-            raise TransientError(
-                "BigQuery gave no rows of what it listed: the source was changed. Run again."
-            )
-        table = pa.Table.from_batches(batches)
+        self._result = self._result or self._run(self._sql)
+        table = self._table_of(wanted, [*keys, *selection.columns])
         table = table.sort_by(
-            [(name, "ascending") for name in dict.fromkeys((*keys, selection.id))]
+            [(each, "ascending") for each in dict.fromkeys((*keys, selection.id))]
         )
-        runs, begin = dict[tuple[str | None, ...], tuple[int, int]](), 0
+
+        runs: dict[tuple[str | None, ...], pa.Table] = {}
+        begin = 0
         for values, rows in groupby(tuple(row.values()) for row in table.select(keys).to_pylist()):
-            runs[values] = begin, sum(1 for _ in rows)
-            begin += runs[values][1]
-        for other in together:
-            self._held[other] = table.slice(*runs.get(self.listed[other].values, (0, 0))).select(
-                selection.columns
+            count = sum(1 for _ in rows)
+            runs[values] = table.slice(begin, count)
+            begin += count
+        for each in places:
+            rows = runs.get(self.listed[each].values, table.slice(0, 0))
+            self._held[each] = rows.select(selection.columns)
+
+    def _places_of_session(self, place: int) -> list[int]:
+        is_next = place == self._next
+        self._keys = min(2 * self._keys, _SESSION_KEYS) if is_next else 1
+        places: list[int] = []
+        size = 0
+        for each in range(place, min(place + self._keys, len(self.listed))):
+            size += self.listed[each].bytes
+            if places and size > _SESSION_BYTES:
+                break
+            places.append(each)
+        self._next = place + len(places)
+        return places
+
+    def _table_of(self, wanted: Sequence[_Listed], columns: Sequence[str]) -> pa.Table:
+        batches: list[pa.RecordBatch] = []
+        size = 0
+        for batch in self._streams(self._result, columns, _filter(wanted), _STREAMS):
+            batches.append(batch)
+            size += batch.nbytes
+            if size > 4 * _SESSION_BYTES:
+                break
+        if not batches or size > 4 * _SESSION_BYTES:
+            raise TransientError(
+                "BigQuery returned other rows than it listed: the source was changed. Run again."
             )
+        return pa.Table.from_batches(batches)
 
     def _run(self, sql: str) -> Any:
         job = self._client.query(sql)
@@ -356,7 +348,7 @@ class _Rows:
     def _streams(
         self, table: Any, columns: Sequence[str], rows: str, streams: int
     ) -> Iterator[pa.RecordBatch]:
-        """Rows of a table; with more than one stream in any order."""
+        """Yield rows of a table; with more than one stream in any order."""
         from google.cloud.bigquery_storage_v1 import types
 
         options = types.ReadSession.TableReadOptions(
@@ -370,20 +362,17 @@ class _Rows:
             ),
             max_stream_count=streams,
         )
-        schema = (
-            pa.ipc.read_schema(pa.py_buffer(session.arrow_schema.serialized_schema))
-            if session.streams
-            else None
-        )
+        if not session.streams:
+            return
+        schema = pa.ipc.read_schema(pa.py_buffer(session.arrow_schema.serialized_schema))
 
         def read(stream: types.ReadStream) -> Iterator[pa.RecordBatch]:
             for message in self._storage.read_rows(stream.name):
                 content = pa.py_buffer(message.arrow_record_batch.serialized_record_batch)
                 yield pa.ipc.read_record_batch(content, schema).select(list(columns))
 
-        if len(session.streams) < 2:
-            for stream in session.streams:
-                yield from read(stream)
+        if len(session.streams) == 1:
+            yield from read(session.streams[0])
             return
         with ThreadPoolExecutor(len(session.streams)) as pool:
             for batches in pool.map(lambda stream: list(read(stream)), session.streams):
@@ -393,25 +382,22 @@ class _Rows:
 def _filter(listed: Sequence[_Listed]) -> str:
     if len(listed[0].values) == 1:
         return f"surge_k0 IN ({', '.join(_literal(each.values[0]) for each in listed)})"
-    return " OR ".join(
-        "("
-        + " AND ".join(f"surge_k{n} = {_literal(value)}" for n, value in enumerate(each.values))
-        + ")"
-        for each in listed
-    )
+    conditions: list[str] = []
+    for each in listed:
+        equal = [f"surge_k{n} = {_literal(value)}" for n, value in enumerate(each.values)]
+        conditions.append(f"({' AND '.join(equal)})")
+    return " OR ".join(conditions)
 
 
 def _literal(value: str | None) -> str:
-    escaped = "".join(
-        mark if mark.isalnum() or mark in " -_./:" else f"\\U{ord(mark):08x}"
-        for mark in value or ""
-    )
-    return f"'{escaped}'"
+    def escaped(mark: re.Match[str]) -> str:
+        return f"\\U{ord(mark[0]):08x}"
+
+    return f"'{_UNSAFE.sub(escaped, value or '')}'"
 
 
 def _key_value(column: str) -> str:
-    """A value of a key as a string; null where it is empty, or is the name that stands for rows
-    without a key."""
+    """Return a value of a key as a string; null if it is empty or is `NO_KEY_NAME`."""
     return f"NULLIF(NULLIF(CAST({_quoted(column)} AS STRING), ''), '{NO_KEY_NAME}')"
 
 
@@ -430,22 +416,17 @@ def _errors(url: str, key: str | None = None) -> Iterator[None]:
     try:
         yield
     except google.FailedPrecondition as error:
-        raise TransientError(
-            f"{where}: the read session ended ({first_line(error)}); one lives for six hours. Run again.",
-            key,
-        ) from error
+        message = f"the read session ended ({first_line(error)}); one lasts six hours. Run again."
+        raise TransientError(f"{where}: {message}", key) from error
     except (google.Forbidden, google.Unauthorized) as error:
-        reason = first_line(error)
-        role = next(
-            (role for what, role in _ROLES.items() if f"bigquery.{what}." in reason), _ALL_ROLES
-        )
         raise ConfigError(
-            f"{where} cannot be read ({reason}). Grant the account {role}, then run again."
+            f"{where} cannot be read ({first_line(error)}). Grant the account the roles {_ROLES}, "
+            "then run again."
         ) from error
     except (google.BadRequest, google.NotFound) as error:
         raise ConfigError(
-            f"{where} cannot be read ({first_line(error)}). The table and its columns must exist, as the settings "
-            "source or query, partition_by, updated_at, id and text name them."
+            f"{where} cannot be read ({first_line(error)}). Check the settings source or query, "
+            "partition_by, updated_at, id and text: the table and its columns must exist."
         ) from error
     except (google.GoogleAPIError, RequestException, TransportError) as error:
         raise TransientError(
@@ -453,6 +434,7 @@ def _errors(url: str, key: str | None = None) -> Iterator[None]:
         ) from error
     except GoogleAuthError as error:
         raise ConfigError(
-            f"{where}: no credentials for BigQuery ({first_line(error)}). Run `gcloud auth application-default login`, "
-            "set GOOGLE_APPLICATION_CREDENTIALS, or give the setting gcp."
+            f"{where}: no credentials for BigQuery ({first_line(error)}). Run `gcloud auth "
+            "application-default login`, set GOOGLE_APPLICATION_CREDENTIALS, or give the setting "
+            "gcp."
         ) from error

@@ -1,5 +1,4 @@
-"""The columns of a source by the names of their settings: keyword arguments of `open_source` and of
-frames."""
+"""The settings of a source's columns, as keyword arguments of `open_source` and of frames."""
 
 from __future__ import annotations
 
@@ -10,8 +9,7 @@ from surge_dagster.engine.sources.selection import MissingText, Selection
 
 
 class ColumnSettings(TypedDict, total=False):
-    """What of a source's columns becomes ids and texts, and what travels with them; see the
-    settings of these names."""
+    """See the settings of these names."""
 
     id: str
     text: str
@@ -27,21 +25,20 @@ class FileColumnSettings(ColumnSettings, total=False):
 
 
 def column_names(names: str | Sequence[str]) -> list[str]:
-    """One name, or several between commas, may be given as a plain string."""
-    return (
-        [name.strip() for name in names.split(",") if name.strip()]
-        if isinstance(names, str)
-        else list(names)
-    )
+    """Return the names of a list, or of a string with commas between them."""
+    if isinstance(names, str):
+        return [name.strip() for name in names.split(",") if name.strip()]
+    return list(names)
 
 
 def selected(selection: Selection | None, settings: Mapping[str, Any]) -> Selection:
-    """The selection that was given, or else the one that the settings describe."""
+    """Return the given selection, or the one that the settings describe."""
     if selection is not None and settings:
         raise TypeError(
             f"give either a selection or settings; both were given: {', '.join(settings)}"
         )
-    others = {name: value for name, value in settings.items() if name != "columns"}
-    return selection or Selection(
-        carried=tuple(column_names(settings.get("columns", ()))), **others
-    )
+    if selection is not None:
+        return selection
+    others = dict(settings)
+    carried = column_names(others.pop("columns", ()))
+    return Selection(carried=tuple(carried), **others)

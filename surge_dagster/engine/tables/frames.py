@@ -1,11 +1,9 @@
-"""Frames as partitions: polars, pyarrow, pandas, Hugging Face datasets, Delta tables, whatever
-gives Arrow batches.
+"""Frames as partitions: polars, pyarrow, pandas, Hugging Face datasets, Delta tables.
 
-A mapping of keys to frames has one partition for each, which a function may open when it is read;
-one frame is divided by the values of its columns. In a frame that lies in memory a partition is a
-list of row numbers, eight bytes each; the rows of a lazy one are grouped on the disk. The version
-of a partition is the digest of its rows, as in a table of files, so that a frame that was made anew
-makes stale only what differs; finding it reads every row once.
+A mapping of keys to frames has one partition for each frame, which a function may open when it is
+read. One frame is divided by the values of its columns: in memory a partition is a list of row
+numbers, eight bytes each, and the rows of a lazy frame are grouped on the disk. The version of a
+partition is the digest of its rows, as in a table of files, and finding it reads every row once.
 """
 
 from __future__ import annotations
@@ -40,24 +38,25 @@ from surge_dagster.engine.tables.grouping import (
 )
 from surge_dagster.engine.tables.table_rows import NO_KEY, NO_KEY_NAME, keys_of, without_key
 
-# A polars or pandas DataFrame or LazyFrame, a pyarrow Table or Dataset, a Hugging Face dataset, a
-# Delta table, or any other object with `__arrow_c_stream__` that can be read again.
+# See `_TAKES`; also any other object with `__arrow_c_stream__` that can be read again.
 Frame = Any
 _Open = Callable[[], Iterator[pa.RecordBatch]]
 _BATCH_ROWS = 8192
-_TAKES = "a polars, pyarrow or pandas frame, a Hugging Face dataset, a Delta table, or a function that opens one"
+_TAKES = (
+    "a polars, pyarrow or pandas frame, a Hugging Face dataset, a Delta table, or a function that "
+    "opens one"
+)
 
 
 class FrameCatalog:
     """Frames by key as a `Source`.
 
     Args:
-        frames: by partition key; a function is called each time when its partition is read.
-        versions: source versions by key. Without, the digest of each frame's rows, for which a
-            listing reads all.
-        current_version: looks the version of a key up again; None where the key is no longer there.
-        url: the frames in messages.
-        columns: what is taken of their columns, as in the settings: `id="sku", text="{title}"`.
+        frames: by partition key; a function is called whenever its partition is read.
+        versions: source versions by key. Without them a listing reads all rows for digests.
+        current_version: returns the version that a key has now; None if the key was removed.
+        url: names the frames in messages.
+        columns: as in the settings, `id="sku", text="{title}"`.
     """
 
     def __init__(
@@ -70,11 +69,13 @@ class FrameCatalog:
         url: str = "frames",
         **columns: Unpack[ColumnSettings],
     ) -> None:
-        self.url, self.selection = url, selected(selection, columns)
-        if wrong := [key for key in frames if not (isinstance(key, str) and key)]:
-            raise ConfigError(
-                f"{url}: the key of a partition is a string that is not empty, not {wrong[0]!r}."
-            )
+        self.url = url
+        self.selection = selected(selection, columns)
+        for key in frames:
+            if not (isinstance(key, str) and key):
+                raise ConfigError(
+                    f"{url}: the key of a partition must be a non-empty string, not {key!r}."
+                )
         self._frames = frames
         self._versions = versions
         self._current_version = current_version
@@ -87,23 +88,19 @@ class FrameCatalog:
             if self._versions is None:
                 yield _listed(key, batches, read, suffix)
                 continue
-            version, look = self._versions[key] + suffix, self._current_version
-            yield Partition(
-                key,
-                version,
-                read,
-                partial(_current, look, key, suffix) if look else partial(str, version),
-            )
+            version = self._versions[key] + suffix
+            current: Callable[[], str | None] = partial(str, version)
+            if self._current_version is not None:
+                current = partial(_current, self._current_version, key, suffix)
+            yield Partition(key, version, read, current)
 
 
 class FrameTable:
-    """One frame, divided by the values of some of its columns, as a `Source`; `url` names it in
-    messages.
+    """One frame, divided by the values of some of its columns, as a `Source`.
 
-    What is taken of its columns is said as in the settings: `FrameTable(frame, "category",
-    id="sku", text="{title}")`. Partitions come in the order of their keys, and the rows of each in
-    the frame's order. A folder of the cache that holds the rows of a lazy frame is removed with the
-    last of its partitions.
+    For example `FrameTable(frame, "category", id="sku", text="{title}")`. Partitions come in the
+    order of their keys, and the rows of each in the frame's order. The rows of a lazy frame are in
+    a folder of the cache, which is removed with the last of its partitions.
     """
 
     def __init__(
@@ -115,12 +112,13 @@ class FrameTable:
         url: str = "frame",
         **columns: Unpack[ColumnSettings],
     ) -> None:
-        self.url, self.selection = url, selected(selection, columns)
+        self.url = url
+        self.selection = selected(selection, columns)
         self._partition_by = column_names(partition_by)
         try:
-            # Of a Hugging Face dataset the rows may lie in a mapped file.
-            lies_in_memory = hasattr(frame, "__arrow_c_stream__")
-            self._partitions = self._in_memory(frame) if lies_in_memory else self._on_disk(frame)
+            # The rows of a Hugging Face dataset may be in a mapped file.
+            is_in_memory = hasattr(frame, "__arrow_c_stream__")
+            self._partitions = self._in_memory(frame) if is_in_memory else self._on_disk(frame)
         except DataError as error:
             raise ConfigError(f"{url}: {error.reason}. {error.remedy}") from error
         except OSError as error:
@@ -132,59 +130,57 @@ class FrameTable:
         return iter(self._partitions)
 
     def _in_memory(self, frame: Frame) -> list[Partition]:
-        blocks, codes = (
-            [block for block in self._blocks(frame) if len(block.places)],
-            dict[str, int](),
-        )
+        blocks = [block for block in self._blocks(frame) if len(block.places)]
         if not blocks:
             return []
+        codes: dict[str, int] = {}
         rows = pa.Table.from_batches([block.rows for block in blocks])
         of_rows = np.concatenate([codes_of_rows(block, codes) for block in blocks])
         groups = np.split(np.argsort(of_rows, kind="stable"), np.cumsum(np.bincount(of_rows))[:-1])
-        keys = sorted(zip(codes, groups, strict=True), key=lambda each: each[0].encode())
-        taken = [(key, partial(_taken, rows, group), group.item) for key, group in keys]
-        return [
-            self._partition(key, _digested(key, batches), batches, row_of)
-            for key, batches, row_of in taken
-        ]
+        by_key = dict(zip(codes, groups, strict=True))
+        partitions: list[Partition] = []
+        for key in sorted(by_key, key=str.encode):
+            batches = partial(_taken, rows, by_key[key])
+            row_of = by_key[key].item
+            partitions.append(self._partition(key, _digested(key, batches), batches, row_of))
+        return partitions
 
     def _on_disk(self, frame: Frame) -> list[Partition]:
         place = disk_cache.place("frames/rows")
         disk_cache.make_folder(place.parent)
         folder = tempfile.TemporaryDirectory(dir=place.parent)
-        groups = sorted(
-            grouped(self._blocks(frame), Path(folder.name, "rows")),
-            key=lambda group: group.key.encode(),
-        )
-        parts = [(group, partial(_stored, folder, group)) for group in groups]
-        return [
-            self._partition(each.key, each, partial(of, 0), partial(_row_of, partial(of, 1)))
-            for each, of in parts
-        ]
+        groups = grouped(self._blocks(frame), Path(folder.name, "rows"))
+        partitions: list[Partition] = []
+        for group in sorted(groups, key=lambda group: group.key.encode()):
+            batches = partial(_stored, folder, group, 0)
+            row_of = partial(_row_of, partial(_stored, folder, group, 1))
+            partitions.append(self._partition(group.key, group, batches, row_of))
+        return partitions
 
     def _partition(
         self, key: str, group: Group, batches: _Open, row_of: Callable[[int], int]
     ) -> Partition:
+        def place(row: int) -> str:
+            return row_in_words(row_of(row))
+
         version = group.digest + self.selection.version_suffix
-        name, read = (
-            key,
-            partial(_read, key, batches, self.selection, lambda row: row_in_words(row_of(row))),
-        )
+        read = partial(_read, key, batches, self.selection, place)
         if key == NO_KEY:
-            name, read = NO_KEY_NAME, partial(self._refuse, group)
-        return Partition(name, version, read, partial(str, version), group.rows, group.value_bytes)
+            key = NO_KEY_NAME
+            read = partial(self._refuse, group)
+        return Partition(key, version, read, partial(str, version), group.rows, group.value_bytes)
 
     def _refuse(self, group: Group) -> Iterator[RowBatch]:
         raise without_key(NO_KEY_NAME, group.rows, self._partition_by)
 
     def _blocks(self, frame: Frame) -> Iterator[Block]:
-        """All rows with their keys; what is kept of them is what is selected."""
-        columns, first_row = list(dict.fromkeys((*self._partition_by, *self.selection.columns))), 0
+        """Yield all rows with their keys, of the selected columns only."""
+        columns = list(dict.fromkeys((*self._partition_by, *self.selection.columns)))
+        first_row = 0
         for batch in _batches(self.url, frame, columns, "id, text, columns and partition_by"):
-            labels = [
-                (name, _labels(self.url, name, batch.column(name))) for name in self._partition_by
-            ]
-            yield Block(first_row, batch.select(self.selection.columns), *keys_of(labels))
+            labels = [_labels(self.url, name, batch.column(name)) for name in self._partition_by]
+            keys, places = keys_of(list(zip(self._partition_by, labels, strict=True)))
+            yield Block(first_row, batch.select(self.selection.columns), keys, places)
             first_row += len(batch)
 
 
@@ -193,24 +189,26 @@ def _labels(url: str, name: str, column: pa.Array) -> pa.Array:
         return column.cast(pa.string())
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
         raise ConfigError(
-            f"{url}: the column {name!r} has type {column.type}; the values of partition_by must be strings, numbers, "
-            "booleans or dates. Cast it, or name another column."
+            f"{url}: the column {name!r} has type {column.type}; the values of partition_by must "
+            "be strings, numbers, booleans or dates. Cast it, or name another column."
         ) from error
 
 
 def _taken(table: pa.Table, rows: np.ndarray) -> Iterator[pa.RecordBatch]:
     for start in range(0, len(rows), _BATCH_ROWS):
-        place = rows[start : start + _BATCH_ROWS]
-        together = int(place[-1]) - int(place[0]) == len(place) - 1
-        taken = table.slice(int(place[0]), len(place)) if together else table.take(pa.array(place))
+        places = rows[start : start + _BATCH_ROWS]
+        first = int(places[0])
+        if int(places[-1]) - first == len(places) - 1:
+            taken = table.slice(first, len(places))
+        else:
+            taken = table.take(pa.array(places))
         for batch in taken.combine_chunks().to_batches():
             yield from _pieces(batch)
 
 
 def _stored(folder: tempfile.TemporaryDirectory[str], group: Group, part: int) -> Iterator[Any]:
-    """The columns of the batches of a group (part 0), or the rows of the frame that they were (part
-    1)."""
-    # The folder lives as long as one of its partitions.
+    """Yield the columns of a group's batches (part 0), or their rows in the frame (part 1)."""
+    # The folder exists as long as one of its partitions.
     with open_groups(Path(folder.name, "rows"), group.file) as reader:
         for place in range(group.first_batch, group.first_batch + group.batches):
             yield rows_of(reader.get_batch(place))[part]
@@ -236,8 +234,7 @@ def _digested(key: str, batches: _Open) -> Group:
 def _listed(
     key: str, batches: _Open, read: Callable[[], Iterator[RowBatch]], suffix: str
 ) -> Partition:
-    """A partition whose version is the digest of its rows, or of why they cannot be read, which
-    reading says again."""
+    """Return a partition whose version is the digest of its rows, or of why reading fails."""
     try:
         group = _digested(key, batches)
     except (DataError, TransientError) as error:
@@ -257,17 +254,15 @@ def _batches(
     columns: Sequence[str],
     settings: str = "id, text and columns",
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a frame in its order, these columns alone, in pieces of a few megabytes;
-    `settings` name them."""
+    """Yield the rows of a frame in its order, of these columns only, a few megabytes at a time."""
     try:
         yield from _batches_of(key, frame, columns, settings)
     except (SurgeError, MemoryError):
         raise
     except OSError as error:
-        raise TransientError(
-            f"partition {key!r}: its frame could not be read ({first_line(error)}). Open it anew, then run again.",
-            key,
-        ) from error
+        reason = f"its frame could not be read ({first_line(error)})"
+        message = f"partition {key!r}: {reason}. Open it again, then run again."
+        raise TransientError(message, key) from error
     except Exception as error:  # whatever a library or the user's function raises
         raise DataError(
             key,
@@ -283,61 +278,56 @@ def _batches_of(
     # A Delta table's other reader gives rows in any order.
     frame = given.to_pyarrow_dataset() if hasattr(given, "to_pyarrow_dataset") else given
     schema = _schema(key, frame)
-    names, outer = names_with_fields(schema), outer_columns(schema.names, columns)
-    for name in columns:
-        if (count := names.count(name)) != 1:
-            problem = f"{'two columns' if count else 'no column'} {name!r}; its columns are "
-            remedy = (
-                "Rename one of them."
-                if count
-                else f"Name the right ones with the settings {settings}."
-            )
-            raise DataError(
-                key, f"the {_kind(frame)} has {problem}{', '.join(map(repr, names))}", remedy
-            )
-    empty = True
+    _require_columns(key, frame, schema, columns, settings)
+    outer = outer_columns(schema.names, columns)
+    is_empty = True
     for batch in _open(frame, outer):
         for piece in _pieces(select(batch, columns)):
             yield piece
-            empty = False
-    if empty:
-        none = pa.RecordBatch.from_arrays(
-            [pa.array([], schema.field(name).type) for name in outer], outer
-        )
-        arrays = [
-            _canonical(without_dictionary(column)) for column in select(none, columns).columns
-        ]
+            is_empty = False
+    if is_empty:
+        arrays = [pa.array([], schema.field(name).type) for name in outer]
+        none = select(pa.RecordBatch.from_arrays(arrays, outer), columns)
+        arrays = [_canonical(without_dictionary(column)) for column in none.columns]
         yield pa.RecordBatch.from_arrays(arrays, list(columns))
 
 
+def _require_columns(
+    key: str, frame: Any, schema: pa.Schema, columns: Sequence[str], settings: str
+) -> None:
+    names = names_with_fields(schema)
+    shown = ", ".join(map(repr, names))
+    for name in columns:
+        if name not in names:
+            reason = f"the {_kind(frame)} has no column {name!r}; its columns are {shown}"
+            raise DataError(key, reason, f"Name the right ones with the settings {settings}.")
+        if names.count(name) > 1:
+            reason = f"the {_kind(frame)} has two columns {name!r}; its columns are {shown}"
+            raise DataError(key, reason, "Rename one of them.")
+
+
 def _is_frame(frame: Any) -> bool:
-    ways = (
-        "__arrow_c_stream__",
-        "collect_batches",
-        "to_batches",
-        "with_format",
-        "to_pyarrow_dataset",
-    )
-    # a DatasetDict has such a way
+    ways = ["__arrow_c_stream__", "collect_batches", "to_batches", "with_format"]
+    ways.append("to_pyarrow_dataset")
+    # A DatasetDict has such a way too.
     return not isinstance(frame, dict) and any(hasattr(frame, way) for way in ways)
 
 
 def _schema(key: str, frame: Any) -> pa.Schema:
-    """The columns of a frame, without reading rows."""
-    if not _is_frame(frame) or isinstance(frame, pa.RecordBatchReader):
-        once = (
-            "which can be read only once"
-            if isinstance(frame, pa.RecordBatchReader)
-            else "which is no frame"
-        )
-        raise DataError(key, f"its rows are a {_kind(frame)}, {once}", f"Give {_TAKES}.")
+    """Return the columns of a frame, without reading rows."""
+    problem = ""
+    if isinstance(frame, pa.RecordBatchReader):
+        problem = "which can be read only once"
+    elif not _is_frame(frame):
+        problem = "which is not a frame"
+    if problem:
+        raise DataError(key, f"its rows are a {_kind(frame)}, {problem}", f"Give {_TAKES}.")
+
     if hasattr(frame, "collect_schema"):  # polars
-        frame = frame.collect_schema().to_frame()
-    elif hasattr(
-        frame, "with_format"
-    ):  # Hugging Face; a stream may not know its columns before it is read
+        return pa.RecordBatchReader.from_stream(frame.collect_schema().to_frame()).schema
+    if hasattr(frame, "with_format"):  # Hugging Face; a stream may have to be read for its columns
         return (frame.features or frame._resolve_features().features).arrow_schema
-    elif isinstance(getattr(frame, "schema", None), pa.Schema):
+    if isinstance(getattr(frame, "schema", None), pa.Schema):
         return frame.schema
     return pa.RecordBatchReader.from_stream(frame).schema
 
@@ -350,9 +340,7 @@ def _open(frame: Any, columns: list[str]) -> Iterator[pa.RecordBatch]:
         return (batch for each in frames for batch in pa.RecordBatchReader.from_stream(each))
     if hasattr(frame, "with_format"):  # Hugging Face
         if (getattr(frame, "format", None) or {}).get("type") == "custom":
-            raise ValueError(
-                "it has a transform, which is not applied to rows in Arrow's format: use map() instead"
-            )
+            raise ValueError("it has a transform, which Arrow rows do not get: use map() instead")
         tables = frame.select_columns(columns).with_format("arrow").iter(_BATCH_ROWS)
         return (batch for table in tables for batch in table.to_batches())
     if not hasattr(frame, "__arrow_c_stream__"):  # a dataset of pyarrow
@@ -368,11 +356,10 @@ def _kind(frame: Any) -> str:
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """A batch in pieces of a few megabytes, whose types do not depend on who made the frame."""
+    """Yield a batch in pieces of a few megabytes, in types that do not depend on the library."""
     for rows in small(batch):
-        yield pa.RecordBatch.from_arrays(
-            [_canonical(column) for column in rows.columns], rows.schema.names
-        )
+        columns = [_canonical(column) for column in rows.columns]
+        yield pa.RecordBatch.from_arrays(columns, rows.schema.names)
 
 
 def _canonical(column: pa.Array) -> pa.Array:

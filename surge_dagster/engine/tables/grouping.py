@@ -1,12 +1,11 @@
-"""Grouping the rows of a table by their key without sorting them, in bounded memory; order within a
-key is kept.
+"""Grouping the rows of a table by their key in bounded memory, without sorting them.
 
-    blocks of rows ──► 128 spill files, by key ──► one file of groups for each, and what is known of each group
+    blocks of rows ──► 128 spill files, by key ──► one file of groups for each
 
-Keys are numbered as they appear, and a key's number says its file: each file gets as many keys as
-the others. A file that is small enough is grouped in memory; a larger one is divided again by the
-next digits of the numbers, and one of a single key is grouped already. A table whose equal keys
-stand together needs none of this: `groups_in_order` finds where each of its groups begins.
+The order within a key is kept. Keys are numbered as they appear, and a key's number chooses its
+file, so that each file gets about as many keys. A file that is small enough is grouped in memory, a
+larger one is divided again by the next digits of the numbers. A table whose equal keys are next to
+each other needs no files: `groups_in_order` finds where each group begins.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import pyarrow as pa
 from surge_dagster.engine.sources.content import ContentDigest
 
 _FILES = 128
-# of a spill file that is grouped in memory; three copies are alive while it is
+# Of a spill file that is grouped in memory, which makes three copies of it.
 _FILE_BYTES = 32 * 1024 * 1024
 _WORKERS = 2  # files that are grouped concurrently
 _PIECE_BYTES = 2 * 1024 * 1024  # of a batch in a file of groups
@@ -39,12 +38,12 @@ _Writers = dict[int, pa.ipc.RecordBatchStreamWriter]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Consecutive rows of a table, of which `rows` has the columns that are kept, of the same types
-    in every block.
+    """Consecutive rows of a table, with the same types in every block.
 
     Attributes:
+        rows: the columns that are kept.
         keys: the different keys of the rows, in the order of their first rows.
-        places: int32, for each row the place of its key in `keys`.
+        places: for each row the place of its key in `keys`, int32 [rows].
     """
 
     first_row: int
@@ -54,12 +53,12 @@ class Block:
 
 
 class Group(NamedTuple):
-    """What is known of the rows of one key.
+    """The rows of one key.
 
     Attributes:
         digest: of their columns.
-        file, first_batch, batches: where a spill folder has them; -1, 0 and 0 where they follow
-            each other in the table.
+        file, first_batch, batches: where they are in a folder of groups; -1, 0 and 0 if they are
+            next to each other in the table.
     """
 
     key: str
@@ -73,7 +72,7 @@ class Group(NamedTuple):
 
 
 class Gathered:
-    """A group while its rows come."""
+    """A group while its rows are added."""
 
     def __init__(self, key: str, first_row: int) -> None:
         self._key, self.first_row = key, first_row
@@ -92,8 +91,7 @@ class Gathered:
 
 
 def groups_in_order(blocks: Iterable[Block]) -> list[Group] | None:
-    """The groups of a table whose equal keys stand together; None for any other, as soon as a key
-    comes again."""
+    """Return the groups of a table whose equal keys are next to each other, else None."""
     codes: dict[str, int] = {}
     groups: list[Group] = []
     gathered: Gathered | None = None
@@ -118,14 +116,13 @@ def groups_in_order(blocks: Iterable[Block]) -> list[Group] | None:
 
 
 def codes_of_rows(block: Block, codes: dict[str, int]) -> np.ndarray:
-    """The numbers of the rows' keys, in the order of first rows; those of new keys are added."""
-    return np.array([codes.setdefault(key, len(codes)) for key in block.keys], np.int32)[
-        block.places
-    ]
+    """Return the numbers of the rows' keys; new keys get the next numbers."""
+    numbers = [codes.setdefault(key, len(codes)) for key in block.keys]
+    return np.array(numbers, np.int32)[block.places]
 
 
 def grouped(blocks: Iterable[Block], folder: Path) -> list[Group]:
-    """Group a table in a new folder, and say what each group is; `open_groups` reads them."""
+    """Group a table in a new folder, and return the groups; `open_groups` reads them."""
     folder.mkdir(mode=0o700, parents=True)
     keys = _spill(blocks, folder)
     with ThreadPoolExecutor(_WORKERS) as pool:
@@ -138,42 +135,38 @@ def grouped(blocks: Iterable[Block], folder: Path) -> list[Group]:
 
 
 def open_groups(folder: Path, file: int) -> pa.ipc.RecordBatchFileReader:
-    """Open a file of groups, which can be read to its end when the folder is removed; its batches
-    go to `rows_of`."""
+    """Open a file of groups for `rows_of`; it stays readable when the folder is removed."""
     return pa.ipc.open_file(pa.OSFile(str(folder / f"groups-{file}.arrow")), options=_READ)
 
 
 def rows_of(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:
-    """The columns of a batch of a group, and the rows of the table that they were."""
+    """Return the columns of a batch of a group, and their rows in the table."""
     return batch.select(range(1, batch.num_columns)), batch.column(0)
 
 
 def _spill(blocks: Iterable[Block], folder: Path) -> list[str]:
-    """Write all rows to the spill files; returns the keys, each at the place of its number."""
+    """Write all rows to the spill files; return the keys, each at the place of its number."""
     codes: dict[str, int] = {}
     with ExitStack() as opened:
         writers: _Writers = {}
         for block in _ahead(blocks):
             if len(block.places):
-                rows = np.arange(
-                    block.first_row, block.first_row + len(block.places), dtype=np.int64
-                )
-                columns = [
-                    pa.array(codes_of_rows(block, codes)),
-                    pa.array(rows),
-                    *block.rows.columns,
-                ]
-                numbered = pa.RecordBatch.from_arrays(
-                    columns, schema=pa.schema([*_HEAD, *block.rows.schema])
-                )
-                _divide(numbered, 1, folder / "spill", writers, opened)
+                _divide(_numbered(block, codes), 1, folder / "spill", writers, opened)
     return list(codes)
+
+
+def _numbered(block: Block, codes: dict[str, int]) -> pa.RecordBatch:
+    """Return the rows with their keys' numbers and their own."""
+    rows = np.arange(block.first_row, block.first_row + len(block.places), dtype=np.int64)
+    head = [pa.array(codes_of_rows(block, codes)), pa.array(rows)]
+    schema = pa.schema([*_HEAD, *block.rows.schema])
+    return pa.RecordBatch.from_arrays([*head, *block.rows.columns], schema=schema)
 
 
 def _divide(
     rows: pa.RecordBatch, divisor: int, prefix: Path, writers: _Writers, opened: ExitStack
 ) -> None:
-    """Write each row to the file that its number over the divisor says."""
+    """Write each row to the file of its number divided by the divisor."""
     files = (rows.column(0).to_numpy() // divisor % _FILES).astype(np.uint8)
     order = np.argsort(files, kind="stable")  # a radix sort for so few values
     by_file = rows.take(pa.array(order))
@@ -203,16 +196,22 @@ def _group_file(folder: Path, file: int, keys: list[str]) -> list[Group]:
 
 
 class _GroupWriter:
-    """Writes the groups of one spill file, one behind the other."""
+    """Writes the groups of one spill file, one after the other."""
 
     def __init__(self, sink: pa.NativeFile, opened: ExitStack, file: int, keys: list[str]) -> None:
-        self._sink, self._opened, self._file, self._keys = sink, opened, file, keys
+        self._sink = sink
+        self._opened = opened
+        self._file = file
+        self._keys = keys
         self._writer: pa.ipc.RecordBatchFileWriter | None = None
         self._batches = 0
 
     def group(self, path: Path, codes: range, divisor: int) -> list[Group]:
-        """The groups of a spill file with keys of these numbers, whose next digits the divisor
-        gives to `_divide`."""
+        """Write the groups of a spill file with keys of these numbers.
+
+        Args:
+            divisor: of the numbers' next digits, for `_divide`.
+        """
         if len(codes) == 1:
             read = (batch.select(range(1, batch.num_columns)) for batch in _batches(path))
             return [self._add(codes[0], (piece for batch in read for piece in _pieces(batch)))]
@@ -223,9 +222,9 @@ class _GroupWriter:
         rows = pa.concat_batches(held)
         held.clear()
         of_rows = (rows.column(0).to_numpy() - codes.start) // codes.step
-        order = np.argsort(
-            of_rows.astype(np.uint16) if len(codes) < 1 << 16 else of_rows, kind="stable"
-        )
+        if len(codes) < 1 << 16:
+            of_rows = of_rows.astype(np.uint16)  # which numpy sorts faster
+        order = np.argsort(of_rows, kind="stable")
         rows = rows.select(range(1, rows.num_columns)).take(pa.array(order))
         ends = np.cumsum(np.bincount(of_rows, minlength=len(codes))).tolist()
         begins = [0, *ends[:-1]]
@@ -249,7 +248,8 @@ class _GroupWriter:
         return groups
 
     def _add(self, code: int, pieces: Iterable[pa.RecordBatch]) -> Group:
-        gathered, first_batch = Gathered(self._keys[code], -1), self._batches
+        gathered = Gathered(self._keys[code], -1)
+        first_batch = self._batches
         for piece in pieces:
             if self._writer is None:
                 self._writer = self._opened.enter_context(
@@ -270,8 +270,9 @@ def _batches(path: Path) -> Generator[pa.RecordBatch]:
 
 
 def _at_most(most_bytes: int, batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch] | None:
-    """All batches, or None where they have more bytes."""
-    held, size = list[pa.RecordBatch](), 0
+    """Return all batches, None if they have more bytes."""
+    held: list[pa.RecordBatch] = []
+    size = 0
     for batch in batches:
         size += batch.nbytes
         if size > most_bytes:
@@ -287,8 +288,9 @@ def _pieces(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _ahead(items: Iterable[Item]) -> Iterator[Item]:
-    """The items, the next of which is made on another thread meanwhile."""
-    source, end = iter(items), object()
+    """Yield the items; another thread makes the next one."""
+    source = iter(items)
+    end = object()
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(next, source, end)
         while (item := coming.result()) is not end:

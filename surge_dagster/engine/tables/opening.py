@@ -1,5 +1,4 @@
-"""One opener for every kind of source that a URL can name: folders, patterns, buckets, tables of
-files, BigQuery."""
+"""Opens every kind of source that a URL can name."""
 
 from __future__ import annotations
 
@@ -27,19 +26,18 @@ def open_source(
     storage_options: StorageOptions | None = None,
     **columns: Unpack[FileColumnSettings],
 ) -> Source:
-    """Open a catalog: folders named by columns, a pattern such as `products/{category}.parquet`,
-    single files, a table.
+    """Open a catalog: folders named by columns, a pattern, single files or a table.
 
     Args:
-        url: a local path, a `file://` URL, the URL of a bucket (`s3://`, `gs://`, `az://`), or a
-            table as `bigquery://project.dataset.table`.
-        partition_by: columns whose values are the key of a row; then all files together are one
-            table, whose rows stand in any order.
+        url: a local path or pattern such as `products/{category}.parquet`, a `file://` URL, the URL
+            of a bucket (`s3://`, `gs://`, `az://`), or `bigquery://project.dataset.table`.
+        partition_by: columns whose values are the key of a row. All files together are then one
+            table, with its rows in any order.
         query, updated_at: see `BigQueryCatalog`.
-        columns: what is taken of its columns, as in the settings: `id="sku", text="{title}.
-            {description}"`; a `selection` says the same.
+        columns: as in the settings, `id="sku", text="{title}. {description}"`, or in a `selection`.
     """
-    selection, partition_by = selected(selection, columns), column_names(partition_by)
+    selection = selected(selection, columns)
+    partition_by = column_names(partition_by)
     if str(url).startswith(BIGQUERY_SCHEME):
         gcp = (storage_options or StorageOptions()).gcp
         return open_bigquery(
@@ -52,16 +50,16 @@ def open_source(
 
 
 def require_no_bigquery(url: str, **settings: str | None) -> None:
-    """Raise `ConfigError` where settings of BigQuery are given for another source."""
+    """Raise `ConfigError` if settings of BigQuery are given for another source."""
     for name, value in settings.items():
         if value is not None:
             raise ConfigError(
-                f"the setting {name} is for sources of BigQuery (bigquery://…), and the source is {url!r}. "
-                f"Leave {name} out."
+                f"the setting {name} is for sources of BigQuery (bigquery://…), and the source is "
+                f"{url!r}. Leave {name} out."
             )
 
 
 def release(source: Source) -> None:
-    """Remove what a source keeps on this machine for a run, at the end of it."""
+    """Remove what a source keeps on this machine during a run."""
     if isinstance(source, TableSource):
         source.close()

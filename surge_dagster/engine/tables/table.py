@@ -1,16 +1,12 @@
-"""A table of one or many files, whose rows stand in any order: each key of its columns is a
-partition.
+"""A table of one or many files with rows in any order: each key of its columns is a partition.
 
-The first listing of a table reads it once, and groups its rows in a folder where equal keys do not
-stand together. What was found is kept in the cache, so that later listings of the same files, in
-this process or another one, read nothing. The version of a partition is the digest of its rows, and
-so is what is compared when it is read: rows that came from a file that has changed, or from a
-damaged folder, are never published.
+The first listing reads the table once. If equal keys are not next to each other, it groups the rows
+in a folder of the cache. What it finds is kept in the cache too, so that later listings of the same
+files read nothing. The version of a partition is the digest of its rows, which is compared whenever
+they are read: rows of a changed file or of a damaged folder are never published.
 
-The folder lies in the cache, because processes share it and other users must not read it. One
-process makes it while the others wait for its lock, and `TableSource.close` removes it: a process
-that has its files open reads on, one that comes later groups the table again. What a crash left is
-removed by the next that groups the table.
+One process makes the folder while others wait for its lock, and `TableSource.close` removes it. A
+process that has its files open reads on; one that comes later groups the table again.
 """
 
 from __future__ import annotations
@@ -18,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import operator
 import shutil
 import threading
 import time
@@ -33,6 +30,7 @@ from filelock import FileLock
 
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.sources.content import ContentDigest
+from surge_dagster.engine.sources.formats import ENDINGS_IN_WORDS
 from surge_dagster.engine.sources.listing import SourceFile, SourceFiles
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.sources.selection import Selection
@@ -48,16 +46,16 @@ from surge_dagster.engine.tables.grouping import (
 )
 from surge_dagster.engine.tables.table_rows import NO_KEY, NO_KEY_NAME, TableRows, without_key
 
-# in which the files are not listed again: thousands of partitions are published one by one
+# Time in which files are not listed again: thousands of partitions are published one by one.
 _LOOKED_SECONDS = 1.0
-# columns, and what says which row of the table each of them is
+# Columns, and a function that returns the row of the table for each of their rows.
 _Rows = tuple[pa.RecordBatch, Callable[[int], int]]
-_READ_BYTES = 8 * 1024 * 1024  # that reading a partition may take beside its rows
+_READ_BYTES = 8 * 1024 * 1024  # of reading a partition, in addition to its rows
 
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """What is known of one version of a table."""
+    """The partitions of one version of a table."""
 
     version: str
     groups: Sequence[Group]
@@ -65,18 +63,20 @@ class _Index:
     file_rows: Sequence[int]
 
     def file_of(self, row: int) -> int:
-        """The place of the file that has a row of the table."""
+        """Return the place of the file that has a row of the table."""
         return bisect_right(list(accumulate(self.file_rows)), row)
 
     def shown(self, row: int) -> str:
-        """A row of the table, for messages."""
+        """Return a row of the table for messages."""
         place = self.file_of(row)
         return f"row {row - sum(self.file_rows[:place]):,} of {self.files[place]}"
 
 
 class TableSource:
-    """A table as a `Source`: a partition per key, in the order of the encoded keys, or as they
-    stand in the table."""
+    """A table as a `Source`: a partition per key, in the order of the encoded keys.
+
+    A table in which equal keys are next to each other keeps its own order.
+    """
 
     def __init__(
         self,
@@ -89,15 +89,12 @@ class TableSource:
         self._partition_by = tuple(partition_by)
         self._selection = selection
         self._clock = clock
-        described = json.dumps(
-            [files.identity, self._partition_by, selection.columns, selection.encoding]
-        )
-        self._name = (
-            f"tables/{hashlib.sha256(described.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}"
-        )
+        identity = [files.identity, self._partition_by, selection.columns, selection.encoding]
+        described = json.dumps(identity).encode("utf-8", "surrogatepass")
+        self._name = f"tables/{hashlib.sha256(described).hexdigest()[:24]}"
         self._known: _Index | None = None
         self._looked: tuple[float, str] = (float("-inf"), "")
-        # the grouped rows of a version
+        # The grouped rows of a version.
         self._opened: tuple[str, list[pa.ipc.RecordBatchFileReader]] = ("", [])
         self._cursor: _Cursor | None = None
         self._lock = threading.RLock()
@@ -107,8 +104,7 @@ class TableSource:
         return self._files.url
 
     def __iter__(self) -> Iterator[Partition]:
-        """Yield the partitions; reads the table where these versions of its files were not read
-        before."""
+        """Yield the partitions; read the table unless these versions of its files are known."""
         index = self._index()
         suffix = self._selection.version_suffix
         for group in index.groups:
@@ -125,16 +121,12 @@ class TableSource:
 
     def close(self) -> None:
         """Remove the grouped rows; a later reading groups the table again."""
-        with self._lock, contextlib.suppress(OSError):
-            self._opened, self._cursor = ("", []), None
-            if self._known is not None and (folder := self._folder(self._known.version)).exists():
-                # whoever holds it makes the rows of a newer version
-                with FileLock(self._lock_path, timeout=0):
-                    unfinished = folder.with_suffix(".unfinished")
-                    shutil.rmtree(unfinished, ignore_errors=True)
-                    # a process that is killed meanwhile leaves no folder with a part of them
-                    folder.rename(unfinished)
-                    shutil.rmtree(unfinished)
+        with self._lock:
+            self._opened = ("", [])
+            self._cursor = None
+            if self._known is not None:
+                # A part that is left behind cannot be opened, and is grouped again.
+                shutil.rmtree(self._folder(self._known.version), ignore_errors=True)
 
     def _listed(self) -> tuple[list[SourceFile], str]:
         files = self._files.list()
@@ -147,13 +139,9 @@ class TableSource:
         if self._clock() - self._looked[0] > _LOOKED_SECONDS:
             self._listed()
         now = self._looked[1]
-        if not now:
-            return None
-        return (
-            version
-            if now == index.version
-            else f"unknown, since files of the table changed ({now})"
-        )
+        if now == index.version:
+            return version
+        return f"unknown, since files of the table changed ({now})" if now else None
 
     def _folder(self, version: str) -> Path:
         return disk_cache.place(f"{self._name}/rows/{version}")
@@ -164,7 +152,7 @@ class TableSource:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """No other thread or process makes or removes grouped rows of this table in here."""
+        """Keep other threads and processes from grouping this table."""
         path = self._lock_path
         with self._lock, _write_errors(path.parent):
             disk_cache.make_folder(path.parent)
@@ -176,8 +164,8 @@ class TableSource:
             files, version = self._listed()
             if not files:
                 raise ConfigError(
-                    f"the table {self.url!r} has no file: expected .parquet, .arrow, .csv or .jsonl, the last two also "
-                    "with .gz or .zst. Give the path of one, of a folder, or a pattern such as 'tables/*.parquet'."
+                    f"the table {self.url!r} has no file that ends in {ENDINGS_IN_WORDS}. Give the "
+                    "path of one, of a folder, or a pattern such as 'tables/*.parquet'."
                 )
             if self._known is None or self._known.version != version:
                 self._known = self._cached(version) or self._made(files, version)
@@ -194,11 +182,11 @@ class TableSource:
             return None
 
     def _made(self, files: Sequence[SourceFile], version: str) -> _Index:
-        """Read the table, and cache what is known of it."""
+        """Read the table, and cache its index."""
         with self._alone():
             if (index := self._cached(version)) is not None:  # another process was first
                 return index
-            # rows of earlier versions
+            # Rows of earlier versions.
             shutil.rmtree(self._folder(version).parent, ignore_errors=True)
             rows = TableRows(files, self._partition_by, self._selection)
             groups = groups_in_order(rows.blocks())
@@ -226,16 +214,17 @@ class TableSource:
 
     def _open(self, version: str, groups: Sequence[Group]) -> None:
         files = range(1 + max(group.file for group in groups))
-        self._opened = version, [open_groups(self._folder(version), file) for file in files]
+        folder = self._folder(version)
+        self._opened = (version, [open_groups(folder, file) for file in files])
 
     def _grouped_rows(self, index: _Index) -> list[pa.ipc.RecordBatchFileReader]:
-        """The files with the grouped rows, which are made again where they were removed."""
+        """Return the files with the grouped rows; make them again if they were removed."""
         with self._lock:
             if self._opened[0] != index.version:
                 with self._alone():
                     try:
                         self._open(index.version, index.groups)
-                    except (*UNREADABLE, ValueError):  # there are none, or a part of them
+                    except (*UNREADABLE, ValueError):  # all or some of them are missing
                         shutil.rmtree(self._folder(index.version), ignore_errors=True)
                         self._group(self._rows(index), index.version)
             return self._opened[1]
@@ -249,26 +238,25 @@ class TableSource:
         return TableRows(files, self._partition_by, self._selection)
 
     def _read(self, index: _Index, group: Group) -> Iterator[RowBatch]:
-        digest, row = ContentDigest(), 0
-        with contextlib.closing(
-            self._in_order(index, group) if group.file < 0 else self._in_folder(index, group)
-        ) as read:
+        def place(first: int, table_row: Callable[[int], int], row: int) -> str:
+            return index.shown(table_row(row - first))
+
+        digest = ContentDigest()
+        first = 0
+        read_rows = self._in_order if group.file < 0 else self._in_folder
+        with contextlib.closing(read_rows(index, group)) as read:
             for columns, table_row in read:
                 digest.update_raw(columns)
+                shown = partial(place, first, table_row)
                 try:
-                    yield from self._selection.row_batches(
-                        group.key,
-                        columns,
-                        row,
-                        lambda row, *, first=row, of=table_row: index.shown(of(row - first)),
-                    )
+                    yield from self._selection.row_batches(group.key, columns, first, shown)
                 except DataError:
                     for rest, _ in read:
                         digest.update_raw(rest)
-                    # what is refused is a row of the table, and no damage of a copy
+                    # A row of the table is refused, and not a damaged copy of it.
                     self._require(group, digest)
                     raise
-                row += len(columns)
+                first += len(columns)
         self._require(group, digest)
 
     def _require(self, group: Group, digest: ContentDigest) -> None:
@@ -277,8 +265,8 @@ class TableSource:
             self._known = None
             disk_cache.write_json(f"{self._name}/index.json", {"version": ""})
             raise TransientError(
-                f"partition {group.key!r}: its rows are not those that were listed. The table {self.url!r} changed "
-                "while it was read; run again.",
+                f"partition {group.key!r}: its rows are not those that were listed. The table "
+                f"{self.url!r} changed while it was read; run again.",
                 group.key,
             )
 
@@ -287,28 +275,26 @@ class TableSource:
             reader = self._grouped_rows(index)[group.file]
             for place in range(group.first_batch, group.first_batch + group.batches):
                 columns, rows = rows_of(reader.get_batch(place))
-                yield (
-                    columns.select(self._selection.columns),
-                    lambda row, rows=rows: rows[row].as_py(),
-                )
+                yield columns.select(self._selection.columns), partial(_table_row, rows)
         except (*UNREADABLE, KeyError, ValueError) as error:
             self.close()  # what is damaged is made again
             raise TransientError(
-                f"partition {group.key!r}: the grouped rows of the table {self.url!r} cannot be read ({error}). "
-                "Run again.",
+                f"partition {group.key!r}: the grouped rows of the table {self.url!r} cannot be "
+                f"read ({error}). Run again.",
                 group.key,
             ) from error
 
     def _in_order(self, index: _Index, group: Group) -> Generator[_Rows]:
-        # a partition that is read after the one before it goes on where that one ended
+        # Partitions that are read one after the other share a cursor.
         with self._lock:
-            cursor, self._cursor = self._cursor, None
+            cursor = self._cursor
+            self._cursor = None
         if cursor is None or cursor.index is not index or cursor.row > group.first_row:
             cursor = _Cursor(index, self._rows(index), group.first_row)
-        # the next partition goes on here, where a part was read
+        # After a part was read, the next partition goes on here too.
         with contextlib.suppress(GeneratorExit):
             for first_row, columns in cursor.read(group.first_row, group.first_row + group.rows):
-                yield columns, lambda row, first=first_row: first + row
+                yield columns, partial(operator.add, first_row)
         with self._lock:
             self._cursor = cursor
 
@@ -322,9 +308,14 @@ def _write_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(
-            f"the rows of the table cannot be grouped in {str(folder)!r}: {error.strerror or error}. It needs as much "
-            "room as the columns that are read; set SURGE_CACHE_DIR to a folder on a disk that has it."
+            f"the rows of the table cannot be grouped in {str(folder)!r}: "
+            f"{error.strerror or error}. Set SURGE_CACHE_DIR to a folder on a disk with as much "
+            "room as the columns that are read."
         ) from error
+
+
+def _table_row(rows: pa.Array, row: int) -> int:
+    return rows[row].as_py()
 
 
 class _Cursor:
@@ -338,7 +329,7 @@ class _Cursor:
         self._held: pa.RecordBatch | None = None
 
     def read(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Rows start..stop of the table, each batch with the row that it begins with."""
+        """Yield rows start..stop of the table, each batch with its first row."""
         while self.row < stop:
             held = self._held if self._held is not None else next(self._batches, None)
             if held is None:
@@ -346,6 +337,7 @@ class _Cursor:
             begin = min(len(held), max(0, start - self.row))
             end = min(len(held), stop - self.row)
             self._held = held.slice(end) if end < len(held) else None
-            first, self.row = self.row + begin, self.row + end
+            first = self.row + begin
+            self.row += end
             if end > begin:
                 yield first, held.slice(begin, end - begin)

@@ -1,5 +1,4 @@
-"""The rows of a table's files, one behind the other, with the same types in every file, and the key
-of each row."""
+"""The rows of a table's files, with the same types in every file, and the key of each row."""
 
 from __future__ import annotations
 
@@ -14,19 +13,19 @@ from surge_dagster.engine.sources.formats import batches
 from surge_dagster.engine.sources.listing import SourceFile
 from surge_dagster.engine.sources.rows import canonical_type, together, without_dictionary
 from surge_dagster.engine.sources.selection import Selection
-from surge_dagster.engine.support.keys import is_text, joined_key
+from surge_dagster.engine.support.counts import counted
+from surge_dagster.engine.support.keys import joined_key
 from surge_dagster.engine.tables.grouping import Block
 
 NO_KEY = ""  # stands for every value that cannot be a key
-# what hive writers call the partition of rows without a key
+# The name that hive writers give to the partition of rows without a key.
 NO_KEY_NAME = "__HIVE_DEFAULT_PARTITION__"
 _BLOCK_BYTES = 16 * 1024 * 1024
 _BLOCK_ROWS = 256 * 1024
 
 
 class TableRows:
-    """The rows of a table, of which the selected columns are kept; `file_rows` counts those of each
-    file read."""
+    """The selected columns of a table; `file_rows` counts the rows of each file read."""
 
     def __init__(
         self, files: Sequence[SourceFile], partition_by: Sequence[str], selection: Selection
@@ -34,16 +33,16 @@ class TableRows:
         self.file_rows: list[int] = []
         self._files = files
         self._partition_by = partition_by
-        self._columns, self._encoding = selection.columns, selection.encoding
+        self._columns = selection.columns
+        self._encoding = selection.encoding
         self._types: dict[str, tuple[pa.DataType, SourceFile]] = {}
 
     def blocks(self) -> Iterator[Block]:
-        """All rows in large blocks, with their keys."""
+        """Yield all rows in large blocks, with their keys."""
         first_row = 0
         for rows in together(self._all(), _BLOCK_BYTES, _BLOCK_ROWS):
-            keys, places = keys_of(
-                [(name, rows.column(f"\0{name}")) for name in self._partition_by]
-            )
+            named = [(name, rows.column(f"\0{name}")) for name in self._partition_by]
+            keys, places = keys_of(named)
             yield Block(first_row, rows.select(list(self._columns)), keys, places)
             first_row += len(rows)
 
@@ -59,29 +58,27 @@ class TableRows:
                     yield batch
 
     def columns(self, first_file: int) -> Iterator[pa.RecordBatch]:
-        """The kept columns of all rows from a file on, without keys."""
+        """Yield the selected columns of all rows from a file on, without keys."""
         if first_file:  # the columns have the types of the first file
-            self._uniform(
-                self._files[0],
-                next(batches(self._files[0], self._columns, encoding=self._encoding)),
-            )
+            first = self._files[0]
+            self._uniform(first, next(batches(first, self._columns, encoding=self._encoding)))
         for file in self._files[first_file:]:
             for raw in batches(file, self._columns, encoding=self._encoding):
                 if len(raw):
                     yield self._uniform(file, raw).select(list(self._columns))
 
     def _uniform(self, file: SourceFile, raw: pa.RecordBatch) -> pa.RecordBatch:
-        """The kept columns in the types of the first file, then those of the key as strings, after
-        a NUL in name."""
-        columns = {
-            name: self._in_type(file, name, without_dictionary(raw.column(name)))
-            for name in self._columns
-        }
+        """Return the selected columns in the types of the first file, and key columns as strings.
+
+        The names of key columns begin with NUL, since a column may be both.
+        """
+        columns: dict[str, pa.Array] = {}
+        for name in self._columns:
+            columns[name] = self._in_type(file, name, without_dictionary(raw.column(name)))
         for name in self._partition_by:
             if name in raw.schema.names:
-                columns[f"\0{name}"] = _key_strings(
-                    file, name, without_dictionary(raw.column(name))
-                )
+                key = without_dictionary(raw.column(name))
+                columns[f"\0{name}"] = _key_strings(file, name, key)
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
     def _in_type(self, file: SourceFile, name: str, column: pa.Array) -> pa.Array:
@@ -89,72 +86,71 @@ class TableRows:
         kind, first = self._types.setdefault(name, (wanted, file))
         if wanted != kind and not pa.types.is_null(column.type):
             raise ConfigError(
-                f"the column {name!r} has type {kind} in {first.shown} and {wanted} in {file.shown}; a table has one "
-                "type for each column. Write the files again with the same types."
+                f"the column {name!r} has type {kind} in {first.shown} and {wanted} in "
+                f"{file.shown}; a table has one type for each column. Write the files again with "
+                "the same types."
             )
         return column if column.type == kind else column.cast(kind)
 
 
 def _key_strings(file: SourceFile, name: str, column: pa.Array) -> pa.Array:
     kind = column.type
-    is_text = (
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
     is_plain = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_date(kind)
-    if not (is_text or is_plain or pa.types.is_null(kind)):
+    if canonical_type(kind) != pa.string() and not is_plain:
         raise ConfigError(
-            f"the column {name!r} of {file.shown} has type {kind} and cannot be a key; expected strings, integers, "
-            "booleans or dates. Cast it in the source, or partition by another column."
+            f"the column {name!r} of {file.shown} has type {kind} and cannot be a key. Use "
+            "strings, integers, booleans or dates: cast it, or partition by another column."
         )
     return column if pa.types.is_string(kind) else column.cast(pa.string())
 
 
 def without_key(key: str, rows: int, columns: Sequence[str], first: str = "") -> DataError:
-    """The error that refuses the rows without a key, of which it says the first where it is known."""
-    names, where = " or ".join(map(repr, columns)), first and f"; the first is {first}"
-    return DataError(
-        key,
-        f"{rows:,} {'row has' if rows == 1 else 'rows have'} no key, since {names} is null, empty or not UTF-8{where}",
-        "Give those rows a value, or remove them from the source"
-        + ("; for a CSV file that is not UTF-8, set encoding." if first else "."),
-    )
+    """Return the error that refuses rows without a key; `first` is the first one, if known."""
+    names = " or ".join(map(repr, columns))
+    reason = f"{counted(rows, 'row')} without a key, since {names} is null, empty or not UTF-8"
+    remedy = "Give those rows a value, or remove them from the source"
+    if not first:
+        return DataError(key, reason, f"{remedy}.")
+    encoding = "for a CSV file that is not UTF-8, set encoding"
+    return DataError(key, f"{reason}; the first is {first}", f"{remedy}; {encoding}.")
 
 
 def keys_of(columns: Sequence[tuple[str, pa.Array]]) -> tuple[list[str], np.ndarray]:
-    """The different keys of the rows in the order of their first rows, and for each row the place
-    of its key."""
+    """Return the different keys in the order of their first rows, and each row's place in them."""
     encoded: list[Any] = [column.dictionary_encode(null_encoding="encode") for _, column in columns]
     values = [_texts(each.dictionary) for each in encoded]
-    codes, combinations = encoded[0].indices.to_numpy(), [(value,) for value in values[0]]
+    codes = encoded[0].indices.to_numpy()
+    combinations = [(value,) for value in values[0]]
     for each, column in zip(encoded[1:], values[1:], strict=True):
         # Numbered again after each column: numbers of all possible combinations may not fit.
-        both: Any = pa.array(
-            codes.astype(np.int64) * len(column) + each.indices.to_numpy()
-        ).dictionary_encode()
-        pairs = (divmod(number, len(column)) for number in both.dictionary.to_pylist())
+        numbers = codes.astype(np.int64) * len(column) + each.indices.to_numpy()
+        both: Any = pa.array(numbers).dictionary_encode()
         codes = both.indices.to_numpy()
+        pairs = [divmod(number, len(column)) for number in both.dictionary.to_pylist()]
         combinations = [(*combinations[first], column[second]) for first, second in pairs]
     names = [name for name, _ in columns]
     return [_joined(names, key) for key in combinations], codes
 
 
 def _joined(names: Sequence[str], values: Sequence[str | None]) -> str:
-    # The name of the partition of rows without a key is no key of another one.
-    given = {
-        name: value
-        for name, value in zip(names, values, strict=True)
-        if value and value != NO_KEY_NAME
-    }
-    return joined_key(given) if len(given) == len(names) else NO_KEY
+    key: dict[str, str] = {}
+    for name, value in zip(names, values, strict=True):
+        if not value or value == NO_KEY_NAME:
+            return NO_KEY
+        key[name] = value
+    return joined_key(key)
 
 
 def _texts(values: pa.Array) -> list[str | None]:
-    """The values; None for those that are not UTF-8, too."""
+    """Return the values, None for what is not UTF-8."""
     try:
         return values.to_pylist()
     except UnicodeDecodeError:
-        escaped = (
-            raw and raw.decode("utf-8", "surrogateescape")
-            for raw in values.cast(pa.binary()).to_pylist()
-        )
-        return [text if text and is_text(text) else None for text in escaped]
+        return [raw and _decoded(raw) for raw in values.cast(pa.binary()).to_pylist()]
+
+
+def _decoded(raw: bytes) -> str | None:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return None

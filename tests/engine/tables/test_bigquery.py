@@ -114,29 +114,13 @@ def test_an_ended_session_is_transient_and_a_new_reading_opens_another(service: 
     assert rows_of(first) == CATALOG["a"]
 
 
-@pytest.mark.parametrize(
-    ("permission", "role"),
-    [
-        ("bigquery.readsessions.create", "roles/bigquery.readSessionUser"),
-        ("bigquery.tables.getData", "roles/bigquery.dataViewer"),
-        ("bigquery.jobs.create", "roles/bigquery.jobUser"),
-        (
-            "of another kind",
-            "roles/bigquery.jobUser, roles/bigquery.dataViewer and roles/bigquery.readSessionUser",
-        ),
-    ],
-)
-def test_a_missing_permission_is_named_with_the_role_that_gives_it_and_not_retried(
-    service: Service, permission: str, role: str
-) -> None:
+def test_a_missing_permission_is_refused_with_the_roles_and_not_retried(service: Service) -> None:
     [first, *_] = service.open()
-    denied = f"request failed: the user does not have '{permission}' permission for a session in 'projects/p'"
+    denied = "the user does not have 'bigquery.readsessions.create' permission"
     service.fake.refused["CreateReadSession"] = (StatusCode.PERMISSION_DENIED, denied)
-    with pytest.raises(
-        ConfigError, match=rf"'{permission}' permission .*Grant the account {role}"
-    ) as refused:
+
+    with pytest.raises(ConfigError, match=rf"{denied}.*Grant the account the roles bigquery.job"):
         rows_of(first)
-    assert not isinstance(refused.value, TransientError)
 
 
 def test_a_changed_schema_is_named_with_a_remedy(service: Service) -> None:
@@ -144,7 +128,7 @@ def test_a_changed_schema_is_named_with_a_remedy(service: Service) -> None:
     service.fake.replace(service.fake.table.rename_columns(["category", "id", "title", "changed"]))
     with pytest.raises(
         ConfigError,
-        match=r"partition 'a'.*Unrecognized name: text.*as the settings source or query, partition_by",
+        match=r"partition 'a'.*Unrecognized name: text.*Check the settings source or query",
     ):
         rows_of(first)
     with pytest.raises(ConfigError, match="Unrecognized name: text"):
@@ -196,19 +180,6 @@ def test_partitions_of_two_listings_have_their_own_rows_when_they_are_read_in_tu
     assert rows_of(before["b"]) == CATALOG["b"] and rows_of(after["0"]) == changed["0"]
 
 
-def test_listings_are_remembered_of_a_limited_number_of_tables(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    remembered: dict[str, Any] = {}
-    monkeypatch.setattr(module, "_LISTINGS", remembered)
-    monkeypatch.setattr(module, "_KEPT_LISTINGS", 2)
-    for partition_by in (("category",), ("id",), ("category", "id"), ("id", "category")):
-        list(service.open(partition_by=partition_by))
-    assert len(remembered) == 2
-    list(service.open("bigquery://p", query=f"SELECT * FROM `{TABLE}`"))
-    assert not any("SELECT *" in sql for sql in remembered), "a query is asked each time"
-
-
 def test_version_is_the_newest_change_where_a_column_says_it(service: Service) -> None:
     before = versions(service.open(updated_at="changed"))
     assert before["b"] == "2-1"
@@ -239,7 +210,7 @@ def test_rows_without_a_key_are_refused_and_the_others_are_read(service: Service
     keys = [none.get(key, key) for key in service.fake.table["category"].to_pylist()]
     service.fake.replace(service.fake.table.set_column(0, "category", [keys]))
     [bad, *good] = sorted(service.open(), key=lambda each: not each.key.startswith("__"))
-    assert "8 rows have no key, since 'category' is null" in str(refusal(bad))
+    assert "8 rows without a key, since 'category' is null" in str(refusal(bad))
     assert {each.key: rows_of(each) for each in good} == {
         key: CATALOG[key] for key in CATALOG if key not in none
     }
@@ -258,12 +229,12 @@ def test_rows_without_an_id_and_an_empty_table(service: Service) -> None:
 def test_an_incomplete_name_and_missing_columns_are_refused_before_anything_is_asked(
     service: Service,
 ) -> None:
-    with pytest.raises(ConfigError, match=r"expected bigquery://project\.dataset\.table"):
+    with pytest.raises(ConfigError, match=r"Give it as bigquery://project\.dataset\.table"):
         service.open("bigquery://shop.products")
     with pytest.raises(ConfigError, match="needs the setting partition_by"):
         service.open(partition_by=())
     with pytest.raises(
-        ConfigError, match="name the project alone, as in bigquery://p, or leave the query out"
+        ConfigError, match="Name only the project, as in bigquery://p, or leave the query out"
     ):
         service.open(query="SELECT 1")
     assert service.fake.queries == []
