@@ -1,15 +1,10 @@
-"""Models converted for OpenVINO, in the disk cache: converted once, checked on each use, removed
-after 30 unused days.
+"""Models converted for OpenVINO, in the disk cache: converted once and checked on each use.
 
-The whole sentence-transformers module is converted and stored with its tokenizer; later starts read
+The whole sentence-transformers module is converted and stored with its tokenizer. Later starts read
 these files and import neither torch nor sentence-transformers, which is most of the cost of a
 start. The SHA-256 of the files is stored with them and compared at every start (0.1 s for 90 MB),
-because a failing disk changes neither times nor sizes.
-
-A model that cannot be converted is cached too, as the reason: the next start reports it without
-loading the model. It counts for that model folder only, because another one with the same digest
-may lack what stopped the conversion. Reasons that may be temporary (memory, disk, a missing
-package) are not cached.
+because a failing disk changes neither times nor sizes. Models that were not used for 30 days are
+removed.
 """
 
 from __future__ import annotations
@@ -26,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.encoder.calibration import cache_key
-from surge_dagster.engine.encoder.worker.backends.base import is_out_of_memory
 from surge_dagster.engine.encoder.worker.tokenization import TokenizerFacts
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.digest import canonical_json, read_document, sha256_of
@@ -36,30 +30,29 @@ from surge_dagster.engine.support import disk_cache
 _FOLDER = "openvino"
 _FACTS = "facts.json"
 _FILES = ("model.xml", "model.bin", "tokenizer.json")
-_REFUSED = ".refused.json"
 _KEEP_UNUSED_SECONDS = 30 * 24 * 3_600
-_LONGEST_REASON = 2_000
 
 
 @contextlib.contextmanager
 def converted_model(space: Space) -> Iterator[Path]:
-    """A folder with the converted fp32 model; ConfigError where it cannot be converted, on every
-    start."""
-    key = cache_key(space.vectors_key, space.normalize)
-    folder = disk_cache.place(f"{_FOLDER}/{key}")
-    refusal = f"{_FOLDER}/{cache_key(key, space.model_path)}{_REFUSED}"
-    if not _usable(folder):
-        _raise_cached_refusal(refusal)
-        # Workers that start together convert once.
-        with disk_cache.lock(f"{_FOLDER}/.lock") as locked:
-            if not locked:
-                with tempfile.TemporaryDirectory() as temporary:
-                    _write_files(space, Path(temporary))
-                    yield Path(temporary)
-                return
-            if not _usable(folder):
-                _raise_cached_refusal(refusal)
-                _convert_into_cache(space, folder, refusal)
+    """Yield a folder with the converted fp32 model.
+
+    Raises:
+        ConfigError: the model cannot be converted.
+    """
+    folder = disk_cache.place(f"{_FOLDER}/{cache_key(space.vectors_key, space.normalize)}")
+    if _usable(folder):
+        yield folder
+        return
+    # Workers that start together convert once.
+    with disk_cache.lock(f"{_FOLDER}/.lock") as locked:
+        if not locked:  # the cache cannot be written
+            with tempfile.TemporaryDirectory() as temporary:
+                _write_files(space, Path(temporary))
+                yield Path(temporary)
+            return
+        if not _usable(folder):
+            _convert_into_cache(space, folder)
     yield folder
 
 
@@ -70,8 +63,8 @@ def converted_tokenizer(folder: Path) -> TokenizerFacts:
     )
 
 
-def _convert_into_cache(space: Space, folder: Path, refusal: str) -> None:
-    """Only under the lock."""
+def _convert_into_cache(space: Space, folder: Path) -> None:
+    """Convert a model while no other process does."""
     root = folder.parent
     _remove_unused(root)
     temporary = Path(tempfile.mkdtemp(dir=root, prefix=".making-"))
@@ -79,12 +72,6 @@ def _convert_into_cache(space: Space, folder: Path, refusal: str) -> None:
         _write_files(space, temporary)
         shutil.rmtree(folder, ignore_errors=True)
         temporary.replace(folder)
-    except Exception as error:
-        if isinstance(error, OSError | ImportError) or is_out_of_memory(error):
-            raise
-        reason = (str(error).strip() or type(error).__name__)[:_LONGEST_REASON]
-        disk_cache.write_json(refusal, {"reason": reason, "space": space.name})
-        raise ConfigError(reason) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -99,7 +86,7 @@ def _write_files(space: Space, folder: Path) -> None:
 
 
 def _convert(space: Space, folder: Path) -> dict[str, Any]:
-    """Returns the facts of the tokenizer that tokenizer.json does not hold."""
+    """Write a converted model; return what tokenizer.json does not hold of its tokenizer."""
     import torch
 
     from surge_dagster.engine.encoder.worker.sentence_model import load_reference
@@ -129,25 +116,17 @@ def _convert(space: Space, folder: Path) -> dict[str, Any]:
     return {"truncation_side": facts.truncation_side, "pad_id": facts.pad_id}
 
 
-def _raise_cached_refusal(name: str) -> None:
-    cached = disk_cache.read_json(name)
-    if cached is not None and isinstance(cached.get("reason"), str):
-        raise ConfigError(cached["reason"])
-
-
 def _remove_unused(root: Path) -> None:
-    oldest = time.time() - _KEEP_UNUSED_SECONDS
-    for temporary in root.glob(".making-*"):  # the lock is held, so no process is writing it
+    for temporary in root.glob(".making-*"):  # of a process that was killed
         shutil.rmtree(temporary, ignore_errors=True)
-    for used in (*root.glob(f"*/{_FACTS}"), *root.glob(f"*{_REFUSED}")):
-        if used.stat().st_mtime < oldest:  # the lock is held, so no process removes it
-            shutil.rmtree(used.parent, ignore_errors=True) if used.name == _FACTS else used.unlink(
-                missing_ok=True
-            )
+    oldest = time.time() - _KEEP_UNUSED_SECONDS
+    for facts in root.glob(f"*/{_FACTS}"):
+        if facts.stat().st_mtime < oldest:
+            shutil.rmtree(facts.parent, ignore_errors=True)
 
 
 def _usable(folder: Path) -> bool:
-    """Also marks the folder as used, so that no other process removes it."""
+    """Return whether a folder is whole, and mark it as used, so that no process removes it."""
     with contextlib.suppress(OSError):
         os.utime(folder / _FACTS)
     try:

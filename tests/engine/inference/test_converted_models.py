@@ -1,9 +1,8 @@
-"""Converted models on disk: converted once, refused once, checked on use, and removed when unused."""
+"""Converted models on disk: converted once, checked on use, and removed when unused."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from pathlib import Path
 
@@ -60,61 +59,26 @@ def _write_as_if_converted(space: Space, folder: Path) -> dict:
     return {"truncation_side": "right", "pad_id": 0}
 
 
-def test_model_that_cannot_be_converted_is_not_tried_again(
+def test_conversion_that_fails_leaves_nothing(
     cache: Path, static: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = load_backend(static, _SETTINGS, "auto")
-    assert len(list(cache.glob("*.refused.json"))) == 1
-
-    def never(space: Space, folder: Path) -> dict:
-        raise AssertionError("the conversion was tried again")
-
-    monkeypatch.setattr(converted_models, "_convert", never)
-    second = load_backend(static, _SETTINGS, "auto")
-    assert first.notes == second.notes
-    line = "torch is used instead of openvino: this model's texts do not go through a plain fast tokenizer"
-    assert first.notes == (line,)
-    assert "through sentence-transformers' encode" in first.backend.detail
-    with pytest.raises(ConfigError, match="plain fast tokenizer"):
-        load_backend(static, _SETTINGS, "openvino")
-
-
-def test_refusal_of_one_folder_does_not_slow_another_with_the_same_digest(
-    cache: Path, static: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(space: Space, folder: Path) -> dict:
-        raise ConfigError("a file that the digest leaves out stands in the way")
-
-    monkeypatch.setattr(converted_models, "_convert", refuse)
-    with pytest.raises(ConfigError, match="stands in the way"), converted_model(static):
-        pass
-    shutil.copytree(static.model_path, tmp_path / "other")
-    other = EncodingSpec(str(tmp_path / "other")).resolve()
-    assert other.spec_sha256 == static.spec_sha256
-    monkeypatch.setattr(converted_models, "_convert", _write_as_if_converted)
-    with converted_model(other) as folder:
-        assert folder.parent == cache
-
-
-@pytest.mark.parametrize(
-    "passing",
-    [MemoryError(), RuntimeError("std::bad_alloc"), OSError("disk full"), ImportError("torch")],
-)
-def test_conversion_is_tried_again_after_a_temporary_failure(
-    cache: Path, static: Space, monkeypatch: pytest.MonkeyPatch, passing: Exception
-) -> None:
-    tries = []
-
     def fail(space: Space, folder: Path) -> dict:
-        tries.append(space)
-        raise passing
+        raise ConfigError("cannot be converted")
 
     monkeypatch.setattr(converted_models, "_convert", fail)
-    for _ in range(2):
-        with pytest.raises(type(passing)), converted_model(static):
-            pass
-    assert len(tries) == 2
+    with pytest.raises(ConfigError, match="cannot be converted"), converted_model(static):
+        pass
     assert [path.name for path in cache.iterdir()] == [".lock"]
+
+
+def test_model_that_cannot_be_converted_goes_through_torch(cache: Path, static: Space) -> None:
+    loaded = load_backend(static, _SETTINGS, "auto")
+
+    assert loaded.notes == (
+        "torch is used instead of openvino: this model's texts do not go through a plain fast "
+        "tokenizer",
+    )
+    assert "through sentence-transformers' encode" in loaded.backend.detail
 
 
 def test_models_unused_for_a_month_are_removed_when_another_is_converted(
@@ -123,13 +87,9 @@ def test_models_unused_for_a_month_are_removed_when_another_is_converted(
     monkeypatch.setattr(converted_models, "_convert", _write_as_if_converted)
     old, recent = _unused_for(cache / "old", 31), _unused_for(cache / "recent", 29)
     half_made = _unused_for(cache / ".making-abc", 0)
-    refusal = cache / "other.refused.json"
-    refusal.write_text("{}")
-    _date_back(refusal, 31)
     with converted_model(static) as folder:
         assert not old.exists()
         assert not half_made.exists()
-        assert not refusal.exists()
         assert recent.exists()
         assert {path.name for path in folder.iterdir()} == {
             "model.xml",

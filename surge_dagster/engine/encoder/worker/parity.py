@@ -1,10 +1,9 @@
-"""The parity check: compares a backend's vectors with those of sentence-transformers, once, and
-caches the answer.
+"""The parity check: compares a backend's vectors with those of sentence-transformers, once.
 
 A few texts that often break an implementation are encoded by the backend and by
 sentence-transformers' own methods in fp32; the lowest cosine between the two must reach the promise
 of the precision, and vectors must be as long: a cosine does not show a normalization too few or too
-many. A refusal counts for the model's folder only.
+many.
 """
 
 from __future__ import annotations
@@ -25,7 +24,10 @@ from surge_dagster.engine.support.cosines import LOWEST_COSINE, cosines
 # Half precision moves a length by less than one percent.
 _LENGTH_TOLERANCE = 0.05
 
-_SENTENCE = "The quick brown fox jumps over the lazy dog while seven wizards quietly mix 42 strange potions. "
+_SENTENCE = (
+    "The quick brown fox jumps over the lazy dog "
+    "while seven wizards quietly mix 42 strange potions. "
+)
 PARITY_TEXTS = [
     "",
     " ",
@@ -53,30 +55,35 @@ class BelowPromise(ConfigError):
 def check_parity(
     space: Space, backend: Backend, settings: BackendSettings, calibration: Calibration
 ) -> float:
-    """The lowest cosine, cached or measured."""
-    floor = LOWEST_COSINE[settings.precision]
-    lowest, length = calibration.read("lowest_cosine"), calibration.read("length")
-    if lowest is None or (lowest < floor and calibration.read("folder") != space.model_path):
+    """Return the lowest cosine, cached or measured.
+
+    Raises:
+        BelowPromise: it is too low, or vectors are longer or shorter.
+    """
+    lowest = calibration.read("lowest_cosine")
+    length = calibration.read("length")
+    if lowest is None or length is None:
         vectors, _ = encode_texts(backend, PARITY_TEXTS, space.dimension, space.dtype)
         reference = _reference(space, settings.device)
-        lowest, length = lowest_cosine(vectors, reference), _length(vectors, reference)
-        facts = {"space": space.name, "backend": backend.detail, "folder": space.model_path}
+        lowest = lowest_cosine(vectors, reference)
+        length = _length(vectors, reference)
+        facts = {"space": space.name, "backend": backend.detail}
         calibration.write(lowest_cosine=lowest, length=length, **facts)
-    if lowest < floor:
+
+    differs = f"{backend.detail} in {settings.precision} differs from sentence-transformers"
+    remedy = "use another precision, or devices of another kind"
+    promised = LOWEST_COSINE[settings.precision]
+    if lowest < promised:
         raise BelowPromise(
-            f"{backend.detail} in {settings.precision} differs from sentence-transformers (lowest cosine {lowest:.7f}, "
-            f"promised {floor:.5f}); use another precision, or devices of another kind"
+            f"{differs} (lowest cosine {lowest:.7f}, promised {promised:.5f}); {remedy}"
         )
     if abs(length - 1) > _LENGTH_TOLERANCE:
-        raise BelowPromise(
-            f"{backend.detail} in {settings.precision} differs from sentence-transformers: a vector is {length:.3g} "
-            "times as long; use another precision, or devices of another kind"
-        )
+        raise BelowPromise(f"{differs}: a vector is {length:.3g} times as long; {remedy}")
     return lowest
 
 
 def _reference(space: Space, device: str) -> np.ndarray:
-    """On the device, or on the CPU where the model does not fit there a second time, in fp32."""
+    """Return fp32 vectors, from the CPU if the device has no room for the model a second time."""
     from surge_dagster.engine.encoder.worker.sentence_model import load_reference, reference_vectors
 
     try:
@@ -88,12 +95,14 @@ def _reference(space: Space, device: str) -> np.ndarray:
 
 
 def lowest_cosine(one: np.ndarray, other: np.ndarray) -> float:
-    """The lowest cosine between rows of equal index; 1 for two rows of zeros."""
+    """Return the lowest cosine between rows of equal index; 1 for two rows of zeros."""
     return float(cosines(one, other).min())
 
 
 def _length(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """The length of a row relative to the same row of the other matrix: that farthest from 1."""
-    one, other = (np.linalg.norm(matrix.astype(np.float64), axis=1) for matrix in (ours, theirs))
-    ratios = (one / np.where(other > 0, other, 1))[other > 0]
+    """Return the length of a row relative to the same row of the other: that farthest from 1."""
+    one = np.linalg.norm(ours.astype(np.float64), axis=1)
+    other = np.linalg.norm(theirs.astype(np.float64), axis=1)
+    has_length = other > 0
+    ratios = one[has_length] / other[has_length]
     return float(ratios[np.abs(ratios - 1).argmax()]) if len(ratios) else 1.0

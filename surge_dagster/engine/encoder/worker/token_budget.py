@@ -5,7 +5,7 @@ the model, the kernels and the device; smaller passes waste the device, much lar
 memory and, on a CPU, caches. So a first start measures tokens per second at a few budgets, through
 the backend's own `forward` on copies of one short text, and takes the smallest budget within 3 % of
 the best rate. With one length all budgets have the same work, and the passes of every backend are
-full; the lengths of a mixture would differ with the number of passes.
+full.
 
 Every budget is measured in two rounds and its better rate counts: a short slowdown of the machine
 affects one round, not one budget. This takes less than three seconds; a model that is too slow for
@@ -36,28 +36,23 @@ _TEXT = "cotton shirt, long sleeves, garden green, size 42"
 def set_token_budget(
     space: Space, backend: Backend, settings: BackendSettings, calibration: Calibration
 ) -> None:
-    """Gives `backend` the best budget for this machine, unless one was requested or it has none."""
+    """Give the backend the best budget for this machine, unless one was requested."""
     if settings.token_budget is not None or not isinstance(backend, BudgetedBackend):
         return
-    cached = calibration.read("token_budget")
-    if cached is None:
-        # Workers that start together measure once, and not concurrently.
-        with disk_cache.lock(MEASURING_LOCK):
-            cached = calibration.read("token_budget")
-            if cached is None:
-                default = backend.token_budget
-                rates = measure_rates(backend, space)
-                cached = min(
-                    saturation_budget(rates, backend.budget_candidates, default),
-                    backend.token_budget,
-                )
-                measured = {str(budget): round(rate) for budget, rate in rates.items()}
-                calibration.write(token_budget=cached, tokens_per_second=measured, space=space.name)
-    backend.token_budget = cached
+    # Workers that start together measure once, and not concurrently.
+    with disk_cache.lock(MEASURING_LOCK):
+        budget = calibration.read("token_budget")
+        if budget is None:
+            default = backend.token_budget
+            rates = measure_rates(backend, space)
+            best = saturation_budget(rates, backend.budget_candidates, default)
+            budget = min(best, backend.token_budget)
+            calibration.write(token_budget=budget, space=space.name)
+    backend.token_budget = budget
 
 
 def saturation_budget(rates: dict[int, float], candidates: tuple[int, ...], default: int) -> int:
-    """The smallest budget whose rate is within 3 % of the best one.
+    """Return the smallest budget whose rate is within 3 % of the best one.
 
     It is at least the default where the measured budgets end below the default, or the rate still
     rises at their end.
@@ -72,8 +67,7 @@ def saturation_budget(rates: dict[int, float], candidates: tuple[int, ...], defa
 
 
 def measure_rates(backend: BudgetedBackend, space: Space) -> dict[int, float]:
-    """Tokens per second at each of the backend's budgets that fits into memory and can be measured
-    in time.
+    """Return tokens per second at each budget that fits into memory and can be measured in time.
 
     Sets the backend's budget to the largest one that fits, but at least to its default.
     """
@@ -108,8 +102,7 @@ def measure_rates(backend: BudgetedBackend, space: Space) -> dict[int, float]:
 def _run(
     backend: BudgetedBackend, space: Space, length: int, budget: int, passes: int
 ) -> tuple[float, float]:
-    """Tokens per second and seconds of so many full passes; lowers the backend's budget to `budget`
-    or less."""
+    """Return tokens per second and seconds of full passes; sets the backend's budget, or less."""
     # Packed passes of a chunk are equal, and each is a text below its budget: with one text more
     # they would be halved.
     texts = [_TEXT] * (passes * max(1, budget // length - 1))
