@@ -28,16 +28,14 @@ _NAMES: dict[Task, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """What a model puts before texts; `unused` ones seem to be for documents, and the library does
-    not use them."""
+    """What a model puts before texts."""
 
     document: str = ""
     query: str = ""
-    unused: tuple[str, ...] = ()
 
 
 def stated_prompts(own: dict[str, Any], folder: Path) -> dict[str, str]:
-    """The prompts that a model's configuration states, by name."""
+    """Return the prompts that a model's configuration states, by name."""
     prompts = own.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(
         isinstance(text, str | None) for text in prompts.values()
@@ -55,19 +53,12 @@ def stated_prompts(own: dict[str, Any], folder: Path) -> dict[str, str]:
 
 
 def read_prompts(own: dict[str, Any], folder: Path) -> Prompts:
-    """The prompts of the model whose config_sentence_transformers.json is `own`."""
-    stated, default = stated_prompts(own, folder), own.get("default_prompt_name")
+    """Return the prompts of the model whose config_sentence_transformers.json is `own`."""
+    stated = stated_prompts(own, folder)
+    default = stated.get(own.get("default_prompt_name") or "", "")
 
     def chosen(task: Task) -> str:
-        return next(
-            (stated[name] for name in _NAMES[task] if name in stated), stated.get(default or "", "")
-        )
+        names = [name for name in _NAMES[task] if name in stated]
+        return stated[names[0]] if names else default
 
-    document = chosen("document")
-    expected = dict.fromkeys(("passage", "corpus", default))
-    unused = (
-        ()
-        if document
-        else tuple(name for name in expected if name and name != "query" and stated.get(name))
-    )
-    return Prompts(document, chosen("query"), unused)
+    return Prompts(chosen("document"), chosen("query"))

@@ -84,20 +84,6 @@ def test_passage_prompt_counts_where_a_model_states_none_named_document(tmp_path
     assert parity.lowest_cosine(_vectors(EncodingSpec(str(folder)), "document"), expected) >= FLOOR
 
 
-def test_start_names_a_prompt_that_documents_do_not_get(tmp_path: Path) -> None:
-    folder = tiny_model("bert_with_prompts", tmp_path)
-    own = json.loads((folder / CONFIG_FILE).read_text())
-    prompts = {"query": "query: ", "document": "", "passage": "passage: "}
-    (folder / CONFIG_FILE).write_text(json.dumps(own | {"prompts": prompts}))
-    settings = BackendSettings(device="cpu", precision="fp32", threads=1)
-    [note] = load_backend(EncodingSpec(str(folder)).resolve(), settings, "torch").notes
-    assert "a prompt named passage" in note
-    assert "set document_prompt" in note
-    for decided in ("", "passage: "):
-        space = EncodingSpec(str(folder), document_prompt=decided).resolve()
-        assert load_backend(space, settings, "torch").notes == ()
-
-
 def test_pool_of_one_side_is_refused_where_the_other_is_needed(tmp_path: Path) -> None:
     spec = EncodingSpec("hash://8", query_prompt="query: ")
     with (

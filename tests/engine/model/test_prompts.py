@@ -23,45 +23,43 @@ def _state(folder: Path, own: dict[str, Any]) -> EncodingSpec:
 
 
 @pytest.mark.parametrize(
-    ("own", "document", "query", "unused"),
+    ("own", "document", "query"),
     [
-        ({}, "", "", ()),
-        ({"prompts": None, "default_prompt_name": None}, "", "", ()),
+        ({}, "", ""),
+        ({"prompts": None, "default_prompt_name": None}, "", ""),
         (
             {"prompts": {"query": "q: ", "document": "d: ", "passage": "p: ", "corpus": "c: "}},
             "d: ",
             "q: ",
-            (),
         ),
-        ({"prompts": {"query": "q: ", "corpus": "c: ", "passage": "p: "}}, "p: ", "q: ", ()),
-        ({"prompts": {"corpus": "c: "}}, "c: ", "", ()),
-        ({"prompts": {"query": "q: "}}, "", "q: ", ()),
-        ({"prompts": {"s2p": "s: "}, "default_prompt_name": "s2p"}, "s: ", "s: ", ()),
+        ({"prompts": {"query": "q: ", "corpus": "c: ", "passage": "p: "}}, "p: ", "q: "),
+        ({"prompts": {"corpus": "c: "}}, "c: ", ""),
+        ({"prompts": {"query": "q: "}}, "", "q: "),
+        ({"prompts": {"s2p": "s: "}, "default_prompt_name": "s2p"}, "s: ", "s: "),
         (
             {"prompts": {"query": "q: ", "passage": "p: "}, "default_prompt_name": "passage"},
             "p: ",
             "q: ",
-            (),
         ),
         (
             {"prompts": {"query": "q: ", "document": None}, "default_prompt_name": "query"},
             "",
             "q: ",
-            (),
         ),
         # As a current version of the library saves a model: what it states is empty counts.
-        ({"prompts": {"query": "", "document": "", "passage": "p: "}}, "", "", ("passage",)),
+        ({"prompts": {"query": "", "document": "", "passage": "p: "}}, "", ""),
         (
             {"prompts": {"query": "", "document": "", "s2p": "s: "}, "default_prompt_name": "s2p"},
-            *("", "", ("s2p",)),
+            "",
+            "",
         ),
     ],
 )
 def test_prompts_follow_the_rule_of_sentence_transformers(
-    own: dict[str, Any], document: str, query: str, unused: tuple[str, ...], tmp_path: Path
+    own: dict[str, Any], document: str, query: str, tmp_path: Path
 ) -> None:
     found = read_prompts(own, tmp_path)
-    assert (found.document, found.query, found.unused) == (document, query, unused)
+    assert (found.document, found.query) == (document, query)
 
 
 @pytest.mark.parametrize(
