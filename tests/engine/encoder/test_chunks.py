@@ -104,17 +104,6 @@ def test_small_job_is_shared_among_slow_workers(rate: float | None, texts: int) 
     assert chunk.stop == texts
 
 
-def test_worker_that_was_slow_gets_small_chunks() -> None:
-    schedule = Schedule(2)
-    schedule.add(_job(1_000))
-    first = schedule.next_chunk(idle=True)
-    assert first is not None
-    schedule.measure(first, seconds=30.0)
-    later = schedule.next_chunk(idle=True)
-    assert later is not None
-    assert later.stop - later.start < (first.stop - first.start) / 2
-
-
 def test_time_of_a_job_that_ends_before_the_one_ahead_of_it_is_counted_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -182,28 +171,6 @@ def test_only_groups_with_failing_texts_fail_and_every_other_row_is_encoded(
     assert losses <= 6 * len(failed_groups)
 
 
-def test_text_that_loses_one_worker_has_not_failed() -> None:
-    quarantine = Quarantine(None, 10)
-    quarantine.add(3, 4)
-    rows, _ = quarantine.next()
-    assert rows is not None
-    assert quarantine.bisect(rows, "killed from outside") == 0
-    assert quarantine.failed == []
-    assert quarantine.next() == (rows, 0)
-
-
-def test_group_with_two_failing_texts_fails_once() -> None:
-    quarantine = Quarantine(np.array([0, 4]), 10)
-    for row in (1, 3, 5):
-        quarantine.add(row, row + 1)
-    for loss in (1, 2):
-        waiting = [rows for rows, _ in (quarantine.next() for _ in range(3)) if rows is not None]
-        assert sorted(rows.start for rows in waiting) == [1, 3, 5]
-        assert [quarantine.bisect(rows, f"loss {loss}") for rows in waiting] == [loss - 1] * 3
-    assert quarantine.next() == (None, 0)
-    assert sorted(failed.row for failed in quarantine.failed) in ([1, 5], [3, 5])
-
-
 class Nvml:
     """The management library on a machine with two GPUs, the second of which fails once `lost` is
     set."""
@@ -256,3 +223,13 @@ class TestGpuMonitor:
     ) -> None:
         monkeypatch.delattr(Nvml, "nvmlInit")
         assert GpuMonitor(devices).sample() is None
+
+
+def test_text_that_loses_one_worker_has_not_failed() -> None:
+    quarantine = Quarantine(None, 10)
+    quarantine.add(3, 4)
+    rows, _ = quarantine.next()
+    assert rows is not None
+    assert quarantine.bisect(rows, "killed from outside") == 0
+    assert quarantine.failed == []
+    assert quarantine.next() == (rows, 0)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
 from surge_dagster.engine.encoder import schedule
@@ -107,30 +105,6 @@ def test_vectors_have_the_type_of_the_space_and_truncated_rows_are_counted_where
         assert np.array_equal(slot.matrix(0, 5), hash_vectors(texts, 16).astype(np.float16))
 
 
-def test_concurrent_threads_get_their_own_results(hash_pool: EncoderPool) -> None:
-    wrong: list[int] = []
-
-    def encode(seed: int) -> None:
-        with hash_pool.arena(slots=1, max_texts=2_000, max_bytes=1 << 20) as arena:
-            for call in range(20):
-                texts = _texts(1_000 + 50 * seed, seed=100 * seed + call)
-                slot = arena.acquire()
-                slot.append(column(texts))
-                hash_pool.encode(slot)
-                if not np.array_equal(
-                    slot.matrix(0, len(slot)), hash_vectors(texts, hash_pool.dimension)
-                ):
-                    wrong.append(seed)
-                slot.release()
-
-    threads = [threading.Thread(target=encode, args=(seed,)) for seed in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
 def test_empty_slot_costs_nothing_and_a_slot_can_be_extended(hash_pool: EncoderPool) -> None:
     with hash_pool.arena(slots=1, max_texts=10, max_bytes=100) as arena:
         slot = arena.acquire()
@@ -197,23 +171,6 @@ def test_speed_measured_by_a_start_is_cached_for_the_next_one(cache_folder: Path
     assert second.start_seconds > 0
     assert (second.device, second.precision, second.dimension) == ("cpu", "fp32", 40)
     assert second.start().backend == "hash"
-
-
-def test_arena_uses_no_dev_shm(hash_pool: EncoderPool) -> None:
-    def mapped() -> set[str]:
-        areas = [
-            area
-            for pid in (os.getpid(), *hash_pool.worker_pids)
-            for area in psutil.Process(pid).memory_maps()
-        ]
-        return {area.path for area in areas if "/dev/shm/" in area.path}
-
-    before = mapped()
-    with hash_pool.arena(slots=3, max_texts=100_000, max_bytes=100 << 20) as arena:
-        slot = arena.acquire()
-        slot.append(column(_texts(1_000)))
-        hash_pool.encode(slot)
-        assert mapped() == before
 
 
 def test_only_the_chosen_rows_are_encoded_and_the_others_keep_their_vectors(

@@ -151,32 +151,6 @@ def test_models_that_cannot_be_packed_are_refused_and_padded_instead(
     assert "torch is used instead of packed" in loaded.notes[-1]
 
 
-def test_vectors_below_the_promise_are_tried_in_the_next_precision_by_every_backend(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried: list[tuple[str, str]] = []
-
-    def attempt(space: Space, name: str, settings: BackendSettings, notes: tuple[str, ...]) -> Any:
-        tried.append((name, settings.precision))
-        if settings.precision == "fp16":
-            raise parity.BelowPromise("vectors overflow")
-        raise ConfigError("cannot be packed") if name == "packed" else LookupError(*notes)
-
-    monkeypatch.setattr(loading, "_attempt", attempt)
-    settings = BackendSettings(
-        device="cuda:0", precision="fp16", threads=1, fallback_precision="bf16"
-    )
-    with pytest.raises(LookupError) as raised:
-        loading.load_backend(
-            EncodingSpec(str(tiny_model("bert_cls", tmp_path))).resolve(), settings, "auto"
-        )
-    assert tried == [("packed", "fp16"), ("torch", "fp16"), ("packed", "bf16"), ("torch", "bf16")]
-    assert raised.value.args == (
-        "bf16 is used instead of fp16: vectors overflow",
-        "torch is used instead of packed: cannot be packed",
-    )
-
-
 def test_next_chunk_is_launched_before_this_one_is_read_and_neither_waits(tmp_path: Path) -> None:
     from tests.engine.inference.late_device import LateDevice
 

@@ -31,9 +31,3 @@ def test_short_texts_in_a_full_chunk_are_padded_by_less_than_three_percent() -> 
     batches = plan_batches(lengths, 1_024, 50)
     assert sum(batch.tokens for batch in batches) < 1.03 * lengths.sum()
     assert len(batches) < 1.1 * lengths.sum() / 1_024
-
-
-def test_plan_depends_only_on_the_lengths() -> None:
-    lengths = np.random.default_rng(7).integers(1, 60, 5_000)
-    one, other = plan_batches(lengths, 1_024, 50), plan_batches(lengths.copy(), 1_024, 50)
-    assert all(np.array_equal(a.rows, b.rows) for a, b in zip(one, other, strict=True))
