@@ -65,7 +65,6 @@ _WITHOUT_ENCODING = (
         "encoder_notes",
         "pool_start_seconds",
         "wall_seconds",
-        "storage_retries",
     ),
     *("run_seconds", "cost"),
 )

@@ -71,7 +71,7 @@ _BEGUN_FIRST = (
     "dagster/test_checks.py",
     "dagster/test_events.py",
     "dagster/test_failures.py",
-    "engine/run/test_resume.py",
+    "engine/run/test_histories.py",
     "test_benchmarks.py",
     "test_packaging.py",
     "engine/store/test_object_store.py",

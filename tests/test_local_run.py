@@ -191,7 +191,11 @@ def test_failed_partitions_are_only_reported_on_request() -> None:
             "no column 'ean'; its columns are 'kind', 'sku', 'title'",
         ),
         (FRAME, {"idd": "sku"}, "embed has no setting idd; it has b_max, b_min"),
-        ([{"id": 1}], {"partition_by": "kind"}, "its rows are a builtins list, which is not a frame"),
+        (
+            [{"id": 1}],
+            {"partition_by": "kind"},
+            "its rows are a builtins list, which is not a frame",
+        ),
         ("nowhere", {}, "there is no such file or folder"),
         ("p.csv", {}, "is one file: name with partition_by which of its columns divides it"),
         (

@@ -153,8 +153,7 @@ def test_collecting_tests_imports_no_package_that_takes_seconds(
     ("begin", "slow"),
     [
         (
-            "import surge_dagster as s; "
-            "s.embedding_catalog(output='gs://b/out', devices='cuda')",
+            "import surge_dagster as s; s.embedding_catalog(output='gs://b/out', devices='cuda')",
             {
                 *GOOGLE,
                 "torch",

@@ -47,7 +47,7 @@ class Failed:
         published_before: texts in files when it happened; None if it had no moment.
         encoded_after: texts encoded by the run that completed the output.
         in_flight: most texts that were admitted and not published: what a kill can lose.
-        repeated: chunks that another worker encoded again, and requests that were sent again.
+        repeated: chunks that another worker encoded again.
         refused: partitions.
         wrong: partitions that are missing or differ from the source, the refused ones left out.
     """
@@ -113,7 +113,7 @@ def _run(
         published_before=published_before,
         encoded_after=report.texts_encoded,
         in_flight=report.max_in_flight_texts,
-        repeated=report.costs.replays + sum(report.storage_retries.values()),
+        repeated=report.costs.replays,
         refused=len(refused),
         wrong=wrong,
     )

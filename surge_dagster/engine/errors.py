@@ -69,10 +69,6 @@ class TransientError(SurgeError):
         super().__init__(message)
 
 
-class WriteRefused(TransientError):
-    """A local disk did not take a file; the cause is the system's error."""
-
-
 class StoreUnavailable(TransientError):
     """The output's store does not answer or takes no files: the run ends, published files stay, a
     later run goes on."""

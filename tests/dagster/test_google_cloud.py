@@ -14,7 +14,8 @@ import yaml
 
 from surge_dagster import embedding_catalog
 from surge_dagster.config.settings import load_settings
-from surge_dagster.engine.store import StorageOptions, retries
+from surge_dagster.engine.errors import ConfigError, TransientError
+from surge_dagster.engine.store import StorageOptions
 from surge_dagster.engine.store.gcp import GcpOptions
 from surge_dagster.orchestration.cluster_runs import ResourceRuns
 from surge_dagster.orchestration.names import CatalogResources
@@ -42,12 +43,6 @@ def bucket(
             f"catalog/{key}/0.parquet", write_rows(bench.root / "x.parquet", rows).read_bytes()
         )
     return object_server
-
-
-@pytest.fixture
-def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stores repeat what failed at once."""
-    monkeypatch.setattr(retries, "rest", lambda *_, **__: None)
 
 
 def refresh(bench: Workbench, definitions: dg.Definitions) -> Ran:
@@ -132,7 +127,13 @@ def test_key_is_not_shown_by_dagster(
     assert not google_account.is_quoted(repr(definitions.resources))
 
 
-@pytest.mark.usefixtures("no_waits")
+def test_key_is_not_shown_by_settings_and_options(google_account: GoogleAccount) -> None:
+    gcp: Any = {"gcp_credentials": google_account.gcp_credentials}
+    settings = load_settings(gcp=gcp)
+    shown = (settings, settings.model_dump(), settings.model_dump_json(), settings.cloud_options())
+    assert not google_account.is_quoted(" ".join(map(repr, shown)))
+
+
 def test_event_log_of_a_failed_run_does_not_quote_the_key(
     bench: Workbench, bucket: ObjectServer, google_account: GoogleAccount
 ) -> None:
@@ -144,6 +145,26 @@ def test_event_log_of_a_failed_run_does_not_quote_the_key(
     assert not ran.success
     assert "could not be renewed" in ran.failure()
     assert not google_account.is_quoted(entries)
+
+
+@pytest.mark.parametrize("source", [f"gs://{BUCKET}/catalog", SOURCE])
+def test_error_of_a_revoked_key_does_not_quote_it(
+    google_account: GoogleAccount, source: str
+) -> None:
+    google_account.is_revoked = True
+    gcp: Any = {"project": "p", "gcp_credentials": google_account.gcp_credentials}
+    storage: Any = {"endpoint": google_account.url}
+    settings = load_settings(
+        source=source, partition_by="category", gcp=gcp, storage_options=storage
+    )
+
+    with (
+        FakeBigQuery(table_of(CATALOG)).serve_by_default(),
+        pytest.raises((ConfigError, TransientError)) as refused,
+    ):
+        list(settings.open_source())
+
+    assert not google_account.is_quoted(str(refused.getrepr(style="native")))
 
 
 def test_machines_of_a_cluster_get_the_account(google_account: GoogleAccount) -> None:

@@ -1,14 +1,12 @@
-"""A run that kills its own process with SIGKILL when it passes a given point for the n-th time.
+"""Runs in processes of their own, which kill themselves with SIGKILL at their n-th step.
 
-    python -m tests.engine.killed_run CATALOG OUTPUT ENDPOINT LOG POINT N [START-STOP …]
     python -m tests.engine.killed_run
 
-Points are steps of the run, not instants, so that the same command dies at the same place on every
-machine; the point "any" is each of them. The run writes each of its steps to LOG as a line, without
-a buffer. ENDPOINT is that of the object store, or empty where the output is a folder. START-STOP is
-a range of every partition. Without arguments, each line of standard input is a JSON list of
-arguments. The program runs each in its own process, forked from one that has imported everything,
-and prints its exit status as a line.
+Steps are calls of the pool and of the store, not instants, so that the same run dies at the same
+place on every machine. Each line of standard input is a JSON list: catalog, output, endpoint of the
+object store (empty for a folder), log, number of the step, and "START-STOP" for each range of every
+partition. The program forks a process for each line, from one that has imported everything, and
+prints its exit status as a line. `MortalRuns` is the other end.
 """
 
 from __future__ import annotations
@@ -16,10 +14,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -34,97 +34,64 @@ from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Receipt
-from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import PartitionRange
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.object_client import ClientLimits
 from surge_dagster.engine.store.object_store import open_object_store
-from surge_dagster.engine.store.object_upload import ObjectUpload
 from surge_dagster.engine.store.store import Store, StoredObject, Upload
 from surge_dagster.engine.tables.opening import open_source
-from tests.engine.paused_backend import PAUSE_VARIABLE, reached
 from tests.small_catalogs import DIMENSION
 
-POINTS = (
-    "encode",
-    "encoded",
-    "create",
-    "publish",
-    "still wanted",
-    "published",
-    "sync",
-    "synced",
-    "receipt",
-)
-# Of split partitions: a segment is begun, complete, durable; the file is begun, complete; a segment
-# is removed.
-SPLIT_POINTS = ("stage", "staged", "kept", "assemble", "assembled", "remove", "removed")
-# Of objects that are uploaded in parts: one is begun, a part is stored, the upload is completed.
-PART_POINTS = ("begun", "part", "complete", "completed")
-# A worker is in the middle of a SuperBatch. Not part of "any": the worker is made to stop there.
-ENCODING = "encoding"
 THRESHOLDS = Thresholds(b_min=50, b_max=100)
 PART_BYTES = 8 * 1024  # so that segments are sent in parts, too
 
 
 class Reaper:
-    """Counts how often each point was passed, and dies at the chosen one."""
+    """Counts steps, and kills its process at the chosen one."""
 
-    def __init__(self, log: Path, point: str, count: int) -> None:
+    def __init__(self, log: Path, step: int) -> None:
         self._log = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-        self._point = point
-        self._left = count
+        self._left = step
         self._lock = threading.Lock()
-        self.passed = 0
         self.run: EmbeddingRun | None = None
 
     def say(self, *words: object) -> None:
         os.write(self._log, (" ".join(map(str, words)) + "\n").encode())
 
-    def dies_next(self, point: str) -> bool:
-        """Whether the process dies when this very point is passed next."""
-        return self._point == point and self._left == 1
-
-    def __call__(self, point: str) -> None:
+    def __call__(self) -> None:
         if self.run is None:
             return
         with self._lock:
-            self.passed += point != ENCODING
-            self._left -= self._point == point or (self._point == "any" and point != ENCODING)
+            self._left -= 1
             if self._left == 0:
                 memory = self.run._memory  # None before the first text was admitted
-                self.say("died", point, 0 if memory is None else memory.in_flight.most)
+                self.say("died", 0 if memory is None else memory.in_flight.most)
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
 class MortalPool:
-    """A pool that passes three points at each SuperBatch."""
+    """A pool that takes three steps for each SuperBatch; at the second one a worker encodes."""
 
-    def __init__(self, pool: EncoderPool, reaper: Reaper, pause: Path) -> None:
+    def __init__(self, pool: EncoderPool, reaper: Reaper) -> None:
         self._pool = pool
         self._reaper = reaper
-        self._pause = pause
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool, name)
 
     def submit(self, slot: Slot, borders: np.ndarray, rows: np.ndarray | None = None) -> EncodeCall:
-        self._reaper("encode")
+        self._reaper()
         self._reaper.say("encoded", len(slot) if rows is None else len(rows))
-        if self._reaper.dies_next(ENCODING):
-            self._pause.touch()
         call = self._pool.submit(slot, borders, rows)
-        while self._pause.exists() and not reached(self._pause).exists():
-            threading.Event().wait(0.01)
-        self._reaper(ENCODING)
+        self._reaper()
         call.result()
-        self._reaper("encoded")
+        self._reaper()
         return call
 
 
 class MortalStore:
-    """A store on which every step of publishing is a point."""
+    """A store on which every operation that writes is two steps."""
 
     def __init__(self, store: Store, reaper: Reaper) -> None:
         self._store = store
@@ -137,35 +104,26 @@ class MortalStore:
         return MortalStore(self._store.until(over), self._reaper)
 
     def create(self, name: str) -> MortalUpload:
-        upload = MortalUpload(self._store.create(name), name, self._reaper)
-        self._reaper("create")
-        if name.startswith(STAGING):
-            self._reaper("stage")
-        elif in_the_thread_for_split_files():
-            self._reaper("assemble")
+        upload = MortalUpload(self._store.create(name), self._reaper)
+        self._reaper()
         return upload
 
     def sync(self, folder: str) -> None:
-        self._reaper("sync")
+        self._reaper()
         self._store.sync(folder)
-        self._reaper("synced")
-        if folder.startswith(STAGING) and any(self._store.list(folder)):
-            self._reaper("kept")
+        self._reaper()
 
     def delete(self, name: str) -> None:
-        if in_the_thread_for_split_files():
-            self._reaper("remove")
+        self._reaper()
         self._store.delete(name)
-        if in_the_thread_for_split_files():
-            self._reaper("removed")
+        self._reaper()
 
 
 class MortalUpload:
-    """An object or a file on which every step of publishing is a point."""
+    """An object or a file on its way: begun, complete, checked for the last time, published."""
 
-    def __init__(self, upload: Upload, name: str, reaper: Reaper) -> None:
+    def __init__(self, upload: Upload, reaper: Reaper) -> None:
         self._upload = upload
-        self._name = name
         self._reaper = reaper
 
     def __getattr__(self, name: str) -> Any:
@@ -186,38 +144,12 @@ class MortalUpload:
     def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
         def last_check() -> None:
             still_wanted()
-            self._reaper("still wanted")
+            self._reaper()
 
-        self._reaper("publish")
+        self._reaper()
         stored = self._upload.publish(last_check)
-        self._reaper("published")
-        if self._name.startswith(STAGING):
-            self._reaper("staged")
-        elif in_the_thread_for_split_files():
-            self._reaper("assembled")
+        self._reaper()
         return stored
-
-
-def mark_parts(reaper: Reaper) -> None:
-    """Make every step of an upload in parts a point."""
-
-    def passing(method: Callable[..., Any], before: str | None, after: str) -> Callable[..., Any]:
-        def step(*given: Any) -> Any:
-            if before is not None:
-                reaper(before)
-            result = method(*given)
-            reaper(after)
-            return result
-
-        return step
-
-    ObjectUpload._begin = passing(ObjectUpload._begin, None, "begun")
-    ObjectUpload._send = passing(ObjectUpload._send, None, "part")
-    ObjectUpload._complete = passing(ObjectUpload._complete, "complete", "completed")
-
-
-def in_the_thread_for_split_files() -> bool:
-    return threading.current_thread().name.startswith("surge-publish-split")
 
 
 def open_output(url: str, endpoint: str) -> Store:
@@ -230,33 +162,25 @@ def open_output(url: str, endpoint: str) -> Store:
     return open_object_store(url, options, limits=ClientLimits(part_bytes=PART_BYTES))
 
 
-def main(
-    catalog: str, output: str, endpoint: str, log: str, point: str, count: str, *rows: str
-) -> None:
-    """Run until the point comes, or to the end."""
-    reaper = Reaper(Path(log), point, int(count))
-    pause = Path(f"{log}.pause")
-    os.environ |= {PAUSE_VARIABLE: str(pause), "PYTHONPATH": str(Path(__file__).parents[2])}
-    backend = "tests.engine.paused_backend:PausedBackend" if point == ENCODING else "auto"
-    with EncoderPool(EncodingSpec(model=f"hash://{DIMENSION}"), backend=backend) as pool:
+def main(catalog: str, output: str, endpoint: str, log: str, step: int, *rows: str) -> None:
+    """Run until the step comes, or to the end."""
+    reaper = Reaper(Path(log), step)
+    ranges: list[PartitionRange] = []
+    for partition in open_source(catalog):
+        for each in rows:
+            start, stop = map(int, each.split("-"))
+            ranges.append(PartitionRange(partition.key, partition.source_version, start, stop))
+
+    with EncoderPool(EncodingSpec(model=f"hash://{DIMENSION}")) as pool:
         pool.start()
-        reaper.say("workers", *pool.worker_pids)
-        opened = open_output(output, endpoint)
-        mark_parts(reaper)
-        store: Any = MortalStore(opened, reaper)
-        front: Any = MortalPool(pool, reaper, pause)
-        ranges = [
-            PartitionRange(partition.key, partition.source_version, *map(int, each.split("-")))
-            for partition in open_source(catalog)
-            for each in rows
-        ]
+        store: Any = MortalStore(open_output(output, endpoint), reaper)
+        front: Any = MortalPool(pool, reaper)
         options: dict[str, Any] = {"observer": ChangeFeed(), "ranges": ranges}
         reaper.run = EmbeddingRun(open_source(catalog), store, front, THRESHOLDS, **options)
         for event in reaper.run.events():
             if isinstance(event, Receipt):
                 reaper.say("receipt", event.key)
-                reaper("receipt")
-        reaper.say("passed", reaper.passed)
+                reaper()
 
 
 def serve() -> None:
@@ -278,8 +202,60 @@ def serve() -> None:
         print(os.waitstatus_to_exitcode(status), flush=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What is known of a run that has ended in its own process.
+
+    Attributes:
+        in_flight: the largest number of texts in flight, if it was killed.
+        encoded: texts that it gave to the pool.
+        receipts: keys of the partitions that it reported.
+    """
+
+    was_killed: bool
+    in_flight: int
+    encoded: int
+    receipts: list[str]
+
+
+class MortalRuns:
+    """Runs each in its own process; `close` it."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._runs = 0
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.engine.killed_run"],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, catalog: Path, url: str, endpoint: str, step: int, *rows: str) -> Ended:
+        """Run until the step, or to the end if it has fewer."""
+        assert self._process.stdin and self._process.stdout
+        self._runs += 1
+        log = self._logs / str(self._runs)
+        arguments = [str(catalog), url, endpoint, str(log), step, *rows]
+        print(json.dumps(arguments), file=self._process.stdin, flush=True)
+        status = int(self._process.stdout.readline())
+        assert status in (0, -signal.SIGKILL)
+
+        said: dict[str, list[str]] = {"died": [], "encoded": [], "receipt": []}
+        for line in log.read_text().splitlines():
+            word, value = line.split(" ", 1)
+            said[word].append(value)
+        return Ended(
+            status != 0,
+            sum(map(int, said["died"])),
+            sum(map(int, said["encoded"])),
+            said["receipt"],
+        )
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        main(*sys.argv[1:])  # pyright: ignore[reportArgumentType]
-    else:
-        serve()
+    serve()

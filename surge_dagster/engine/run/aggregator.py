@@ -9,11 +9,11 @@ flushed. So a partition that fits is never split, and no SuperBatch ever holds m
 
 Rows that an earlier run staged are skipped (`skip`): the rows on either side are segments of their
 own. Rows that take their vectors from the partition's old file lie in the slot like all others and
-are not encoded: B_min counts the rows to encode, B_max all rows. Where little is encoded a
-SuperBatch is flushed when it is full, and the first ones, whose B_min is a part of the later one,
-when they have that part of B_max.
+are not encoded: B_min counts the rows to encode, B_max all rows. If little is encoded, a SuperBatch
+is flushed when it is full. The first ones, whose B_min is a part of the later one, are flushed when
+they have that part of B_max.
 
-Both thresholds exist in texts and in bytes. SURGE (section 3.2 and lemma 3) counts texts alone,
+Both thresholds exist in texts and in bytes. SURGE (section 3.2 and lemma 3) counts only texts,
 which bounds no memory.
 """
 
@@ -55,15 +55,14 @@ class _Held:
     read: ReadPartition | None = None
 
     def segment(self) -> Segment:
-        ids, carried = tuple(self.ids), tuple(self.carried)
         return Segment(
             self.partition,
             self.start,
             self.start + self.rows,
             self.first_row,
-            ids,
+            tuple(self.ids),
             self.read,
-            carried,
+            tuple(self.carried),
         )
 
 
@@ -141,46 +140,39 @@ class Aggregator:
             DataError: a single row is larger than B_max in bytes; raised by the call, before any
                 row was taken.
         """
-        current, most = self._require_open(), self._bounds.b_max_bytes - PARTITION_OVERHEAD_BYTES
-        if batch.value_bytes > most:
+        current = self._require_open()
+        limit = self._bounds.b_max_bytes
+        if batch.value_bytes > limit - PARTITION_OVERHEAD_BYTES:
             sizes = row_bytes(batch)
             largest = int(sizes.max())
-            if largest > most:
+            if largest > limit - PARTITION_OVERHEAD_BYTES:
                 raise DataError(
                     current.partition.key,
-                    f"the row has {largest:,} bytes and a SuperBatch holds at most {self._bounds.b_max_bytes:,}",
+                    f"the row has {largest:,} bytes and a SuperBatch holds at most {limit:,}",
                     f"Shorten its values, or raise max_text_bytes to {largest:,}.",
                     current.first_row + current.rows + int(sizes.argmax()),
                 )
         return self._take(batch, known) if len(batch) else iter(())
 
     def _take(self, batch: RowBatch, known: KnownVectors | None) -> Iterator[SuperBatch]:
-        bounds, size = self._bounds, batch.value_bytes
-        if (
-            size <= bounds.b_max_bytes - self.held_bytes
-            and len(batch) <= bounds.b_max - self.held_texts
-        ):
-            self._append(batch, known, size)
+        bounds = self._bounds
+        has_room = batch.value_bytes <= bounds.b_max_bytes - self.held_bytes
+        if has_room and len(batch) <= bounds.b_max - self.held_texts:
+            self._append(batch, known, batch.value_bytes)
             return
+
         ends = np.cumsum(row_bytes(batch))
         done = 0
         while done < len(batch):
             before = int(ends[done - 1]) if done else 0
-            fitting = (
-                int(
-                    np.searchsorted(
-                        ends, before + bounds.b_max_bytes - self.held_bytes, side="right"
-                    )
-                )
-                - done
-            )
-            take = min(fitting, bounds.b_max - self.held_texts, len(batch) - done)
-            if take > 0:
-                part = None if known is None else known.between(done, done + take)
-                self._append(
-                    batch.rows(done, done + take), part, int(ends[done + take - 1]) - before
-                )
-                done += take
+            room = bounds.b_max_bytes - self.held_bytes
+            fitting = int(np.searchsorted(ends, before + room, side="right")) - done
+            rows = min(fitting, bounds.b_max - self.held_texts, len(batch) - done)
+            if rows > 0:
+                stop = done + rows
+                part = None if known is None else known.between(done, stop)
+                self._append(batch.rows(done, stop), part, int(ends[stop - 1]) - before)
+                done = stop
             elif self._pending.held:
                 yield self._flush_pending()
             else:
@@ -199,13 +191,15 @@ class Aggregator:
             current.first_row = first_row
 
     def close(self, read: ReadPartition) -> Iterator[SuperBatch]:
-        current, bounds = self._require_open(), self._bounds
+        current = self._require_open()
+        bounds = self._bounds
         if self._pending.held and self.held_bytes > bounds.b_max_bytes:
             # only an empty partition gets here: its overhead alone did not fit
             yield self._flush_pending()
         current.read = read
-        self._pending.add(current)
-        self._current, pending = None, self._pending
+        self._current = None
+        pending = self._pending
+        pending.add(current)
         b_min = bounds.b_min_of(self._emitted)
         is_enough = pending.new_rows >= b_min or pending.new_bytes >= bounds.b_min_bytes
         if is_enough or pending.rows >= max(1, bounds.b_max * b_min // bounds.b_min):
@@ -213,11 +207,7 @@ class Aggregator:
 
     def discard(self) -> tuple[int, int]:
         """Drop the rows of the open partition that were gathered last; its earlier segments are
-        still emitted.
-
-        Returns:
-            Texts and bytes no longer held, those of vectors included.
-        """
+        still emitted. Return the texts and bytes, also of vectors, that are no longer held."""
         current = self._require_open()
         self._current = None
         if self._slot is not None and current.rows:
@@ -236,7 +226,8 @@ class Aggregator:
         # Only what fits is booked: a reader that waited while it holds more than a SuperBatch could
         # wait for itself. Known vectors are a part of the SuperBatch's result, which is booked when
         # it is flushed.
-        current, rows = self._require_open(), len(batch)
+        current = self._require_open()
+        rows = len(batch)
         vector_bytes = 0 if known is None else known.matrix.nbytes
         if self._slot is None:
             self._slot = self._acquire()
@@ -251,9 +242,12 @@ class Aggregator:
         current.vector_bytes += vector_bytes
 
     def _flush_pending(self) -> SuperBatch:
-        pending, self._pending = self._pending, _Pending()
-        full, self._slot = self._slot if self._slot is not None else self._acquire(), None
-        current, size = self._current, pending.bytes
+        pending = self._pending
+        self._pending = _Pending()
+        full = self._acquire() if self._slot is None else self._slot
+        self._slot = None
+        current = self._current
+        size = pending.bytes
         if current is not None:
             if current.rows:
                 # the tail lies in both slots until the full one is released
@@ -265,7 +259,8 @@ class Aggregator:
         return self._emit(full, pending.held, size, pending.vector_bytes)
 
     def _emit_segment(self) -> SuperBatch:
-        current, full = self._require_open(), self._slot
+        current = self._require_open()
+        full = self._slot
         assert full is not None
         self._slot = None
         self._current = _Held(
@@ -274,7 +269,7 @@ class Aggregator:
         return self._emit(full, [current], current.bytes, current.vector_bytes)
 
     def _emit(self, slot: Slot, held: list[_Held], size: int, vector_bytes: int) -> SuperBatch:
+        segments = tuple(each.segment() for each in held)
+        batch = SuperBatch(self._emitted, slot, segments, size, vector_bytes)
         self._emitted += 1
-        return SuperBatch(
-            self._emitted - 1, slot, tuple(each.segment() for each in held), size, vector_bytes
-        )
+        return batch

@@ -41,7 +41,8 @@ def decide(
         StoreUnavailable: the store does not answer.
         ConfigError: the source cannot be listed.
     """
-    keys, divided = set[str](), dict[str, list[PartitionRange]]()
+    keys: set[str] = set()
+    divided: dict[str, list[PartitionRange]] = {}
     for rows in ranges:
         divided.setdefault(rows.key, []).append(rows)
     for partition in outputs.looked_at(partitions):
@@ -54,7 +55,8 @@ def decide(
             if parts and isinstance(decision, PartitionToRead):
                 for rows in parts:
                     _require_rows(partition, rows)
-                yield from (replace(decision, range=rows, is_divided=True) for rows in parts)
+                for rows in parts:
+                    yield replace(decision, range=rows, is_divided=True)
                 continue
         except StoreUnavailable:
             raise
@@ -62,31 +64,32 @@ def decide(
             decision = failure_of(partition, error)
         yield decision
     for key, parts in divided.items():
-        reason = f"{parts[0]} were to be encoded, and the source has no such partition now. Divide it anew."
+        reason = (
+            f"{parts[0]} were to be encoded, and the source has no such partition now. "
+            "Divide it anew."
+        )
         yield Failure(key, reason, transient=True)
 
 
 def _require_rows(partition: Partition, rows: PartitionRange) -> None:
-    """Raise where the rows cannot be read alone, or are those of another version of the source."""
+    """Raise if only these rows cannot be read, or if they are those of another source version."""
     if rows.source_version != partition.source_version:
         raise TransientError(
-            f"{rows} were to be encoded as the source had them in its version {rows.source_version!r}; it is "
-            f"{partition.source_version!r} now. Divide it anew.",
+            f"{rows} were to be encoded as the source had them in its version "
+            f"{rows.source_version!r}; it is {partition.source_version!r} now. Divide it anew.",
             partition.key,
         )
-    can_read = partition.read_range is not None
-    if not can_read or rows.stop > (partition.rows or 0):
-        why = (
-            f"it has {partition.rows or 0:,}"
-            if can_read
-            else "its source cannot read rows without those before them"
-        )
-        reason = f"{rows} were to be encoded, and {why}"
-        raise DataError(
-            partition.key,
-            reason,
-            "Divide a partition of a known size within it, or embed it as a whole.",
-        )
+    if partition.read_range is None:
+        why = "its source cannot read rows without those before them"
+    elif rows.stop > (partition.rows or 0):
+        why = f"it has {partition.rows or 0:,}"
+    else:
+        return
+    raise DataError(
+        partition.key,
+        f"{rows} were to be encoded, and {why}",
+        "Divide a partition of a known size within it, or embed it as a whole.",
+    )
 
 
 def _require_new(partition: Partition, keys: Collection[str]) -> None:
@@ -97,7 +100,8 @@ def _require_new(partition: Partition, keys: Collection[str]) -> None:
     if partition.key in keys:
         raise DataError(
             partition.key,
-            "the key comes again after it was closed; the rows of a partition must follow each other",
+            "the key comes again after it was closed; the rows of a partition must follow each "
+            "other",
             "Order the source by partition key, then run again.",
         )
 
@@ -113,8 +117,8 @@ def _decision(partition: Partition, outputs: OutputState, force: bool) -> Receip
     if freshness.status == "foreign":
         raise PlaceTaken(
             partition.key,
-            f"its place in the output, {location!r}, is taken by a file of the space {file.facts.space!r}; it was "
-            "left alone",
+            f"its place in the output, {location!r}, is taken by a file of the space "
+            f"{file.facts.space!r}; it was left alone",
             "Move that file to its own space's folder, then run again.",
         )
     if freshness.status == "fresh" and not force:

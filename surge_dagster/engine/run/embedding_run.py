@@ -52,7 +52,6 @@ from surge_dagster.engine.support.waiting import StopSignal
 
 _LOCAL_THREADS = 4
 _Decision = Receipt | Failure | PartitionToRead
-_Due = Iterable[_Decision] | None
 
 
 class EmbeddingRun:
@@ -68,12 +67,11 @@ class EmbeddingRun:
         catalog: what the partitions belong to, recorded in the space; a space of another catalog is
             refused, and so is an output inside it. None: it is neither compared nor recorded.
         force: encode fresh partitions too.
-        ranges: of these partitions only these rows are read, encoded and staged; other runs do the
-            other rows, at any time, anywhere. Where all rows of one are staged then, the run
-            publishes its file; where some lack, it reports nothing of it. Without `force`: rows
-            that are staged already count.
-        outputs: the files of the pool's space, where the caller has listed them; None: the run
-            lists them.
+        ranges: rows of partitions that are read, encoded and staged; other runs do the other rows,
+            at any time, anywhere. If all rows of a partition are staged then, the run publishes its
+            file, else it reports nothing of it. Excludes `force`.
+        outputs: the files of the pool's space, if the caller has listed them; None: the run lists
+            them.
         include_text: write the text column.
         memory_limit_bytes: data that may be resident at any time; None is half of the memory that
             the process may use, of which three SuperBatches take what they need.
@@ -84,7 +82,7 @@ class EmbeddingRun:
 
     Attributes:
         report: the metrics, live.
-        space: the vector space that the run writes; as the output has it, once the run has begun.
+        space: the vector space that the run writes; once the run has begun, as the output has it.
         space_is_known: whether the output had it when it was listed.
         preparing: what the run does before it has texts in flight, in words.
     """
@@ -109,7 +107,8 @@ class EmbeddingRun:
         pool.require_documents()
         if force and ranges:
             raise ConfigError(
-                "ranges are completed by rows that other runs staged, so force cannot be used with them."
+                "ranges are completed by rows that other runs staged, so force cannot be used with "
+                "them."
             )
         if catalog is not None:
             catalog.require_apart(store)
@@ -131,7 +130,8 @@ class EmbeddingRun:
         self._stop = StopSignal(grace_seconds)
         self._store = store.until(self._stop.over)
         self._events: EventStream | None = None
-        self._started = self.space_is_known = False
+        self._started = False
+        self.space_is_known = False
         self._describe_space()
 
     @property
@@ -186,7 +186,8 @@ class EmbeddingRun:
             raise RuntimeError("a run runs once; make another one")
         self._started = True
         begun = time.perf_counter()
-        gauge, fresh_keys = MemoryGauge(), set[str]()
+        gauge = MemoryGauge()
+        fresh_keys: set[str] = set()
         try:
             with gauge:
                 outputs = self.listed_outputs()
@@ -214,9 +215,9 @@ class EmbeddingRun:
 
     def _first_due(
         self, decisions: Iterator[_Decision], fresh_keys: set[str]
-    ) -> Generator[Event, None, _Due]:
-        """Yield receipts of the first partitions, as long as they are fresh; returns the others,
-        None: there are none.
+    ) -> Generator[Event, None, Iterable[_Decision] | None]:
+        """Yield receipts of the first partitions, as long as they are fresh; return the others, or
+        None if there are none.
 
         Args:
             fresh_keys: takes the keys of these partitions.
@@ -231,15 +232,15 @@ class EmbeddingRun:
         return None
 
     def keep_tidy(self, fresh_keys: set[str]) -> None:
-        """Make a space that the output has that of the settings, and remove what is staged of fresh
-        partitions."""
+        """Make a space that the output has the one of the settings, and remove what is staged of
+        fresh partitions."""
         if self.space_is_known:
             self.begin_space()
             remove_staged(self._store, self.space.name, fresh_keys)
 
     def begin_space(self, space: Space | None = None) -> None:
-        """Make the space that of the settings, also where it answers another request, and remove
-        what the dead left."""
+        """Make a space the one of the settings, also if it answers another request, and remove what
+        dead runs left."""
         space = space or self._pool.space
         keep_current(self._store, space)
         self.space = claim_space(self._store, space, self._catalog)
@@ -259,12 +260,13 @@ class EmbeddingRun:
     def _embed(
         self, due: Iterable[_Decision], fresh_keys: set[str], outputs: OutputState
     ) -> Generator[Event]:
-        memory, store = self._begin(), self._store
+        store = self._store
+        memory = self._begin()
         self._memory = memory
         if fresh_keys:
             remove_staged(store, self.space.name, fresh_keys)
         with memory.arena:
-            events = self._events = EventStream(self.report, memory, store)
+            events = self._events = EventStream(self.report, memory)
             target = SpaceTarget(store, self.space, self._pool.precision, self._include_text)
             stages = threading.Thread(
                 target=self._join_stages,
@@ -281,9 +283,7 @@ class EmbeddingRun:
                 try:
                     while stages.is_alive():
                         events.drop_next()
-                except (
-                    BaseException
-                ):  # interrupted again: the caller does not wait for what is under way
+                except BaseException:  # interrupted again: the caller waits no longer
                     self._stop.abandon()
                     raise
 
@@ -295,7 +295,9 @@ class EmbeddingRun:
 
     def _begin(self) -> RunMemory:
         """Divide the memory, claim the space, and describe both in the report."""
-        pool, store, started = self._pool, self._store, self._pool.start()
+        pool = self._pool
+        store = self._store
+        started = pool.start()
         self.preparing = "the output is being prepared"
         threads = self._publish_threads or publishing_threads(store, pool.workers)
         bounds, plan = fit_memory(
@@ -309,14 +311,13 @@ class EmbeddingRun:
         )
         self.begin_space(replace(pool.space, tokenizer=started.tokenizer))
         report = self.report
-        report.device, report.hardware, report.precision = (
-            pool.device,
-            pool.hardware,
-            started.precision,
-        )
+        report.device = pool.device
+        report.hardware = pool.hardware
+        report.precision = started.precision
         report.encoder_notes = list(started.notes)
         report.workers = pool.workers
-        report.b_min, report.b_max = bounds.b_min, bounds.b_max
+        report.b_min = bounds.b_min
+        report.b_max = bounds.b_max
         report.call_seconds = pool.speed.call_seconds
         arena = pool.arena(slots=SLOTS, max_texts=bounds.b_max, max_bytes=bounds.b_max_bytes)
         return RunMemory(
@@ -324,12 +325,9 @@ class EmbeddingRun:
         )
 
     def _describe_space(self) -> None:
-        report, space = self.report, self.space
-        report.space, report.space_title, report.dimension = (
-            space.name,
-            space.title,
-            space.dimension,
-        )
+        self.report.space = self.space.name
+        self.report.space_title = self.space.title
+        self.report.dimension = self.space.dimension
 
     def _join_stages(
         self,
@@ -369,7 +367,7 @@ class EmbeddingRun:
 
 
 def publishing_threads(store: Store, workers: int) -> int:
-    """How many files a run publishes concurrently.
+    """Return how many files a run publishes concurrently.
 
     A bucket answers each request after a while, so many requests are sent concurrently: four per
     worker, at least eight. On a local disk most of the time goes into serializing, which needs the

@@ -23,7 +23,7 @@ from surge_dagster.engine.run.events import EventStream
 from surge_dagster.engine.run.meters import Pace
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.run.run_memory import RunMemory
-from surge_dagster.engine.run.superbatch import EncodedSuperBatch, SuperBatch
+from surge_dagster.engine.run.superbatch import EncodedSuperBatch, Segment, SuperBatch
 from surge_dagster.engine.run.superbatch_call import SuperBatchCall
 from surge_dagster.engine.support.timeline import Span
 
@@ -54,10 +54,10 @@ class ReadAhead:
         self._thread.start()
 
     def take(self, *, wait: bool) -> SuperBatch | None:
-        """The next SuperBatch; None after the last one.
+        """Return the next SuperBatch; None after the last one.
 
         Args:
-            wait: for a moment, where there is none yet.
+            wait: for a moment, if there is none yet.
 
         Raises:
             queue.Empty: there is none yet.
@@ -75,22 +75,19 @@ class ReadAhead:
     def close(self) -> None:
         """End the reader, and wait for it until the grace time is over; what it still hands over is
         dropped."""
-        self._memory.stop.stopping.set()
-        while (
-            self._thread.is_alive() and self._memory.stop.seconds_left() != 0
-        ) or not self._ready.empty():
+        stop = self._memory.stop
+        stop.stopping.set()
+        while not self._ready.empty() or (self._thread.is_alive() and stop.seconds_left() != 0):
             with contextlib.suppress(queue.Empty):
                 self._drop(self._ready.get(timeout=_POLL_SECONDS))
 
     def _run(self) -> None:
-        io = self._memory.exposed_io
-        begun, waited = time.perf_counter(), io.reader_seconds
+        begun = self._reading_seconds()
         try:
             for item in self._items:
                 if isinstance(item, SuperBatch):
-                    seconds = time.perf_counter() - begun - (io.reader_seconds - waited)
-                    self._put(replace(item, read_seconds=seconds))
-                    begun, waited = time.perf_counter(), io.reader_seconds
+                    self._put(replace(item, read_seconds=self._reading_seconds() - begun))
+                    begun = self._reading_seconds()
                 else:
                     self._events.emit(item)
             self._put(None)
@@ -99,6 +96,10 @@ class ReadAhead:
         except BaseException as error:
             with contextlib.suppress(Cancelled):
                 self._put(error)
+
+    def _reading_seconds(self) -> float:
+        """Return the time without the reader's waits for memory and slots."""
+        return time.perf_counter() - self._memory.exposed_io.reader_seconds
 
     def _put(self, item: SuperBatch | BaseException | None) -> None:
         while not self._memory.stop.stopping.is_set():
@@ -127,13 +128,15 @@ def encoded_superbatches(
     """
     calls: deque[SuperBatchCall] = deque()
     measures = _Measures(begun, pool.speed)
-    more, error, encoded = True, None, 0
+    has_more = True
+    encoded = 0
+    error: Exception | None = None
     try:
-        while (more or calls) and not memory.stop.stopping.is_set():
-            if more and len(calls) < _CONCURRENT_CALLS:
+        while (has_more or calls) and not memory.stop.stopping.is_set():
+            if has_more and len(calls) < _CONCURRENT_CALLS:
                 with contextlib.suppress(queue.Empty):
                     batch = batches.take(wait=not calls)
-                    more = batch is not None
+                    has_more = batch is not None
                     if batch is not None:
                         calls.append(SuperBatchCall(pool, batch, memory))
             if calls and calls[0].result(_POLL_SECONDS) is not None:
@@ -148,21 +151,25 @@ def encoded_superbatches(
 
 
 def _encoded_so_far(calls: deque[SuperBatchCall], memory: RunMemory) -> Iterator[EncodedSuperBatch]:
-    """The segments of unfinished calls that are encoded by now or soon; none where the store is
+    """Yield the segments of unfinished calls that are encoded by now or soon; none if the store is
     down."""
-    stop, over = memory.stop, memory.stop.over
-    left = stop.seconds_left(_ENCODE_SHARE)
-    patience = stop.grace_seconds * _ENCODE_SHARE if left is None else left
-    deadline = time.monotonic() + (0.0 if over.is_set() else patience)
+    stop = memory.stop
+    patience = stop.seconds_left(_ENCODE_SHARE)
+    if patience is None:
+        patience = stop.grace_seconds * _ENCODE_SHARE
+    if stop.over.is_set():
+        patience = 0.0
+    deadline = time.monotonic() + patience
     for call in calls:
         # The call that failed first has raised its error; what the pool encoded before is valid.
         with contextlib.suppress(EncoderError):
             call.result(max(0.0, deadline - time.monotonic()))
         call.end()
-        segments = call.batch.segments if call.batch.texts and not over.is_set() else ()
-        whole = tuple(segment for segment in segments if call.is_encoded(segment))
+        whole: list[Segment] = []
+        if call.batch.texts and not stop.over.is_set():
+            whole = [segment for segment in call.batch.segments if call.is_encoded(segment)]
         if whole:
-            batch = replace(call.batch, segments=whole)
+            batch = replace(call.batch, segments=tuple(whole))
             yield EncodedSuperBatch(batch, call.metrics, deduplicated=call.deduplicated)
         else:
             memory.release(call.batch, call.batch.texts)
@@ -177,7 +184,7 @@ class _Measures:
         self._pace = Pace(speed.is_learned)
 
     def of(self, call: SuperBatchCall) -> EncodedSuperBatch:
-        """A SuperBatch whose call ended now."""
+        """Return a SuperBatch whose call ended now."""
         metrics = call.metrics
         costs = metrics.costs
         seconds = costs.encode_seconds

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.run.run_memory import RunMemory
-from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.waiting import next_item
 
 log = logging.getLogger(__name__)
@@ -30,7 +29,6 @@ class EventStream:
 
     Args:
         report: counts the events, and gets the peaks of `memory`.
-        store: its retries since now are reported.
 
     Attributes:
         begun: `time.perf_counter()` from which the report counts its seconds.
@@ -39,14 +37,12 @@ class EventStream:
         ended: whether the last event was taken.
     """
 
-    def __init__(self, report: RunReport, memory: RunMemory, store: Store) -> None:
+    def __init__(self, report: RunReport, memory: RunMemory) -> None:
         self.begun = time.perf_counter()
         self.published: set[str] = set()
         self.ended = False
         self._report = report
         self._memory = memory
-        self._store = store
-        self._retries_before = dict(store.retries)
         self._failed_keys: set[str] = set()
         self._lock = threading.Lock()
         self._queue: queue.Queue[tuple[Event, ...] | BaseException | None] = queue.Queue(
@@ -107,11 +103,6 @@ class EventStream:
         return True
 
     def _update_peaks(self) -> None:
-        report, memory, before = self._report, self._memory, self._retries_before
-        report.max_in_flight_texts = memory.in_flight.most
-        report.peak_resident_bytes = memory.ledger.peak
-        report.exposed_io_seconds = memory.exposed_io.seconds
-        retries = {
-            cause: count - before.get(cause, 0) for cause, count in self._store.retries.items()
-        }
-        report.storage_retries = {cause: count for cause, count in sorted(retries.items()) if count}
+        self._report.max_in_flight_texts = self._memory.in_flight.most
+        self._report.peak_resident_bytes = self._memory.ledger.peak
+        self._report.exposed_io_seconds = self._memory.exposed_io.seconds

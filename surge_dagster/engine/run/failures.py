@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 from surge_dagster.engine.errors import DataError, PlaceTaken, SurgeError, TransientError
 from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.run.superbatch import PartitionToRead
@@ -11,8 +9,7 @@ from surge_dagster.engine.sources.partition import Partition, located
 
 
 def require_unchanged(partition: Partition) -> None:
-    """Look the source version up once more, so that of two writers the one with the newer source
-    wins.
+    """Look up the source version again, so that of two writers the one with the newer source wins.
 
     Raises:
         TransientError: the source has changed, or was removed, since the partition was listed.
@@ -22,16 +19,15 @@ def require_unchanged(partition: Partition) -> None:
         change = "it was removed" if current is None else f"it is {current!r} now"
         raise TransientError(
             f"partition {partition.key!r}: its source changed while it was encoded (source version "
-            f"{partition.source_version!r} was read, {change}). The result was thrown away; run again.",
+            f"{partition.source_version!r} was read, {change}). The result was thrown away; "
+            "run again.",
             partition.key,
         )
 
 
 def failure_of(partition: Partition, error: SurgeError | OSError) -> Failure:
-    """The failure of a partition that could not be read, or not be published.
-
-    It is transient where its source is being replaced, so that the next run can help.
-    """
+    """Return the failure of a partition that could not be read or published; transient if its
+    source is being replaced."""
     if isinstance(error, DataError):
         try:
             require_unchanged(partition)
@@ -56,32 +52,10 @@ class DroppedPartitions:
     such a partition."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._dropped: set[PartitionToRead] = set()
-        self._refused: list[str] = []
 
     def __contains__(self, partition: PartitionToRead) -> bool:
         return partition in self._dropped
 
-    def fail(self, partition: PartitionToRead, *, drop: bool = True, refused: bool = False) -> bool:
-        """Read a partition no more; whether its failure is to be reported, since it was not dropped
-        before.
-
-        Args:
-            drop: what was read of it is not staged either.
-            refused: another run would find it as wrong, so that nothing staged of it is of use; of
-                a divided one it stays until the partition is published, since a run with more
-                memory may not refuse it.
-        """
-        with self._lock:
-            is_new = partition not in self._dropped
-            if is_new and refused and not partition.is_divided:
-                self._refused.append(partition.key)
-            if drop:
-                self._dropped.add(partition)
-            return is_new
-
-    def refused_keys(self) -> list[str]:
-        """Of the partitions that failed as refused."""
-        with self._lock:
-            return list(self._refused)
+    def add(self, partition: PartitionToRead) -> None:
+        self._dropped.add(partition)

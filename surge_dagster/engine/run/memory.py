@@ -1,18 +1,18 @@
 """The memory plan of a run: how its limit is divided, and why a run never waits for itself.
 
-    reader        batches from the source, raw and canonical; as much again, where there is room, for rows on their way
-                  from the staged segments of a partition to its file
-    slot          texts and ids of one SuperBatch, B_max of them; twice, since a partition's first rows lie in two
-                  slots from when they move on until the slot they came from is released
-    result        its embeddings, and what its pieces take while they are written: the most that so many rows and bytes
-                  can take, however the partitions divide them
-    uploads       parts of those pieces that wait in memory for an object store; nothing on a local disk
-    source        what is left: pages of the file that is read, which may hold a whole row group, and the id set, eight
-                  bytes per row of the partition
+    reader   batches from the source, raw and canonical; as much again, if there is room, for rows
+             on their way from the staged segments of a partition to its file
+    slot     texts and ids of one SuperBatch, B_max of them; twice, since a partition's first rows
+             lie in two slots from when they move on until the slot they came from is released
+    result   its embeddings, and what its pieces take while they are written: the most that its
+             rows and bytes can take, however the partitions divide them
+    uploads  parts of those pieces that wait in memory for an object store; nothing on a local disk
+    source   the rest: pages of the file that is read, which may hold a whole row group, and the id
+             set, eight bytes per row of the partition
 
 Without a configured limit it is half of the memory that the process may use: the other half is for
-the model, the interpreter and other processes. Derived thresholds shrink until they fit the limit,
-whether it is configured or not.
+the model, the interpreter and other processes. Derived thresholds shrink until three SuperBatches
+fit three quarters of the limit (docs/tune.md has the formula).
 
 One SuperBatch needs reader + slot + result together. That much is always available to it:
 everything beyond belongs to SuperBatches that are further on, or to a file that is being assembled,
@@ -22,8 +22,6 @@ and is released without needing more.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,12 +34,11 @@ from surge_dagster.engine.support.text_hash import HASH_BYTES
 
 SLOTS = 3  # one filling, one encoding, one whose slices storage still holds
 _READER_BYTES = 32 * 1024 * 1024
-_SOURCE_BYTES = 256 * 1024 * 1024
 _LEAST_ID_SET_BYTES = 8 * 1024 * 1024
-_SOURCE_SHARE = 0.25  # of a limit that derived thresholds are fitted to
+_FIXED_BYTES = _READER_BYTES + _LEAST_ID_SET_BYTES
+_SOURCE_SHARE = 0.25
 _MACHINE_SHARE = 0.5
-_TINY = 8  # times smaller than one that fits alone
-_SCALES = 1 << 20  # steps in which thresholds are made smaller
+_LEAST_SHARE = 0.125  # of a SuperBatch that fits once; more calls cost more than idle stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,32 +55,62 @@ class ResultMemory:
     threads: int
     upload_bytes: int
 
+    @property
+    def row_bytes(self) -> int:
+        """Memory of a row: embedding, truncation flag, the text's offset and hash, the row's number."""
+        return self.dimension * self.itemsize + 1 + 8 + HASH_BYTES + 4
+
+    @property
+    def value_bytes(self) -> int:
+        """Memory of writing the embedding of a row."""
+        return self.dimension * (levels_bytes(self.itemsize) + 2 * self.itemsize)
+
+    @property
+    def book_bytes(self) -> int:
+        """Memory of files that are open for writing and have no rows yet."""
+        return self.threads * piece_bytes(0, self.dimension, self.itemsize)
+
     def of_rows(self, rows: int, string_bytes: int) -> int:
-        """Memory of a SuperBatch from its flush to its release, beside its ids and texts, which are
-        `string_bytes`."""
-        # The embedding, the truncation flag, the text's offset and hash, and the row's number.
-        row = self.dimension * self.itemsize + 1 + 8 + HASH_BYTES + 4
-        each = piece_bytes(rows, self.dimension, self.itemsize)
-        all_values = rows * self.dimension * (levels_bytes(self.itemsize) + 2 * self.itemsize)
-        books = self.threads * piece_bytes(0, self.dimension, self.itemsize)
-        pieces = min(self.threads * each, all_values + books) + STRING_COPIES * string_bytes
-        # Of what waits for storage: a part of each file, and of a split partition's last piece.
-        content = rows * row + string_bytes + books + self.upload_bytes
-        uploads = min(self.threads * self.upload_bytes, content) if self.upload_bytes else 0
-        return rows * row + pieces + uploads
+        """Return the memory of a SuperBatch from its flush to its release, in addition to its ids
+        and texts, which are `string_bytes`."""
+        row_bytes = rows * self.row_bytes
+        piece = piece_bytes(rows, self.dimension, self.itemsize)
+        pieces = min(self.threads * piece, rows * self.value_bytes + self.book_bytes)
+        uploads = 0
+        if self.upload_bytes:
+            # What waits for storage: a part of each file, and of a split partition's last piece.
+            content = row_bytes + string_bytes + self.book_bytes + self.upload_bytes
+            uploads = min(self.threads * self.upload_bytes, content)
+        return row_bytes + pieces + STRING_COPIES * string_bytes + uploads
 
     def of_superbatch(self, bounds: Bounds) -> int:
-        """Memory of the largest SuperBatch that the thresholds allow, with its ids and texts in two
-        slots."""
+        """Return the memory of the largest SuperBatch that the thresholds allow, with its ids and
+        texts in two slots."""
         return 2 * bounds.slot_bytes + self.of_rows(bounds.b_max, bounds.b_max_bytes)
 
     def least(self, bounds: Bounds) -> int:
-        """Memory of a run in which one SuperBatch is alive at a time."""
-        return _READER_BYTES + self.of_superbatch(bounds) + _LEAST_ID_SET_BYTES
+        """Return the memory of a run in which one SuperBatch is alive at a time."""
+        return _FIXED_BYTES + self.of_superbatch(bounds)
 
-    def wanted(self, bounds: Bounds) -> int:
-        """Memory of a run in which three SuperBatches are alive, which keeps every stage busy."""
-        return _READER_BYTES + SLOTS * self.of_superbatch(bounds) + _SOURCE_BYTES
+    def scale(self, full: Bounds, size: float) -> float:
+        """Return the share of `full` whose SuperBatch surely fits `size` bytes, 0 to 1.
+
+        What writing takes has two upper bounds: one in which each thread writes full row groups,
+        and one that is proportional to the rows. The better one counts.
+        """
+        rows = full.b_max * self.row_bytes
+        strings = full.b_max_bytes
+        held = 2 * full.slot_bytes + rows + STRING_COPIES * strings
+        piece = piece_bytes(full.b_max, self.dimension, self.itemsize)
+        by_files = (size - self.threads * (piece + self.upload_bytes)) / held
+
+        written = held + full.b_max * self.value_bytes
+        fixed = self.book_bytes
+        if self.upload_bytes:
+            written += rows + strings
+            fixed += self.book_bytes + self.upload_bytes
+        by_rows = (size - fixed) / written
+        return min(1.0, max(0.0, by_files, by_rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +118,9 @@ class MemoryPlan:
     """Shares of a run's memory, in bytes.
 
     Attributes:
-        source: left for the id set and, beyond their part of the reader's share, for pages of the
+        source: for the id set and, beyond their part of the reader's share, for pages of the
             source.
-        beside_superbatch: left for a stage that the SuperBatch being gathered waits for.
+        beside_superbatch: for a stage that the SuperBatch being gathered waits for.
     """
 
     limit: int
@@ -109,12 +136,11 @@ class MemoryPlan:
 
     @property
     def pages(self) -> int:
-        """The most that pages may take, so that a small partition's ids fit beside them."""
+        """The most that pages may take, so that a small partition's ids fit too."""
         return self.reader_pages + self.source - _LEAST_ID_SET_BYTES
 
     def limit_for(self, size: int) -> int:
-        """A limit under which pages and ids may take so much: derived thresholds that grow with it
-        leave its share."""
+        """Return a limit under which pages and ids may take `size` bytes."""
         least = self.limit - self.source + _LEAST_ID_SET_BYTES
         return math.ceil(max(size / _SOURCE_SHARE, least / (1 - _SOURCE_SHARE))) + 1
 
@@ -129,13 +155,16 @@ def fit_memory(
     machine_bytes: int,
     upload_bytes: int = 0,
 ) -> tuple[Bounds, MemoryPlan]:
-    """The thresholds of a run, and how its memory is divided.
+    """Return the thresholds of a run, and how its memory is divided.
+
+    Derived thresholds shrink until three SuperBatches fit, but not below an eighth of the one that
+    fits alone. What cannot shrink in proportion, such as a given B_max or the longest text, leaves
+    the others the least that they can be.
 
     Args:
         derived_b_min: see `Thresholds.resolve`.
         threads, upload_bytes: see `ResultMemory`.
-        limit: of resident data, in bytes; None is what three SuperBatches need, at most half of the
-            machine.
+        limit: of resident data, in bytes; None is half of the machine.
         machine_bytes: memory that the process may use.
 
     Raises:
@@ -144,34 +173,16 @@ def fit_memory(
     """
     result = ResultMemory(space.dimension, np.dtype(space.dtype).itemsize, threads, upload_bytes)
     share = int(_MACHINE_SHARE * machine_bytes) if limit is None else limit
-
-    def scaled(scale: int) -> Bounds:
-        return thresholds.resolve(derived_b_min, scale / _SCALES)
-
-    def largest(needed: Callable[[Bounds], int], available: int) -> int:
-        """The largest scale whose needs fit; 0 where none fits."""
-        return bisect_right(
-            range(1, _SCALES + 1), available, key=lambda scale: needed(scaled(scale))
-        )
-
-    scale = largest(result.least, share - int(_SOURCE_SHARE * share)) or largest(
-        result.least, share
-    )
-    if limit is None:
-        three = largest(result.wanted, share)
-        # Where only tiny SuperBatches fit three times, a large one is better.
-        if three and scaled(three).b_max * _TINY >= scaled(scale).b_max:
-            scale = three
-        if not scale:
-            bounds = scaled(_SCALES)
-            least = result.least(bounds)
-            raise ConfigError(
-                f"one SuperBatch of {bounds.b_max:,} texts and {bounds.b_max_bytes:,} bytes takes up to {least:,} "
-                "bytes of memory, and a run without memory_limit_bytes may use half of this machine's or container's "
-                f"{machine_bytes:,}. Lower b_max (and b_min with it) or max_text_bytes, or set memory_limit_bytes to "
-                f"at least {least:,} where the machine has them."
-            )
-    bounds = scaled(scale)
+    full = thresholds.resolve(derived_b_min)
+    scale = 1.0
+    available = (1 - _SOURCE_SHARE) * share
+    if thresholds.b_max is None:
+        size = available - _FIXED_BYTES
+        three = result.scale(full, size / SLOTS)
+        scale = max(three, _LEAST_SHARE * result.scale(full, size))
+    bounds = thresholds.resolve(derived_b_min, scale)
+    if result.least(bounds) > available:
+        bounds = thresholds.resolve(derived_b_min, 0.0)
     return bounds, plan_memory(bounds, result, share)
 
 
@@ -184,11 +195,12 @@ def plan_memory(bounds: Bounds, result: ResultMemory, limit: int) -> MemoryPlan:
     least = result.least(bounds)
     if limit < least:
         raise ConfigError(
-            f"a memory limit of {limit:,} bytes cannot hold one SuperBatch of {bounds.b_max:,} texts: "
-            f"the smallest that works is {least:,}. Raise memory_limit_bytes, or lower b_max or max_text_bytes."
+            f"One SuperBatch of {bounds.b_max:,} texts and {bounds.b_max_bytes:,} bytes does not fit "
+            f"the memory limit of {limit:,} bytes (half of this machine's or container's memory "
+            f"unless memory_limit_bytes is set): the smallest that works is {least:,}. Raise "
+            "memory_limit_bytes, or lower b_max (and b_min with it) or max_text_bytes."
         )
     # Rows that are gathered may have vectors of an old file already.
     gathered = 2 * bounds.slot_bytes + bounds.b_max * result.dimension * result.itemsize
-    return MemoryPlan(
-        limit, _READER_BYTES, limit - least + _LEAST_ID_SET_BYTES, limit - gathered, result
-    )
+    source = limit - least + _LEAST_ID_SET_BYTES
+    return MemoryPlan(limit, _READER_BYTES, source, limit - gathered, result)

@@ -29,16 +29,17 @@ class OldValues:
         self._sorted: tuple[np.ndarray, np.ndarray] | None = None
 
     def rows(self, new: pa.Array, first_row: int, likely: np.ndarray | None = None) -> np.ndarray:
-        """For each new value a row of the old file that has it, or `NO_ROW`; int64.
+        """Return a row of the old file for each new value that it has, else `NO_ROW`; int64.
 
         Args:
             new: values of consecutive rows, of the same type.
             first_row: the place of the first one in its partition.
-            likely: old rows, or `NO_ROW`, which are taken where they have the value.
+            likely: old rows, or `NO_ROW`, which are taken if they have the value.
         """
         old = np.full(len(new), NO_ROW, np.int64)
         begin = first_row + self._shift
-        start, stop = max(0, -begin), min(len(new), len(self.values) - begin)
+        start = max(0, -begin)
+        stop = min(len(new), len(self.values) - begin)
         self._enter(old, new, np.arange(start, stop), np.arange(begin + start, begin + stop))
         if likely is not None:
             places = np.flatnonzero(likely != NO_ROW)
@@ -78,10 +79,9 @@ class OldValues:
 
 
 def _keys(values: pa.Array) -> np.ndarray:
-    """A number for each value, int64; different values seldom share one."""
+    """Return a number for each value, int64; different values seldom share one."""
     if values.type == TEXT_HASH:
-        return np.frombuffer(
-            values.buffers()[1], np.int64, 2 * len(values), values.offset * TEXT_HASH.byte_width
-        )[::2]
+        offset = values.offset * TEXT_HASH.byte_width
+        return np.frombuffer(values.buffers()[1], np.int64, 2 * len(values), offset)[::2]
     starts = range(0, len(values), _KEYS_AT_A_TIME)
     return np.concatenate([id_keys(values[start : start + _KEYS_AT_A_TIME]) for start in starts])

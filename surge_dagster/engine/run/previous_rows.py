@@ -5,7 +5,7 @@ Yesterday's file is the cache; there is no second store. A row's vector is found
 text, so it does not matter whether the row has moved, has another id, or stands between other rows.
 
 Vectors come from pages whose checksums hold, and from row groups in which every vector is finite
-and has its length; at the first damage the rest of the partition is encoded. Nothing here refuses a
+and has its length. At the first damage the rest of the partition is encoded. Nothing here refuses a
 partition: what cannot be read, or does not fit into memory, is encoded.
 """
 
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 UNUSABLE = (InvalidFile, TransientError, *UNREADABLE)
 _PIECE_BYTES = 8 * 1024 * 1024  # of vectors that are handed over at a time
 _COPIES = 5  # of a row group's vectors: as they are read, with their levels, and decoded
-# of a row group on average: where rows were shuffled, each piece needs most of them
+# of a row group on average: if rows were shuffled, each piece needs most of them
 _MOST_READINGS = 10
 
 
@@ -81,15 +81,14 @@ class PreviousRows:
     def known(
         self, batch: RowBatch, first_row: int
     ) -> Iterator[tuple[RowBatch, KnownVectors | None]]:
-        """The next rows of the partition in pieces, with the vectors of those whose texts the old
+        """Yield the next rows of the partition in pieces, with the vectors of the texts that the old
         file has."""
-        size = max(
-            1, _PIECE_BYTES // (self._space.dimension * np.dtype(self._space.dtype).itemsize)
-        )
+        row_bytes = self._space.dimension * np.dtype(self._space.dtype).itemsize
+        size = max(1, _PIECE_BYTES // row_bytes)
         for start in range(0, len(batch) or 1, size):
-            piece = (
-                batch if len(batch) <= size else batch.rows(start, min(start + size, len(batch)))
-            )
+            piece = batch
+            if len(batch) > size:
+                piece = batch.rows(start, min(start + size, len(batch)))
             by_id = self._by_id(piece, first_row + start)
             vectors, old_rows = self._known(piece, first_row + start, by_id)
             if self._observed is not None and by_id is not None:
@@ -106,13 +105,15 @@ class PreviousRows:
             self._observed.add(by_id, np.zeros(len(batch), np.bool_), batch.carried)
 
     def changes(self) -> ObservedRows | None:
-        """How the rows differ from those of the old file, after the last one; None where that is
+        """Return how the rows differ from those of the old file, after the last one; None if that is
         unknown."""
         return None if self._observed is None else self._observed.result()
 
     def give_up(self) -> None:
         """Free its memory: no further vector is taken, and it is unknown what has changed."""
-        self._hashes = self._observed = self._group = None
+        self._hashes = None
+        self._observed = None
+        self._group = None
         self._memory.release()
 
     def _by_id(self, batch: RowBatch, first_row: int) -> np.ndarray | None:
@@ -121,14 +122,10 @@ class PreviousRows:
     def _known(
         self, batch: RowBatch, first_row: int, by_id: np.ndarray | None
     ) -> tuple[KnownVectors | None, np.ndarray]:
-        """The vectors that the old file has of some rows, and the rows of the old file that they
-        come from."""
+        """Return the vectors that the old file has of some rows, and its rows that they come from."""
         nothing = None, np.empty(0, np.int64)
-        if (
-            self._hashes is None
-            or not len(batch)
-            or self._readings >= _MOST_READINGS * self._reader.groups
-        ):
+        is_exhausted = self._readings >= _MOST_READINGS * self._reader.groups
+        if self._hashes is None or is_exhausted or not len(batch):
             return nothing
         old = self._hashes.rows(text_hashes(batch.texts), first_row, by_id)
         truncated, is_certain = truncation(self._reader.facts, np.diff(batch.text_offsets))
@@ -140,16 +137,18 @@ class PreviousRows:
         except StoreUnavailable:
             raise
         except UNUSABLE as error:
-            key, reason = self._partition.key, first_line(error)
             log.warning(
-                "partition %r: no more vectors are taken from its old file: %s", key, reason
+                "partition %r: no more vectors are taken from its old file: %s",
+                self._partition.key,
+                first_line(error),
             )
-            self._hashes = self._group = None
+            self._hashes = None
+            self._group = None
             return nothing
         return KnownVectors(rows, matrix, truncated[rows]), old[rows]
 
     def _vectors(self, old: np.ndarray) -> np.ndarray:
-        """The vectors of some rows of the file, [n, dimension], reading each row group once."""
+        """Return the vectors of some rows of the file, [n, dimension]; reads each row group once."""
         groups = np.searchsorted(self._group_ends, old, side="right")
         matrix = np.empty((len(old), self._space.dimension), self._space.dtype)
         for group in np.unique(groups).tolist():
@@ -163,9 +162,8 @@ class PreviousRows:
 
     def _read_group(self, group: int) -> np.ndarray:
         self._readings += 1
-        parts = [
-            matrix_of(batch) for batch in self._reader.read(columns=["embedding"], groups=[group])
-        ]
+        batches = self._reader.read(columns=["embedding"], groups=[group])
+        parts = [matrix_of(batch) for batch in batches]
         vectors = parts[0] if len(parts) == 1 else np.concatenate(parts)
         first = int(self._group_ends[group - 1]) if group else 0
         rows = int(self._group_ends[group]) - first
@@ -178,12 +176,13 @@ class PreviousRows:
 
 
 def truncation(facts: FileFacts, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of texts of an old file with these bytes: whether each was truncated, and whether that is
+    """Return whether each text of an old file with these bytes was truncated, and whether that is
     certain."""
+    no = np.zeros(len(lengths), np.bool_)
     if not facts.truncated:
-        return np.zeros(len(lengths), np.bool_), np.ones(len(lengths), np.bool_)
+        return no, ~no
     if not facts.shortest_truncated_bytes:
-        return np.zeros(len(lengths), np.bool_), np.zeros(len(lengths), np.bool_)
+        return no, no
     truncated = lengths > facts.longest_whole_bytes
     return truncated, truncated | (lengths < facts.shortest_truncated_bytes)
 
@@ -197,46 +196,49 @@ def open_previous_rows(
     *,
     reuse: bool,
 ) -> Iterator[PreviousRows | None]:
-    """The rows of a partition's old file; None where there is none, or where it cannot be used.
+    """Yield the rows of a partition's old file; None if there is none, or if it cannot be used.
 
     Args:
         reuse: whether its vectors may be used.
     """
     file = partition.replaced
+    if file is None or not (reuse or observer is not None):
+        yield None
+        return
+
     with contextlib.ExitStack() as opened:
-        previous = None
-        if file is not None and (reuse or observer is not None):
-            booked = _Memory(memory, partition.source, file.facts.rows)
-            opened.callback(booked.release)
-            try:
-                reader = opened.enter_context(
-                    open_published(target.store, target.space, file.stored.name, file)
-                )
-                previous = PreviousRows(target, reader, partition, booked, observer, reuse)
-            except StoreUnavailable:
-                raise
-            except UNUSABLE as error:
-                booked.release()
-                log.warning(
-                    "partition %r: vectors of its old file are not used: %s",
-                    partition.key,
-                    first_line(error),
-                )
+        booked = _Memory(memory, partition.source, file.facts.rows)
+        opened.callback(booked.release)
+        previous: PreviousRows | None = None
+        try:
+            published = open_published(target.store, target.space, file.stored.name, file)
+            reader = opened.enter_context(published)
+            previous = PreviousRows(target, reader, partition, booked, observer, reuse)
+        except StoreUnavailable:
+            raise
+        except UNUSABLE as error:
+            booked.release()
+            log.warning(
+                "partition %r: vectors of its old file are not used: %s",
+                partition.key,
+                first_line(error),
+            )
         yield previous
 
 
 class _Memory:
-    """Books what an old file takes, as far as it fits beside the ids and pages of its partition's
-    source."""
+    """Books what an old file takes, as far as the ids and pages of its partition's source leave
+    room."""
 
     def __init__(self, memory: RunMemory, source: Partition, rows: int) -> None:
-        plan, ids = memory.plan, IdSet().bytes_after(max(source.rows or 0, rows))
+        plan = memory.plan
+        ids = IdSet().bytes_after(max(source.rows or 0, rows))
         self._memory = memory
         self._available = plan.source - max(0, source.page_bytes - plan.reader_pages) - 2 * ids
         self.held = 0
 
     def reserve(self, size: int) -> bool:
-        """Book bytes, waiting for other stages; False where they do not fit."""
+        """Book bytes, waiting for other stages; return False if they do not fit."""
         if self.held + size > self._available:
             return False
         self._memory.reserve(size)
@@ -250,16 +252,16 @@ class _Memory:
 
 
 def _reading_bytes(reader: OutputFile, space: Space) -> int:
-    """Upper estimate of the memory that rows of a file take while vectors are taken from it, in
-    bytes."""
+    """Return an upper estimate of the memory of taking vectors from a file, in bytes."""
     itemsize = np.dtype(space.dtype).itemsize
-    rows, row = reader.facts.rows, space.dimension * itemsize
-    group = _COPIES * min(rows, row_group_rows(space.dimension, itemsize)) * row
-    return rows * (HASH_BYTES + LOOKUP_BYTES) + group + min(rows * row, _PIECE_BYTES)
+    rows = reader.facts.rows
+    row_bytes = space.dimension * itemsize
+    group = _COPIES * min(rows, row_group_rows(space.dimension, itemsize)) * row_bytes
+    return rows * (HASH_BYTES + LOOKUP_BYTES) + group + min(rows * row_bytes, _PIECE_BYTES)
 
 
 def read_hashes(reader: OutputFile) -> tuple[OldValues, np.ndarray]:
-    """The hashes of all texts of a file, and where its row groups end, int64."""
+    """Return the hashes of all texts of a file, and where its row groups end, int64."""
     parts: list[pa.Array] = []
     ends: list[int] = []
     rows = 0

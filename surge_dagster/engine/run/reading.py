@@ -1,25 +1,20 @@
-"""The reader: from decisions to SuperBatches, in two generators, one after the other.
-
-    known_vectors  ──►  gather
-    staged by an        rows into
-    earlier run, or     SuperBatches
-    in the old file
+"""The reader: from decisions to SuperBatches.
 
 Rows that an earlier run staged have their vectors in the store and are read only to be checked.
 Rows whose text the old file has take their vectors from there. All checks on the rows of a
-partition as a whole are made here, and a partition is closed only after every one has passed: of
-one that is refused, what the SuperBatch being gathered holds is dropped.
+partition as a whole are made here, and a partition is closed only after every one has passed. If it
+is refused, what the SuperBatch being gathered holds of it is dropped.
 
 Of a divided partition a range of rows is read, and staged. Once every row of it is staged, by
-whichever runs, all rows are read by whoever sees that: what is checked of a partition as a whole is
-checked then.
+whichever runs, the run that finds this reads all rows: the checks on the partition as a whole are
+made then.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -56,72 +51,84 @@ def superbatches(
     reuse: ReuseCheck,
     observer: PublicationObserver | None = None,
 ) -> Iterator[SuperBatch | Receipt | Failure]:
-    """Read what was decided to be read, in this order; what was decided otherwise passes.
+    """Read what was decided to be read, in this order; receipts and failures pass.
 
     Args:
-        decisions: see `deciding.decide`, which says also what is raised.
+        decisions: see `deciding.decide`, which also lists what is raised.
         memory: books each SuperBatch; its receiver releases it.
     """
     aggregator = Aggregator(memory.bounds, memory.acquire, memory.reserve)
-    ranges = dict[str, PartitionToRead]()
-    for to_read in (decisions, _divided(ranges)):
-        rows = known_vectors(to_read, target, staging, memory, reuse, observer, ranges)
-        yield from gather(rows, aggregator, memory, dropped)
-        memory.in_flight.wait_until_none(memory.stop)  # until then ranges are not staged
+    reader = _RowReader(target, staging, memory, reuse, observer)
+    divided: dict[str, PartitionToRead] = {}
+    for decision in decisions:
+        if not isinstance(decision, PartitionToRead):
+            yield decision
+            continue
+        if decision.range is not None:
+            divided[decision.key] = replace(decision, range=None, reuse=False)
+        yield from _gather(decision, reader, aggregator, dropped)
+    yield from map(memory.booked, aggregator.finish())
+
+    memory.in_flight.wait_until_none(memory.stop)  # until then ranges are not staged
+    for partition in divided.values():
+        yield from _gather(partition, reader, aggregator, dropped)
+    yield from map(memory.booked, aggregator.finish())
 
 
-def _divided(ranges: Mapping[str, PartitionToRead]) -> Iterator[PartitionToRead]:
-    """The partitions of which ranges were read, after these."""
-    for partition in ranges.values():
-        yield replace(partition, range=None, reuse=False)
+def _gather(
+    partition: PartitionToRead,
+    reader: _RowReader,
+    aggregator: Aggregator,
+    dropped: DroppedPartitions,
+) -> Iterator[SuperBatch | Failure]:
+    """Gather the rows of a partition. What another stage has dropped is read no further."""
+    memory = reader.memory
+    read: ReadPartition | None = None
+    failure: Failure | None = None
+    aggregator.open(partition)
+    try:
+        with contextlib.closing(reader.pieces(partition)) as pieces:
+            for piece in pieces:
+                if partition in dropped:
+                    break
+                if isinstance(piece, ReadPartition):
+                    read = piece
+                elif piece.is_staged:
+                    aggregator.skip(piece.rows)
+                else:
+                    ready = aggregator.add(piece.rows, piece.vectors)
+                    memory.in_flight.add(len(piece.rows))
+                    yield from map(memory.booked, ready)
+    except StoreUnavailable:
+        raise
+    except (SurgeError, OSError) as error:
+        # what was read before a passing error is staged for the next run
+        if isinstance(error, DataError):
+            dropped.add(partition)
+        failure = failure_of(partition.source, error)
+    finally:
+        if read is None:
+            texts, size = aggregator.discard()
+            memory.ledger.release(size)
+            memory.in_flight.remove(texts)
+    if read is not None:
+        yield from map(memory.booked, aggregator.close(read))
+    if failure is not None:
+        yield failure
 
 
 @dataclass(frozen=True, slots=True)
-class RowPiece:
+class _Piece:
     """Consecutive rows of a partition.
 
     Attributes:
-        vectors: that some of them have already; None where none has.
+        vectors: of those rows that have one already; None if none has.
         is_staged: whether an earlier run has staged them, so that they need no encoding.
     """
 
     rows: RowBatch
     vectors: KnownVectors | None = None
     is_staged: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionRows:
-    """A partition and its rows, to be read once. What the pieces yield last is the partition as it
-    was read.
-
-    Taking the next piece raises what is wrong with the partition.
-    """
-
-    partition: PartitionToRead
-    pieces: Generator[RowPiece | ReadPartition]
-
-
-def known_vectors(
-    decisions: Iterable[Receipt | Failure | PartitionToRead],
-    target: SpaceTarget,
-    staging: Staging,
-    memory: RunMemory,
-    reuse: ReuseCheck,
-    observer: PublicationObserver | None,
-    ranges: dict[str, PartitionToRead],
-) -> Iterator[Receipt | Failure | PartitionRows]:
-    """Open each partition that has to be read; receipts and failures pass. `ranges` takes one of
-    each key."""
-    reader = _RowReader(target, staging, memory, reuse, observer)
-    for decision in decisions:
-        if isinstance(decision, PartitionToRead) and decision.range is not None:
-            ranges[decision.key] = decision
-        yield (
-            PartitionRows(decision, reader.pieces(decision))
-            if isinstance(decision, PartitionToRead)
-            else decision
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,63 +139,36 @@ class _RowReader:
     reuse: ReuseCheck
     observer: PublicationObserver | None
 
-    def pieces(self, partition: PartitionToRead) -> Generator[RowPiece | ReadPartition]:
-        """All rows of a partition or a range, checked, and then what is known of it."""
-        within, first_row = partition.range, partition.first_row
-        observer = self.observer if within is None else None
+    def pieces(self, partition: PartitionToRead) -> Generator[_Piece | ReadPartition]:
+        """Yield all rows of a partition or a range, checked, and then what is known of it.
+
+        Taking the next piece raises what is wrong with the partition.
+        """
         with contextlib.ExitStack() as opened:
             staged = self._staged(partition)
             if staged is None:
                 return
             opened.enter_context(self._without_wrong_rows(partition))
-            check = StagedRowsCheck(staged, first_row)
-            previous = opened.enter_context(self._previous_rows(partition, observer))
-            batches = opened.enter_context(
-                contextlib.closing(self.memory.batches(partition.source, within))
-            )
+            previous = opened.enter_context(self._previous_rows(partition))
+            rows = self.memory.batches(partition.source, partition.range)
+            batches = opened.enter_context(contextlib.closing(rows))
             ids = opened.enter_context(_Ids(partition, self.memory, previous))
-            if within is not None:
-                # at last they are compared with all others
-                ids.require_room(partition.source.rows or 0)
-            digest, missing, row = ContentDigest(), MissingTexts(), first_row
-            id_type, carried_columns = pa.string(), None
+            check = StagedRowsCheck(staged, partition.first_row)
+            content = _Content()
             for batch in batches:
-                digest.update(batch)
-                missing = missing.plus(batch)
+                content.add(batch)
                 ids.add(batch)
-                id_type = batch.ids.type
-                if batch.carried is not None:
-                    carried_columns = batch.carried.schema
-                for rows, is_staged in check.cut(batch):
-                    if is_staged and previous is not None:
-                        previous.skip(rows, row)
-                    if is_staged or previous is None:
-                        yield RowPiece(rows, is_staged=is_staged)
-                    else:
-                        for piece, vectors in previous.known(rows, row):
-                            yield RowPiece(piece, vectors)
-                    row += len(rows)
+                yield from _with_vectors(batch, check, previous)
             check.finish()
-            count, announced = row - first_row, partition.source.rows
-            if within is not None:
-                announced = within.stop - within.start
-            read_rows = count + missing.skipped_rows
-            if announced not in (None, read_rows):
-                raise TransientError(
-                    f"{within or f'partition {partition.key!r}'}: {announced:,} rows were announced and {read_rows:,} "
-                    "came. Its source changed while it was read; run again.",
-                    partition.key,
-                )
+            content.require_announced(partition)
             refuse_repeated_id(partition.source, ids.repeated())
-            changes = previous.changes() if previous is not None else None
-            read = ReadPartition(
-                count, digest.hexdigest(), id_type, missing, tuple(staged), changes, carried_columns
-            )
+            read = content.read(staged, previous)
         yield read  # after the memory of reading it was given back
 
     def _previous_rows(
-        self, partition: PartitionToRead, observer: PublicationObserver | None
+        self, partition: PartitionToRead
     ) -> contextlib.AbstractContextManager[PreviousRows | None]:
+        observer = self.observer if partition.range is None else None
         reuse = partition.reuse and partition.replaced is not None and self.reuse.allows_reuse()
         return open_previous_rows(partition, self.target, self.memory, observer, reuse=reuse)
 
@@ -203,25 +183,84 @@ class _RowReader:
             whole = PartitionRange(source.key, source.source_version, 0, sys.maxsize)
             self.staging.remove_range(source, partition.range or whole)
             raise TransientError(
-                f"partition {source.key!r}: {error}. What an earlier run staged of it was removed; run again.",
+                f"partition {source.key!r}: {error}. What an earlier run staged of it was removed; "
+                "run again.",
                 source.key,
             ) from error
 
     def _staged(self, partition: PartitionToRead) -> list[StagedRows] | None:
-        """Rows that earlier runs staged and that can be used; None of a divided partition of which
-        rows still lack."""
-        source, within = partition.source, partition.range
-        if partition.is_divided and within is None:
+        """Return rows that earlier runs staged and that can be used; None for a divided partition
+        of which rows are missing."""
+        source = partition.source
+        if partition.is_divided and partition.range is None:
             with self.memory.held(self.memory.plan.reader):
                 return self.staging.complete(source)
         if partition.reuse and self.staging.knows(partition.key):
             with self.memory.held(self.memory.plan.reader):
-                return self.staging.usable(source, within)
-        if within is None:
+                return self.staging.usable(source, partition.range)
+        if partition.range is None:
             self.staging.remove(partition.key)
         elif not partition.reuse:
-            self.staging.remove_range(source, within)
+            self.staging.remove_range(source, partition.range)
         return []
+
+
+def _with_vectors(
+    batch: RowBatch, check: StagedRowsCheck, previous: PreviousRows | None
+) -> Iterator[_Piece]:
+    """Yield the next rows of a partition in pieces, with the vectors that they have already."""
+    row = check.row
+    for rows, is_staged in check.cut(batch):
+        if is_staged and previous is not None:
+            previous.skip(rows, row)
+        if is_staged or previous is None:
+            yield _Piece(rows, is_staged=is_staged)
+        else:
+            for piece, vectors in previous.known(rows, row):
+                yield _Piece(piece, vectors)
+        row += len(rows)
+
+
+class _Content:
+    """What is known of the rows of a partition, or a range, as they come."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._digest = ContentDigest()
+        self._missing = MissingTexts()
+        self._id_type: pa.DataType = pa.string()
+        self._carried_columns: pa.Schema | None = None
+
+    def add(self, batch: RowBatch) -> None:
+        self._rows += len(batch)
+        self._digest.update(batch)
+        self._missing = self._missing.plus(batch)
+        self._id_type = batch.ids.type
+        if batch.carried is not None:
+            self._carried_columns = batch.carried.schema
+
+    def require_announced(self, partition: PartitionToRead) -> None:
+        """Raise `TransientError` if other than the announced rows came."""
+        within = partition.range
+        announced = partition.source.rows if within is None else within.stop - within.start
+        read_rows = self._rows + self._missing.skipped_rows
+        if announced not in (None, read_rows):
+            raise TransientError(
+                f"{within or f'partition {partition.key!r}'}: {announced:,} rows were announced and "
+                f"{read_rows:,} came. Its source changed while it was read; run again.",
+                partition.key,
+            )
+
+    def read(self, staged: Sequence[StagedRows], previous: PreviousRows | None) -> ReadPartition:
+        return ReadPartition(
+            self._rows,
+            self._digest.hexdigest(),
+            self._id_type,
+            self._missing,
+            tuple(staged),
+            previous.changes() if previous is not None else None,
+            self._carried_columns,
+        )
 
 
 class _Ids(contextlib.AbstractContextManager["_Ids"]):
@@ -233,22 +272,22 @@ class _Ids(contextlib.AbstractContextManager["_Ids"]):
         self._source = partition.source
         self._memory = memory
         self._previous = previous
-        self._available = memory.plan.source - max(
-            0, partition.source.page_bytes - memory.plan.reader_pages
-        )
+        pages = max(0, partition.source.page_bytes - memory.plan.reader_pages)
+        self._available = memory.plan.source - pages
         self._ids = IdSet()
+        if partition.range is not None:  # at last they are compared with all others
+            self._require_room(partition.source.rows or 0)
 
     def add(self, batch: RowBatch) -> None:
         """Take the next rows; the old file gives up its memory before there is none for them."""
         needed = self._ids.bytes_after(len(batch))
         if self._previous is not None and needed + self._previous.held > self._available:
             self._previous.give_up()
-        self.require_room(len(batch))
+        self._require_room(len(batch))
         self._memory.reserve(needed - self._ids.bytes)
         self._ids.add(batch.ids)
 
-    def require_room(self, rows: int) -> None:
-        """Raise `DataError` where there is no memory for so many more."""
+    def _require_room(self, rows: int) -> None:
         needed = self._ids.bytes_after(rows)
         if needed > self._available:
             raise DataError(
@@ -262,61 +301,3 @@ class _Ids(contextlib.AbstractContextManager["_Ids"]):
 
     def __exit__(self, *error: object) -> None:
         self._memory.ledger.release(self._ids.bytes)
-
-
-def gather(
-    items: Iterable[Receipt | Failure | PartitionRows],
-    aggregator: Aggregator,
-    memory: RunMemory,
-    dropped: DroppedPartitions,
-) -> Iterator[SuperBatch | Receipt | Failure]:
-    """Gather the rows of partitions; receipts and failures pass. What another stage has dropped is
-    read no further."""
-    for item in items:
-        if isinstance(item, PartitionRows):
-            yield from _gather_partition(item, aggregator, memory, dropped)
-        else:
-            yield item
-    yield from map(memory.booked, aggregator.finish())
-
-
-def _gather_partition(
-    item: PartitionRows, aggregator: Aggregator, memory: RunMemory, dropped: DroppedPartitions
-) -> Iterator[SuperBatch | Failure]:
-    partition, read, failure = item.partition, None, None
-    aggregator.open(partition)
-    try:
-        with contextlib.closing(item.pieces) as pieces:
-            for piece in pieces:
-                if partition in dropped:
-                    break  # a later stage dropped it
-                if isinstance(piece, ReadPartition):
-                    read = piece
-                else:
-                    yield from _gather_rows(piece, aggregator, memory)
-    except StoreUnavailable:
-        raise
-    except (SurgeError, OSError) as error:
-        is_refused = isinstance(error, DataError)
-        if dropped.fail(partition, drop=is_refused, refused=is_refused):
-            failure = failure_of(partition.source, error)
-    finally:
-        if read is None:
-            texts, size = aggregator.discard()
-            memory.ledger.release(size)
-            memory.in_flight.remove(texts)
-    if read is not None:
-        yield from map(memory.booked, aggregator.close(read))
-    if failure is not None:
-        yield failure
-
-
-def _gather_rows(
-    piece: RowPiece, aggregator: Aggregator, memory: RunMemory
-) -> Iterator[SuperBatch]:
-    if piece.is_staged:
-        aggregator.skip(piece.rows)
-        return
-    ready = aggregator.add(piece.rows, piece.vectors)
-    memory.in_flight.add(len(piece.rows))
-    yield from map(memory.booked, ready)

@@ -15,21 +15,29 @@ from surge_dagster.engine.support.timeline import Span
 Action = Literal["encoded", "republished", "fresh", "derived"]
 # Facts of a file that its receipt repeats.
 _OF_FILE = (
-    *("space", "rows", "dimension", "source_version", "content_digest", "desired_version"),
-    *(
-        "truncated",
-        "skipped_rows",
-        "blank_texts",
-        "rows_reused",
-        "rows_encoded",
-        "oldest_encoded_at",
-    ),
+    "space",
+    "rows",
+    "dimension",
+    "source_version",
+    "content_digest",
+    "desired_version",
+    "truncated",
+    "skipped_rows",
+    "blank_texts",
+    "rows_reused",
+    "rows_encoded",
+    "oldest_encoded_at",
 )
 SLOW_PACE = 2.0
 _WORTH_A_WARNING_SECONDS = 1.0
 _DERIVED = (
-    *("prediction_error", "texts_per_second", "duty_cycle", "fill_ratio", "worker_idle_ratio"),
-    *("cost", "cost_per_million_texts"),
+    "prediction_error",
+    "texts_per_second",
+    "duty_cycle",
+    "fill_ratio",
+    "worker_idle_ratio",
+    "cost",
+    "cost_per_million_texts",
 )
 
 
@@ -38,16 +46,16 @@ class SuperBatchReport:
     """Metrics of one encode call and of publishing it.
 
     Attributes:
-        texts: all of them, those included that have their vectors from old files.
-        truncated: texts of which the model saw only the first tokens.
+        texts: also those that have their vectors from old files.
+        truncated: texts whose first tokens are all that the model saw.
         fill_ratio: texts with new vectors / B_min.
         duty_cycle: share of the time since the previous SuperBatch in which the pool was encoding.
         worker_idle_ratio: share of the workers' time in the call without a forward pass.
         pace_ratio: see `Pace`; None until enough like it were encoded.
-        gpu_utilisation, gpu_memory_bytes: None where nothing measures them.
+        gpu_utilisation, gpu_memory_bytes: None if nothing measures them.
         peak_resident_bytes: the most that the run held until then.
-        encode_span, serialize_span, upload_span: None where there was no work, or where the run was
-            stopped meanwhile.
+        encode_span, serialize_span, upload_span: None if there was no work, or if the run was
+            stopped during it.
     """
 
     index: int
@@ -82,9 +90,9 @@ class SuperBatchReport:
     def slow_message(self) -> str:
         """What a person should know of a SuperBatch that `is_slow`."""
         return (
-            f"SuperBatch {self.index}: its {self.costs.texts_computed:,} texts took {self.costs.shared_seconds:.1f} s, "
-            f"{self.pace_ratio:.1f} times as long as usual. Check whether something else uses the device or "
-            "slows it down."
+            f"SuperBatch {self.index}: its {self.costs.texts_computed:,} texts took "
+            f"{self.costs.shared_seconds:.1f} s, {self.pace_ratio:.1f} times as long as usual. Check "
+            "whether something else uses the device or slows it down."
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -97,10 +105,10 @@ class Receipt:
     """What is known of a partition whose file is complete and valid.
 
     Attributes:
-        action: "encoded"; "republished" where only the source version had moved; "fresh" where
-            there was nothing to do; "derived" from the file of another space.
+        action: "encoded"; "republished" if only the source version had moved; "fresh" if there was
+            nothing to do; "derived" from the file of another space.
         bytes, etag: of the file, as published.
-        truncated: texts of which the model saw only the first tokens.
+        truncated: texts whose first tokens are all that the model saw.
         skipped_rows, blank_texts: see `FileFacts`.
         superbatch: index of the SuperBatch that completed it, None unless it was encoded.
         texts_per_second: throughput of that SuperBatch.
@@ -142,7 +150,7 @@ class Receipt:
         texts_per_second: float | None = None,
         texts_reused: int = 0,
     ) -> Self:
-        """The receipt of a published file."""
+        """Return the receipt of a published file."""
         of_file: dict[str, Any] = {name: getattr(facts, name) for name in _OF_FILE}
         return cls(
             key=facts.partition_key,
@@ -197,9 +205,10 @@ class OldVectorSample:
         """What a person should know of a sample with rows that have drifted."""
         key, cosine = min(self.drifted.items(), key=lambda each: each[1])
         return (
-            f"{len(self.drifted):,} of {len(self.cosines):,} old vectors differ from new ones of the same texts: the "
-            "model or a device gives other vectors than before, so this run reuses no old vectors (lowest cosine "
-            f"{cosine:.6f}, in partition {key!r}; expected at least {self.lowest_cosine:g})"
+            f"{len(self.drifted):,} of {len(self.cosines):,} old vectors differ from new ones of the "
+            "same texts: the model or a device gives other vectors than before, so this run reuses "
+            f"no old vectors (lowest cosine {cosine:.6f}, in partition {key!r}; expected at least "
+            f"{self.lowest_cosine:g})"
         )
 
 
@@ -214,15 +223,14 @@ class RunReport:
         texts_reused: texts whose vectors an earlier run had staged.
         costs: sums over the SuperBatches.
         compared_rows: old rows that were encoded again, to be compared; see `OldVectorSample`.
-        drifted_rows: those of them that got another vector; the run reuses none then.
-        storage_retries: requests sent again, by cause.
-        predicted_wall_seconds: by the costs that were known before the run, for the SuperBatches
-            that it made; None until it has ended by itself, and where it encoded nothing.
-        call_seconds: fixed cost of an encode call (c_ipc), as it was known before the run.
-        run_seconds: from the beginning of the run to its end, the start of the encoder included; 0
+        drifted_rows: compared rows that got another vector; the run reuses none then.
+        predicted_wall_seconds: by the costs that were measured before the run, for the SuperBatches
+            that it made; None until it has ended by itself, and if it encoded nothing.
+        call_seconds: fixed cost of an encode call (c_ipc), as it was measured before the run.
+        run_seconds: from the beginning of the run to its end, with the start of the encoder; 0
             until it has ended.
-        machines: those that took part; more than one over a cluster.
-        price_per_hour: of one machine; None if it is not set.
+        machines: how many took part; more than one over a cluster.
+        price_per_hour: of one machine, if it is set.
     """
 
     space: str = ""
@@ -253,7 +261,6 @@ class RunReport:
     max_in_flight_texts: int = 0
     peak_resident_bytes: int = 0
     peak_rss_bytes: int = 0
-    storage_retries: dict[str, int] = field(default_factory=dict)
     b_min: int = 0
     b_max: int = 0
     predicted_wall_seconds: float | None = None
@@ -270,8 +277,9 @@ class RunReport:
     def prediction_error(self) -> float | None:
         """How far the prediction was from the outcome, as a share of it; above 0 the run took less
         than predicted."""
-        predicted, wall = self.predicted_wall_seconds, self.wall_seconds
-        return predicted / wall - 1 if predicted is not None and wall > 0 else None
+        if self.predicted_wall_seconds is None or self.wall_seconds <= 0:
+            return None
+        return self.predicted_wall_seconds / self.wall_seconds - 1
 
     @property
     def texts_per_second(self) -> float:
@@ -282,20 +290,15 @@ class RunReport:
     @property
     def duty_cycle(self) -> float:
         """Share of the run's time in which the pool was encoding (SURGE, equation 9)."""
-        return (
-            min(1.0, self.costs.encode_seconds / self.wall_seconds)
-            if self.wall_seconds > 0
-            else 0.0
-        )
+        if self.wall_seconds <= 0:
+            return 0.0
+        return min(1.0, self.costs.encode_seconds / self.wall_seconds)
 
     @property
     def fill_ratio(self) -> float:
         """Mean texts of a SuperBatch over B_min."""
-        return (
-            self.texts_encoded / self.superbatches / self.b_min
-            if self.superbatches and self.b_min
-            else 0.0
-        )
+        texts = self.superbatches * self.b_min
+        return self.texts_encoded / texts if texts else 0.0
 
     @property
     def worker_idle_ratio(self) -> float:
@@ -323,8 +326,9 @@ class RunReport:
         match event:
             case SuperBatchReport():
                 self.superbatches += 1
-                self.slow_superbatches += event.is_slow
                 self.costs = self.costs.plus(event.costs)
+                if event.is_slow:
+                    self.slow_superbatches += 1
             case OldVectorSample():
                 self.compared_rows += len(event.cosines)
                 self.drifted_rows += len(event.drifted)
@@ -333,18 +337,23 @@ class RunReport:
             case Receipt(action="fresh"):
                 self.partitions_skipped += 1
             case Receipt():
-                self.partitions_written += 1
-                self.partitions_republished += event.action == "republished"
-                self.texts_reused += event.texts_reused
-                self.truncated += event.truncated if event.action == "encoded" else 0
-                self.skipped_rows += event.skipped_rows
-                self.blank_texts += event.blank_texts
-                self.wall_seconds = seconds
-                if self.time_to_first_output_seconds is None:
-                    self.time_to_first_output_seconds = seconds
+                self._count_written(event, seconds)
+
+    def _count_written(self, receipt: Receipt, seconds: float) -> None:
+        self.partitions_written += 1
+        self.texts_reused += receipt.texts_reused
+        self.skipped_rows += receipt.skipped_rows
+        self.blank_texts += receipt.blank_texts
+        if receipt.action == "republished":
+            self.partitions_republished += 1
+        if receipt.action == "encoded":
+            self.truncated += receipt.truncated
+        self.wall_seconds = seconds
+        if self.time_to_first_output_seconds is None:
+            self.time_to_first_output_seconds = seconds
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as one JSON-ready document."""
+        """Return the report as one JSON-ready document."""
         document = _flat(self) | {name: getattr(self, name) for name in _DERIVED}
         document["partitions_failed"] = [
             {"key": failure.key, "reason": failure.reason} for failure in self.partitions_failed
@@ -353,7 +362,7 @@ class RunReport:
 
 
 def _flat(report: SuperBatchReport | RunReport) -> dict[str, Any]:
-    """The fields of a report, with the metrics of its costs in their place."""
+    """Return the fields of a report, with the metrics of its costs in their place."""
     document = asdict(report) | report.costs.as_dict()
     del document["costs"]
     return document

@@ -53,7 +53,7 @@ class RunMemory:
 
     @contextlib.contextmanager
     def held(self, size: int) -> Iterator[None]:
-        """Bytes that the reader holds for as long as the block runs; waits until they fit."""
+        """Book bytes for as long as the block runs; waits until they fit."""
         self.reserve(size)
         try:
             yield
@@ -63,8 +63,8 @@ class RunMemory:
     def batches(
         self, partition: Partition, rows: PartitionRange | None = None
     ) -> Generator[RowBatch]:
-        """Rows of a partition. Its source's pages are booked until the last one, each batch while
-        it is in use.
+        """Yield the rows of a partition. Its source's pages are booked until the last one, each
+        batch while it is in use.
 
         Raises:
             DataError: a row is refused, or the pages do not fit.
@@ -76,14 +76,14 @@ class RunMemory:
             for batch in read_rows(partition, rows):
                 if self.stop.stopping.is_set():
                     raise Cancelled
-                # What Arrow holds: the values, and up to eight bytes a row for the offsets of each
-                # column.
-                with self.held(min(2 * (batch.value_bytes + 16 * (len(batch) + 1)), share)):
+                # What Arrow holds: the values, and up to eight bytes per row for the offsets of
+                # each column.
+                size = 2 * (batch.value_bytes + 16 * (len(batch) + 1))
+                with self.held(min(size, share)):
                     yield batch
 
     def booked(self, batch: SuperBatch) -> SuperBatch:
-        """The SuperBatch, after the memory for encoding and writing it is booked beside what it
-        holds."""
+        """Book the memory for encoding and writing a SuperBatch, and return it with that."""
         # Of texts that moved on to the next slot, `held_bytes` counts more than the SuperBatch has.
         result = self.plan.result.of_rows(
             batch.texts, min(batch.held_bytes, self.bounds.b_max_bytes)
@@ -92,18 +92,21 @@ class RunMemory:
         return replace(batch, vector_bytes=result)
 
     def release(self, batch: SuperBatch, texts: int) -> None:
-        """Give back the slot and the bytes of a SuperBatch that was written, of which `texts` rows
-        were in flight."""
+        """Give back the slot and the bytes of a SuperBatch that was written, and its `texts` rows
+        that were in flight."""
         batch.slot.release()
         self.ledger.release(batch.held_bytes + batch.vector_bytes)
         self.in_flight.remove(texts)
 
     def _require_pages(self, partition: Partition) -> None:
-        size, plan = partition.page_bytes, self.plan
-        if size > plan.pages:
+        size = partition.page_bytes
+        available = self.plan.pages
+        if size > available:
             id_bytes = IdSet().bytes_after(partition.rows or 0)
+            limit = self.plan.limit_for(size + id_bytes)
             raise DataError(
                 partition.key,
-                f"reading its largest row group may take {size:,} bytes of memory and {plan.pages:,} are set aside",
-                f"Write row groups of fewer rows, or set memory_limit_bytes to {plan.limit_for(size + id_bytes):,}.",
+                f"reading its largest row group may take {size:,} bytes of memory and "
+                f"{available:,} are set aside",
+                f"Write row groups of fewer rows, or set memory_limit_bytes to {limit:,}.",
             )

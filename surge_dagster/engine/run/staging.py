@@ -72,14 +72,14 @@ class Staging:
         self._target = target
         self._store = target.store
         self._root = f"{STAGING}/{target.space.name}"
-        # names that earlier runs left, by encoded key; of this run's keys none
-        self._left: dict[str, list[str]] = {}
+        # of segments that earlier runs staged, by encoded key; empty for keys of this run
+        self._names: dict[str, list[str]] = {}
         for stored in self._store.list(self._root, deep=True):
-            self._left.setdefault(_folder_in(self._root, stored.name), []).append(stored.name)
+            self._names.setdefault(_folder_in(self._root, stored.name), []).append(stored.name)
 
     def knows(self, key: str) -> bool:
         """Whether anything of a partition was staged, by an earlier run or this one."""
-        return bool(self._left) and encode_key(key) in self._left
+        return bool(self._names) and encode_key(key) in self._names
 
     def usable(
         self, partition: Partition, within: PartitionRange | None = None
@@ -94,7 +94,7 @@ class Staging:
         be using them.
         """
         usable = list[StagedRows]()
-        candidates = self._rows(partition, self._left.get(encode_key(partition.key), ()))
+        candidates = self._rows(partition, self._names.get(encode_key(partition.key), ()))
         for start, stop in sorted(candidates, key=lambda rows: (rows[0], -rows[1])):
             if usable and start < usable[-1].stop:
                 continue
@@ -105,42 +105,36 @@ class Staging:
             except StoreUnavailable:
                 raise
             except (InvalidFile, FileNotFoundError, TransientError) as error:
-                # It stays: the disk may answer later, or another run may be able to use it.
+                # it stays: the disk may answer later, or another run may be able to use it
                 log.warning(
                     "staged rows of partition %r are encoded again: %s", partition.key, error
                 )
         return usable
 
     def complete(self, partition: Partition) -> list[StagedRows] | None:
-        """Segments with all rows of this source version, as any runs have staged them by now; None
-        where some lack.
+        """Return segments with all rows of this source version, as any runs have staged them by
+        now; None if rows are missing.
 
         They are opened and not read: whoever uses them compares checksums and digests.
 
         Raises:
-            TransientError: rows that cannot be used are staged, or the store does not answer.
+            TransientError: a segment is damaged, and was removed; or the store does not answer.
         """
-        segments, unusable = self._listed(partition), None
-        while path := _path(segments, partition.rows or 0):
-            staged = list[StagedRows]()
-            for start, stop in path:
-                try:
-                    with self.open(partition, start, stop) as reader:
-                        staged.append(_staged_rows(reader, start, stop))
-                except FileNotFoundError:
-                    return None  # another run has published the partition, and removes them
-                except InvalidFile as error:
-                    unusable = error
-                    segments.remove((start, stop))
-                    break
-            else:
-                return staged
-        if unusable is not None:
-            reason = f"all of its rows are staged, and some cannot be used: {unusable}. Encode these again."
-            raise TransientError(
-                f"partition {partition.key!r}: {reason}", partition.key
-            ) from unusable
-        return None
+        staged: list[StagedRows] = []
+        for start, stop in _path(self._listed(partition), partition.rows or 0):
+            try:
+                with self.open(partition, start, stop) as reader:
+                    staged.append(_staged_rows(reader, start, stop))
+            except FileNotFoundError:
+                return None  # another run has published the partition, and removes them
+            except InvalidFile as error:
+                self._store.delete(self._name(partition, start, stop))
+                raise TransientError(
+                    f"partition {partition.key!r}: all of its rows are staged, and some cannot be "
+                    f"used: {error}. They were removed; encode them again.",
+                    partition.key,
+                ) from error
+        return staged or None
 
     def write(
         self, batch: SuperBatch, segment: Segment, matrix: np.ndarray, vectors: VectorFacts
@@ -151,32 +145,35 @@ class Staging:
         Raises:
             TransientError, OSError: the store does not take it.
         """
-        texts, digest, sizes, row = (
-            batch.slot.texts(segment.start, segment.stop),
-            ContentDigest(),
-            [],
-            0,
-        )
+        texts = batch.slot.texts(segment.start, segment.stop)
+        digest = ContentDigest()
+        sizes: list[np.ndarray] = []
+        row = 0
         for ids, carried in zip_longest(segment.ids, segment.carried):
             rows = RowBatch(ids, texts[row : row + len(ids)], carried=carried)  # pyright: ignore[reportArgumentType]
             digest.update(rows)
             sizes.append(row_bytes(rows))
             row += len(rows)
-        partition, start, stop = segment.partition, segment.first_row, segment.first_row + row
-        name = self._name(partition.source, start, stop)
-        kind, named = segment.id_type, segment.carried_columns
-        read = ReadPartition(row, digest.hexdigest(), kind, carried_columns=named)
+
+        partition = segment.partition
+        start = segment.first_row
+        name = self._name(partition.source, start, start + row)
+        carried_columns = segment.carried_columns
+        read = ReadPartition(
+            row, digest.hexdigest(), segment.id_type, carried_columns=carried_columns
+        )
         facts = replace(self._target.facts(partition, read, vectors), space=name)
-        columns = self._target.columns(kind, named)
+        columns = self._target.columns(segment.id_type, carried_columns)
         table = self._target.rows(batch, segment, matrix).table(columns)
-        self._left.setdefault(encode_key(partition.key), [])
+
+        self._names.setdefault(encode_key(partition.key), [])
         with self._store.create(name) as upload, new_writer(upload.sink, columns, facts) as writer:
             for begin, end in pairwise(_group_borders(np.concatenate(sizes))):
                 writer.append_table(table.slice(begin, end - begin))
             writer.close()
             upload.publish(lambda: None)
         self._store.sync(self._folder(partition.source))
-        return StagedRows(start, stop, facts.content_digest, vectors)
+        return StagedRows(start, start + row, facts.content_digest, vectors)
 
     @contextlib.contextmanager
     def open(self, partition: Partition, start: int, stop: int) -> Iterator[OutputFile]:
@@ -187,24 +184,28 @@ class Staging:
             InvalidFile: it is damaged, or is not what its name says; also while its rows are read.
             TransientError: the system does not give it; also while its rows are read.
         """
-        name, target = self._name(partition, start, stop), self._target
+        name = self._name(partition, start, stop)
         location = self._store.location(name)
         with contextlib.ExitStack() as opened:
             with explained(location):
                 source = opened.enter_context(self._store.open(name))
                 reader = opened.enter_context(open_output_file(source, READ_BYTES))
-                reader.location, facts = location, reader.facts
-                if (facts.space, facts.precision) != (name, target.precision):
-                    raise InvalidFile(f"it was written as {facts.space!r} in {facts.precision}")
-                require_carried(facts.carried_columns, reader.columns)
-                columns = target.columns(
-                    reader.columns.field("id").type, carried_columns(reader.columns)
-                )
-                if reader.columns != columns:
-                    raise InvalidFile(
-                        f"its columns are {reader.columns.names}, those of this run {columns.names}"
-                    )
+                reader.location = location
+                self._require_own(reader, name)
             yield reader
+
+    def _require_own(self, reader: OutputFile, name: str) -> None:
+        """Raise `InvalidFile` for a segment of other rows, another precision or other columns."""
+        facts = reader.facts
+        if (facts.space, facts.precision) != (name, self._target.precision):
+            raise InvalidFile(f"it was written as {facts.space!r} in {facts.precision}")
+        require_carried(facts.carried_columns, reader.columns)
+        id_type = reader.columns.field("id").type
+        columns = self._target.columns(id_type, carried_columns(reader.columns))
+        if reader.columns != columns:
+            raise InvalidFile(
+                f"its columns are {reader.columns.names}, those of this run {columns.names}"
+            )
 
     def rows(self, reader: OutputFile) -> Iterator[pa.RecordBatch]:
         """The rows of an open segment, about a megabyte or one row at a time."""
@@ -221,12 +222,8 @@ class Staging:
         try:
             for stored in list(self._store.list(f"{self._root}/{encode_key(key)}", deep=True)):
                 self._store.delete(stored.name)
-            self._left.pop(encode_key(key), None)
-        except (
-            SurgeError,
-            OSError,
-            Cancelled,
-        ) as error:  # it does no harm, and the next run tries again
+            self._names.pop(encode_key(key), None)
+        except (SurgeError, OSError, Cancelled) as error:  # the next run tries again
             log.warning("what is staged of partition %r could not be removed: %s", key, error)
 
     def remove_range(self, partition: Partition, rows: PartitionRange) -> None:
@@ -237,16 +234,18 @@ class Staging:
                 self._store.delete(self._name(partition, start, stop))
 
     def _listed(self, partition: Partition) -> list[tuple[int, int]]:
-        return self._rows(
-            partition, (stored.name for stored in self._store.list(self._folder(partition)))
-        )
+        names = [stored.name for stored in self._store.list(self._folder(partition))]
+        return self._rows(partition, names)
 
     def _rows(self, partition: Partition, names: Iterable[str]) -> list[tuple[int, int]]:
         """The rows of those segments among the names that belong to this source version."""
         folder = f"{self._folder(partition)}/"
-        found = [_NAME.fullmatch(name.removeprefix(folder)) for name in names]
-        rows = [(int(name["start"]), int(name["stop"])) for name in found if name is not None]
-        return [(start, stop) for start, stop in rows if start < stop]
+        rows: list[tuple[int, int]] = []
+        for name in names:
+            found = _NAME.fullmatch(name.removeprefix(folder))
+            if found is not None and int(found["start"]) < int(found["stop"]):
+                rows.append((int(found["start"]), int(found["stop"])))
+        return rows
 
     def _name(self, partition: Partition, start: int, stop: int) -> str:
         return f"{self._folder(partition)}/{start}-{stop}.parquet"
@@ -274,45 +273,47 @@ class StagedRowsDiffer(Exception):
 
 class StagedRowsCheck:
     """Separates a partition's staged rows from the others while they stream by, and proves that
-    they are the same."""
+    they are the same.
 
-    def __init__(self, staged: Sequence[StagedRows], first_row: int = 0) -> None:
-        """Take staged rows: ascending, none empty, no two overlapping; the row that is read first
-        is no later one."""
-        self._left = deque(staged)
-        self._row = first_row
+    Args:
+        staged: ascending, none empty, no two overlapping.
+        row: the first row that is read; no staged row is before it.
+    """
+
+    def __init__(self, staged: Sequence[StagedRows], row: int = 0) -> None:
+        self.row = row
+        self._coming = deque(staged)
         self._digest = ContentDigest()
 
     def cut(self, batch: RowBatch) -> Iterator[tuple[RowBatch, bool]]:
-        """The next rows in order, in pieces that are staged (True) or not.
+        """Yield the next rows in order, in pieces that are staged (True) or not.
 
         Raises:
             StagedRowsDiffer: staged rows ended here and were not these.
         """
         done = 0
         while done < len(batch):
-            staged = self._left[0] if self._left else None
-            is_staged = staged is not None and staged.start <= self._row
-            border = (
-                self._row + len(batch)
-                if staged is None
-                else staged.stop
-                if is_staged
-                else staged.start
-            )
-            stop = min(len(batch), done + border - self._row)
+            staged = self._coming[0] if self._coming else None
+            is_staged = staged is not None and staged.start <= self.row
+            stop = len(batch)
+            if staged is not None:
+                border = staged.stop if is_staged else staged.start
+                stop = min(stop, done + border - self.row)
             piece = batch if stop - done == len(batch) else batch.rows(done, stop)
-            self._row += len(piece)
+            self.row += len(piece)
             done = stop
             if staged is not None and is_staged:
                 self._digest.update(piece)
-                if self._row == staged.stop:
-                    if self._digest.hexdigest() != staged.digest:
-                        rows = f"{staged.start:,} to {staged.stop:,}"
-                        raise StagedRowsDiffer(f"its rows {rows} are not those that were staged")
-                    self._left.popleft()
-                    self._digest = ContentDigest()
+                if self.row == staged.stop:
+                    self._end(staged)
             yield piece, is_staged
+
+    def _end(self, staged: StagedRows) -> None:
+        if self._digest.hexdigest() != staged.digest:
+            rows = f"{staged.start:,} to {staged.stop:,}"
+            raise StagedRowsDiffer(f"its rows {rows} are not those that were staged")
+        self._coming.popleft()
+        self._digest = ContentDigest()
 
     def finish(self) -> None:
         """Check the end of the partition.
@@ -320,28 +321,29 @@ class StagedRowsCheck:
         Raises:
             StagedRowsDiffer: the partition ends before its staged rows do.
         """
-        if self._left:
-            last = self._left[-1].stop
+        if self._coming:
+            last = self._coming[-1].stop
             raise StagedRowsDiffer(
-                f"it has {self._row:,} rows, and {last:,} were there when it was staged"
+                f"it has {self.row:,} rows, and {last:,} were there when it was staged"
             )
 
 
 def _staged_rows(reader: OutputFile, start: int, stop: int) -> StagedRows:
     vectors = VectorFacts(
-        **{fact.name: getattr(reader.facts, fact.name) for fact in fields(VectorFacts)}
+        **{each.name: getattr(reader.facts, each.name) for each in fields(VectorFacts)}
     )
     return StagedRows(start, stop, reader.facts.content_digest, vectors)
 
 
 def _path(segments: Iterable[tuple[int, int]], rows: int) -> list[tuple[int, int]]:
-    """Segments that have all rows, each once, ascending; none where there are no such ones."""
-    # where a segment ends from which others lead to the last row, by where it begins
-    after = dict[int, int]()
+    """Return segments that have all rows, each once, ascending; none if rows are missing."""
+    # by where a segment begins, where it ends, if others lead from there to the last row
+    after: dict[int, int] = {}
     for start, stop in sorted(segments, reverse=True):
         if start not in after and (stop == rows or stop in after):
             after[start] = stop
-    path, row = list[tuple[int, int]](), 0
+    path: list[tuple[int, int]] = []
+    row = 0
     while row in after:
         path.append((row, after[row]))
         row = after[row]

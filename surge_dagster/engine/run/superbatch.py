@@ -46,7 +46,7 @@ class MissingTexts:
     blank_texts: int = 0
 
     def plus(self, batch: RowBatch) -> MissingTexts:
-        """The counts with the next rows."""
+        """Return the counts with the next rows."""
         blank_texts = int(np.count_nonzero(is_blank(batch.texts)))
         return MissingTexts(self.skipped_rows + batch.skipped, self.blank_texts + blank_texts)
 
@@ -57,11 +57,11 @@ class PartitionToRead:
     two objects.
 
     Attributes:
-        replaced: None where the space has no valid file of it.
+        replaced: None if the space has no valid file of it.
         reuse: whether vectors of that file, and rows that an earlier run staged, may be used.
-        range: the rows that are read, to be staged alone; None where they are all.
-        is_divided: whether several runs stage ranges of it; without a range, it is read only when
-            all rows are staged.
+        range: rows that are read and only staged; None: all rows are read.
+        is_divided: whether several runs stage ranges of it. Without a range, it is then read only
+            when all rows are staged.
     """
 
     source: Partition
@@ -85,10 +85,9 @@ class ReadPartition:
     rows has passed.
 
     Attributes:
-        rows: all of them, those included that need no encoding.
+        rows: also those that need no encoding.
         staged: its rows that an earlier run had staged, ascending.
-        changes: what the run's observer made of its rows; None where nobody follows them.
-        carried_columns: those that travel with its rows; None where there are none.
+        changes: what the run's observer made of its rows, if there is one.
     """
 
     rows: int
@@ -108,9 +107,9 @@ class Segment:
         start, stop: the rows' places in the SuperBatch.
         first_row: the place of the first one in its partition.
         ids: the rows' ids, in order.
-        read: the partition as it was read, where it ends here; such a segment is empty where the
+        read: the partition as it was read, if it ends here; such a segment is empty if the
             partition's last rows were skipped.
-        carried: the columns that travel with the rows, in the pieces of the ids; () without them.
+        carried: the columns that travel with the rows, in the pieces of the ids.
     """
 
     partition: PartitionToRead
@@ -134,31 +133,29 @@ class Segment:
 
     @property
     def carried_columns(self) -> pa.Schema | None:
-        """The columns that travel with its rows; None where there are none."""
+        """The columns that travel with its rows; None if there are none."""
         if self.carried:
             return self.carried[0].schema
         return None if self.read is None else self.read.carried_columns
 
     def vector_facts(self, slot: Slot, now: str) -> VectorFacts:
-        """Where its vectors come from, once the slot was encoded; `now` is the time in the form of
-        the facts."""
-        rows, reused, replaced = (
-            self.stop - self.start,
-            slot.reused(self.start, self.stop),
-            self.partition.replaced,
-        )
-        truncated, lengths = (
-            slot.truncation(self.start, self.stop),
-            slot.lengths(self.start, self.stop),
-        )
+        """Return where its vectors come from, once the slot was encoded.
+
+        Args:
+            now: the time in the form of the facts.
+        """
+        reused = slot.reused(self.start, self.stop)
+        truncated = slot.truncation(self.start, self.stop)
+        lengths = slot.lengths(self.start, self.stop)
         count = int(np.count_nonzero(truncated))
+        oldest = now
+        if reused and self.partition.replaced is not None:
+            oldest = min(now, self.partition.replaced.facts.oldest_encoded_at)
         return VectorFacts(
             truncated=count,
             rows_reused=reused,
-            rows_encoded=rows - reused,
-            oldest_encoded_at=min(now, replaced.facts.oldest_encoded_at)
-            if reused and replaced
-            else now,
+            rows_encoded=self.stop - self.start - reused,
+            oldest_encoded_at=oldest,
             longest_whole_bytes=int(lengths.max(initial=0, where=~truncated)),
             shortest_truncated_bytes=int(lengths[truncated].min()) if count else 0,
         )
@@ -173,7 +170,7 @@ class SuperBatch:
         segments: cover the slot's rows without gap, in order.
         held_bytes: booked until it is released: ids, texts and overhead, and texts that moved on to
             the next slot but still lie in this one.
-        vector_bytes: booked beside these: vectors that rows had from the start, then all that
+        vector_bytes: booked in addition: vectors that rows had from the start, then all that
             encoding and writing it take.
         read_seconds: see `Costs`.
     """
@@ -213,8 +210,8 @@ class EncodedSuperBatch:
 
 
 def row_bytes(batch: RowBatch) -> np.ndarray:
-    """Bytes of each row, those of carried columns included, int64 [rows]: what the byte thresholds
+    """Return the bytes of each row with its carried columns, int64 [rows]: what the byte thresholds
     count."""
-    texts = batch.text_offsets[1:] - batch.text_offsets[:-1]
-    size = texts + (8 if batch.id_offsets is None else batch.id_offsets[1:] - batch.id_offsets[:-1])
+    size = np.diff(batch.text_offsets)
+    size = size + (8 if batch.id_offsets is None else np.diff(batch.id_offsets))
     return size if batch.carried_sizes is None else size + batch.carried_sizes

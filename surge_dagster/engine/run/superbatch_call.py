@@ -48,8 +48,8 @@ class SuperBatchCall:
         self._call = self._submit(self._rows) if batch.texts else None
 
     def result(self, timeout_seconds: float | None = None) -> EncodeMetrics | None:
-        """Waits until all rows have their vectors or have failed; None after the timeout. Can be
-        called again.
+        """Wait until all rows have their vectors or have failed; return None after the timeout. Can
+        be called again.
 
         Raises:
             EncoderError: the pool failed.
@@ -59,7 +59,7 @@ class SuperBatchCall:
             if metrics is None:
                 return None
             rows = self._take_vectors(metrics)
-            # its vectors must not be taken again where the pool refuses the next call
+            # its vectors must not be taken again if the pool refuses the next call
             self._call = None
             if len(rows):
                 self._call = self._submit(rows)
@@ -71,7 +71,7 @@ class SuperBatchCall:
         return 0 if self._call is None else self._call.finished_rows
 
     def end(self) -> None:
-        """Ends the call without encoding further rows."""
+        """End the call without encoding further rows."""
         if self._call is not None:
             self._call.abandon()
             self._take_vectors(self._call.metrics)
@@ -91,58 +91,50 @@ class SuperBatchCall:
         return self._pool.submit(self._slot, self._borders, rows)
 
     def _take_vectors(self, metrics: EncodeMetrics) -> np.ndarray:
-        """Takes the vectors of the call that ended, and returns the rows that still have to be
-        encoded."""
+        """Take the vectors of the call that ended, and return the rows that still have to be
+        encoded: those of partitions without a failed row."""
         assert self._call is not None
         for first, stop in self._call.encoded:
-            self._has_vector[
-                slice(first, stop) if self._rows is None else self._rows[first:stop]
-            ] = True
-        metrics = replace(metrics, failed=(*metrics.failed, *self._copy_vectors(metrics.failed)))
+            rows = slice(first, stop) if self._rows is None else self._rows[first:stop]
+            self._has_vector[rows] = True
+        failed = (*metrics.failed, *self._copy_vectors(metrics.failed))
+        metrics = replace(metrics, failed=failed)
         self._metrics = metrics if self._metrics is None else self._metrics.plus(metrics)
+
         missing = ~self._has_vector
-        for segment in self._segments_of(
-            np.array([failed.row for failed in self._metrics.failed], np.intp)
-        ):
+        failed_rows = [failed.row for failed in self._metrics.failed]
+        for place in np.searchsorted(self._borders, failed_rows, side="right") - 1:
+            segment = self.batch.segments[place]
             missing[segment.start : segment.stop] = False
         return np.flatnonzero(missing)
 
     def _copy_vectors(self, failed: tuple[FailedRow, ...]) -> list[FailedRow]:
-        """Copies vectors to rows with equal texts; returns those whose text cannot be encoded."""
+        """Copy vectors to rows with equal texts; return those whose text cannot be encoded."""
         is_encoded = self._has_vector[self._originals]
-        originals, repeats = self._originals[is_encoded], self._repeats[is_encoded]
+        originals = self._originals[is_encoded]
+        repeats = self._repeats[is_encoded]
         for start in range(0, len(repeats), _ROWS_AT_A_TIME):
             part = slice(start, start + _ROWS_AT_A_TIME)
             self._slot.copy_vectors(originals[part], repeats[part])
         self._has_vector[repeats] = True
-        reasons = {one.row: one.reason for one in failed}
-        waiting = zip(
-            self._originals[~is_encoded].tolist(), self._repeats[~is_encoded].tolist(), strict=True
-        )
-        self._originals = self._repeats = _NO_ROWS
-        return [
-            FailedRow(repeat, reasons[original])
-            for original, repeat in waiting
-            if original in reasons
-        ]
 
-    def _segments_of(self, rows: np.ndarray) -> list[Segment]:
-        return [self.batch.segments[place] for place in self._places_of(rows).tolist()]
-
-    def _places_of(self, rows: np.ndarray) -> np.ndarray:
-        """Places of the segments that have these rows, ascending."""
-        return np.unique(np.searchsorted(self._borders, rows, side="right") - 1)
+        reasons = {each.row: each.reason for each in failed}
+        originals = self._originals[~is_encoded].tolist()
+        repeats = self._repeats[~is_encoded].tolist()
+        self._originals = _NO_ROWS
+        self._repeats = _NO_ROWS
+        found: list[FailedRow] = []
+        for original, repeat in zip(originals, repeats, strict=True):
+            if original in reasons:
+                found.append(FailedRow(repeat, reasons[original]))
+        return found
 
 
 def _distinct(
     slot: Slot, rows: np.ndarray | None, ledger: Ledger
 ) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
-    """Which of the rows are encoded: the first of equal texts; all, where the comparison has no
-    memory.
-
-    Returns:
-        The rows that remain, rows with the text of an earlier one, and for each of these that
-            earlier one.
+    """Return the rows that are encoded, the first of equal texts, or all if the comparison has no
+    memory; then the rows with the text of an earlier one, and for each of these that earlier one.
     """
     count = len(slot) if rows is None else len(rows)
     size = 4 * slot.text_bytes + 64 * count
@@ -153,7 +145,8 @@ def _distinct(
         encoded = pc.dictionary_encode(texts if rows is None else texts.take(pa.array(rows)))  # pyright: ignore[reportAttributeAccessIssue]
         if len(encoded.dictionary) == count:
             return rows, _NO_ROWS, _NO_ROWS
-        codes, places = encoded.indices.to_numpy(), np.arange(count)
+        codes = encoded.indices.to_numpy()
+        places = np.arange(count)
         first = np.empty(len(encoded.dictionary), np.intp)
         first[codes[::-1]] = places[::-1]
         originals = first[codes]

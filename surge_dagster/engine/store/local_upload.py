@@ -20,18 +20,23 @@ from types import TracebackType
 import pyarrow as pa
 from filelock import FileLock
 
-from surge_dagster.engine.errors import WriteRefused
-from surge_dagster.engine.store.store import (
-    PUBLISH_ROUNDS,
-    StoredObject,
-    Upload,
-    replaced_by_others,
-)
+from surge_dagster.engine.errors import StoreUnavailable, TransientError
+from surge_dagster.engine.store.store import StoredObject, Upload
 from surge_dagster.engine.support.waiting import wait_in_turns
 
 TEMP_PREFIX = ".tmp-"
 LOCK_NAME = ".lock"
 _POLL_SECONDS = 0.01
+_UNUSABLE = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOENT,
+    errno.EIO,
+    errno.ESTALE,
+)
 _ATTEMPTS = 100  # to create a temp file before another process removes it or its folder
 
 
@@ -56,17 +61,22 @@ class LocalUpload(Upload):
         """
         self.flush()
         with storage_errors(self._final):
-            for _ in range(PUBLISH_ROUNDS):
+            is_published = False
+            while not is_published:  # each round, another writer has published
                 checked_file = self._published_file()
                 still_wanted()
-                with (
-                    contextlib.nullcontext() if self._is_hidden else folder_lock(self._final.parent)
-                ):
-                    if self._is_hidden or self._published_file() == checked_file:
-                        self._temp.rename(self._final)
-                        self._published = True
-                        return stored_object(self._name, os.fstat(self.sink.fileno()))
-        raise replaced_by_others(str(self._final))
+                is_published = self._rename(checked_file)
+            return stored_object(self._name, os.fstat(self.sink.fileno()))
+
+    def _rename(self, checked_file: tuple[int, int, int] | None) -> bool:
+        """Make the file visible, unless another writer has replaced `checked_file`."""
+        lock = contextlib.nullcontext() if self._is_hidden else folder_lock(self._final.parent)
+        with lock:
+            is_replaced = not self._is_hidden and self._published_file() != checked_file
+            if not is_replaced:
+                self._temp.rename(self._final)
+                self._published = True
+        return self._published
 
     def _published_file(self) -> tuple[int, int, int] | None:
         try:
@@ -76,6 +86,7 @@ class LocalUpload(Upload):
         return status.st_ino, status.st_size, status.st_mtime_ns
 
     def flush(self) -> None:
+        """Write the content to the disk."""
         with storage_errors(self._final):
             self.sink.flush()
             os.fsync(self.sink.fileno())
@@ -174,9 +185,16 @@ def storage_errors(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        hint = "Make room on the disk" if is_full else "Check the disk and its permissions"
-        cause = os.strerror(error.errno) if error.errno else str(error)
-        raise WriteRefused(
-            f"cannot write {str(target)!r}: {cause}. Nothing was left behind. {hint}, then run again."
-        ) from error
+        raise write_error(target, error) from error
+
+
+def write_error(target: Path | str, error: OSError) -> TransientError:
+    """Return the error of a file that a disk did not take: `StoreUnavailable` if it will not take
+    the next one either."""
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    remedy = "Make room on the disk" if is_full else "Check the disk and its permissions"
+    cause = os.strerror(error.errno) if error.errno else str(error)
+    message = f"cannot write {str(target)!r}: {cause}. {remedy}, then run again."
+    if error.errno in _UNUSABLE:
+        return StoreUnavailable(f"{message} What was published stays.")
+    return TransientError(message)

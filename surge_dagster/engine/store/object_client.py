@@ -72,15 +72,15 @@ class ClientLimits:
         timeout_seconds: how long one request may take, with its body and its answer.
         part_bytes: of a part, in which larger objects are uploaded. S3 and GCS take 10,000 parts,
             78 GiB.
-        retries: how often obstore sends one request again, first after `first_backoff_seconds`,
-            then twice that.
+        retries: how often obstore sends one request again: first after about
+            `first_backoff_seconds`, then after twice that.
     """
 
     timeout_seconds: float = 60.0
     connect_timeout_seconds: float = 10.0
     part_bytes: int = 8 * 1024 * 1024
-    retries: int = 3
-    first_backoff_seconds: float = 0.2
+    retries: int = 2
+    first_backoff_seconds: float = 2.0
 
 
 def connect(

@@ -14,16 +14,10 @@ from functools import partial
 from typing import Any
 
 import obstore
-from obstore.exceptions import PreconditionError
+from obstore.exceptions import BaseError, NotSupportedError, PreconditionError
 
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.store.request_errors import (
-    NOT_PARTIAL,
-    UNSUPPORTED,
-    RequestFailed,
-    request_errors,
-)
-from surge_dagster.engine.store.retries import Retrier
+from surge_dagster.engine.store.requests import Requests
 from surge_dagster.engine.support.waiting import in_background, result_of
 
 TAIL_BYTES = 64 * 1024
@@ -36,15 +30,14 @@ class ObjectReader(io.RawIOBase):
 
     Args:
         tail_bytes: of the object's end, which the first request brings and which are kept.
-        ahead: whether the next piece is requested while one is read, where pieces follow each
-            other.
+        ahead: whether the next piece is requested while one is read, if pieces follow each other.
     """
 
     def __init__(
         self,
         store: Any,
         key: str,
-        retrier: Retrier,
+        requests: Requests,
         tail_bytes: int = TAIL_BYTES,
         *,
         ahead: bool = False,
@@ -52,14 +45,14 @@ class ObjectReader(io.RawIOBase):
         super().__init__()
         self._store = store
         self._key = key
-        self._retrier = retrier
+        self._requests = requests
         self._position = 0
-        self._size, self.etag, self._tail = fetch_end(store, key, retrier, tail_bytes)
-        self._start, self._buffer = 0, b""
-        # of the last pieces
-        self._ends: deque[int] | None = deque(maxlen=_STREAMS) if ahead else None
-        # pieces that were requested ahead, by their starts
-        self._next: dict[int, Future[bytes]] = {}
+        self._size, self.etag, self._tail = fetch_end(store, key, requests, tail_bytes)
+        self._start = 0
+        self._buffer = b""
+        self._ahead = ahead
+        self._ends: deque[int] = deque(maxlen=_STREAMS)  # of the last pieces
+        self._next: dict[int, Future[bytes]] = {}  # pieces requested ahead, by their starts
 
     def readable(self) -> bool:
         return True
@@ -79,86 +72,97 @@ class ObjectReader(io.RawIOBase):
         return self._size
 
     def read(self, size: int | None = -1, /) -> bytes:
-        left = max(0, self._size - self._position)
-        wanted = left if size is None or size < 0 else min(size, left)
+        remaining = max(0, self._size - self._position)
+        wanted = remaining if size is None or size < 0 else min(size, remaining)
         if not wanted:
             return b""
-        begin, held = self._position - (self._size - len(self._tail)), self._tail
-        if begin < 0:
-            begin, held = self._position - self._start, self._buffer
-            if not (begin >= 0 and begin + wanted <= len(self._buffer)):
-                held = self._buffer = self._piece(
-                    self._position, min(max(wanted, READ_AHEAD_BYTES), left)
-                )
-                self._start, begin = self._position, 0
+
+        begin = self._position
         self._position += wanted
-        return held[begin : begin + wanted]
+        tail_start = self._size - len(self._tail)
+        if begin >= tail_start:
+            return self._tail[begin - tail_start : begin - tail_start + wanted]
+
+        if begin < self._start or begin + wanted > self._start + len(self._buffer):
+            self._buffer = self._piece(begin, min(max(wanted, READ_AHEAD_BYTES), remaining))
+            self._start = begin
+        return self._buffer[begin - self._start : begin - self._start + wanted]
 
     def _piece(self, start: int, length: int) -> bytes:
-        """The bytes from `start`, this many or more; a column of a Parquet file is read piece by
+        """Return `length` bytes or more from `start`; a column of a Parquet file is read piece by
         piece."""
         answer = self._next.pop(start, None)
         piece = b"" if answer is None else result_of(answer)
         if len(piece) < length:
             piece = self._fetch(start, length)
-        if self._ends is not None:
-            end = start + len(piece)
-            if start in self._ends and end < self._size:
-                while len(self._next) >= _STREAMS:
-                    self._next.pop(next(iter(self._next)))
-                size = min(READ_AHEAD_BYTES, self._size - end)
-                self._next[end] = in_background(partial(self._fetch, end, size), "surge-source")
-            self._ends.append(end)
+        if self._ahead:
+            self._request_next(start, start + len(piece))
         return piece
 
+    def _request_next(self, start: int, end: int) -> None:
+        if start in self._ends and end < self._size:
+            while len(self._next) >= _STREAMS:
+                self._next.pop(next(iter(self._next)))
+            size = min(READ_AHEAD_BYTES, self._size - end)
+            self._next[end] = in_background(partial(self._fetch, end, size), "surge-source")
+        self._ends.append(end)
+
     def _fetch(self, start: int, length: int) -> bytes:
+        request = partial(_range, self._store, self._key, start, length, self.etag)
         try:
-            return self._retrier.call(
-                f"GET {self._key}", lambda: _range(self._store, self._key, start, length, self.etag)
-            )
+            return self._requests.send(f"GET {self._key}", request)
         except (PreconditionError, FileNotFoundError):
             raise _replaced(self._key) from None
 
 
-def fetch_end(store: Any, key: str, retrier: Retrier, length: int) -> tuple[int, str | None, bytes]:
-    """Size and etag of an object now, and its last `length` bytes, or all of it; one request where
-    possible."""
+def fetch_end(
+    store: Any, key: str, requests: Requests, length: int
+) -> tuple[int, str | None, bytes]:
+    """Return size and etag of an object now, and its last `length` bytes, or all of it; one request
+    if the store can."""
 
-    def attempt() -> tuple[int, str | None, bytes]:
+    def request() -> tuple[int, str | None, bytes]:
         try:
-            with request_errors():
-                answer = obstore.get(store, key, options={"range": {"suffix": length}})
-                start, end = answer.range
-                return (
-                    answer.meta["size"],
-                    answer.meta["e_tag"],
-                    _whole(bytes(answer.bytes()), end - start),
-                )
-        except RequestFailed as failed:
-            if failed.cause not in (UNSUPPORTED, NOT_PARTIAL, "416"):
+            return _suffix(store, key, length)
+        except (BaseError, OSError) as error:
+            if not _is_without_suffixes(error):
                 raise
-        # Azure has no ranges from the end, and an empty object has no range at all.
-        with request_errors():
-            meta = obstore.head(store, key)
-        size, etag = meta["size"], meta["e_tag"]
+        meta = obstore.head(store, key)
+        size = meta["size"]
+        etag = meta["e_tag"]
         kept = min(length, size)
         return size, etag, _range(store, key, size - kept, kept, etag) if kept else b""
 
     try:
-        return retrier.call(f"GET {key}", attempt)
+        return requests.send(f"GET {key}", request)
     except PreconditionError:
         raise _replaced(key) from None
 
 
+def _suffix(store: Any, key: str, length: int) -> tuple[int, str | None, bytes]:
+    answer = obstore.get(store, key, options={"range": {"suffix": length}})
+    start, end = answer.range
+    content = _whole(key, bytes(answer.bytes()), end - start)
+    return answer.meta["size"], answer.meta["e_tag"], content
+
+
+def _is_without_suffixes(error: BaseError | OSError) -> bool:
+    """Return whether the store gives no range from the end: Azure never does, and an empty object
+    has no range at all."""
+    text = str(error)
+    return isinstance(error, NotSupportedError) or "NotPartial" in text or "code: 416" in text
+
+
 def _range(store: Any, key: str, start: int, length: int, etag: str | None) -> bytes:
-    options: Any = {"range": (start, start + length)} | ({"if_match": etag} if etag else {})
-    with request_errors():
-        return _whole(bytes(obstore.get(store, key, options=options).bytes()), length)
+    options: Any = {"range": (start, start + length)}
+    if etag:
+        options["if_match"] = etag
+    return _whole(key, bytes(obstore.get(store, key, options=options).bytes()), length)
 
 
-def _whole(content: bytes, length: int) -> bytes:
+def _whole(key: str, content: bytes, length: int) -> bytes:
     if len(content) != length:
-        raise RequestFailed("short", f"{len(content):,} of {length:,} bytes came", retryable=True)
+        raise TransientError(f"{len(content):,} of {length:,} bytes of {key!r} came. Run again.")
     return content
 
 

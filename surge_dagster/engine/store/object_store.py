@@ -11,7 +11,8 @@ import copy
 import errno
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -23,8 +24,7 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions, connect
 from surge_dagster.engine.store.object_reader import TAIL_BYTES, ObjectReader, fetch_end
 from surge_dagster.engine.store.object_upload import PIECE_BYTES, ObjectUpload
-from surge_dagster.engine.store.request_errors import request_errors
-from surge_dagster.engine.store.retries import Retrier
+from surge_dagster.engine.store.requests import Requests
 from surge_dagster.engine.store.store import ObjectEnd, Store, StoredObject, plain_etag
 from surge_dagster.engine.support.urls import is_bare, split_url
 
@@ -32,30 +32,28 @@ _HIDDEN = "."
 
 
 class ObjectStore(Store):
-    """A bucket, which the obstore store is for, or what lies below a prefix in it, which ends with
-    a slash."""
+    """A bucket, or what lies below a prefix in it, which ends with a slash.
+
+    Args:
+        store: obstore's, of the whole bucket.
+    """
 
     is_remote = True
 
     def __init__(
-        self, url: str, identity: str, prefix: str, store: Any, retrier: Retrier, part_bytes: int
+        self, url: str, identity: str, prefix: str, store: Any, requests: Requests, part_bytes: int
     ) -> None:
         super().__init__(url, identity)
         # What a part holds, here and in obstore, and the pieces between the two.
         self.upload_bytes = 2 * (part_bytes + min(PIECE_BYTES, part_bytes))
         self._prefix = prefix
         self._store = store
-        self._retrier = retrier
+        self._requests = requests
         self._part_bytes = part_bytes
-
-    @property
-    def retries(self) -> Mapping[str, int]:
-        """See `Store`; retries within obstore are not counted."""
-        return self._retrier.counts
 
     def until(self, over: threading.Event) -> Self:
         same = copy.copy(self)
-        same._retrier = self._retrier.until(over)
+        same._requests = self._requests.until(over)
         return same
 
     def list(self, folder: str, *, deep: bool = False, begin: str = "") -> Iterator[StoredObject]:
@@ -63,40 +61,29 @@ class ObjectStore(Store):
         prefix = f"{self._prefix}{folder}".rstrip("/")
         base = f"{prefix}/" if prefix else ""
 
-        def attempt() -> list[tuple[str, int, str]]:
-            with request_errors():
-                if begin:
-                    first = base + begin
-                    chunks = _beginning(
-                        first, obstore.list(self._store, prefix=prefix or None, offset=first)
-                    )
-                elif deep:
-                    chunks = obstore.list(self._store, prefix=prefix or None)
-                else:
-                    chunks = [
-                        obstore.list_with_delimiter(self._store, prefix=prefix or None)["objects"]
-                    ]
-                # What obstore says of an object takes more memory.
-                return [
-                    (meta["path"], meta["size"], plain_etag(meta["e_tag"]))
-                    for chunk in chunks
-                    for meta in chunk
-                ]
+        def request() -> list[tuple[str, int, str]]:
+            if deep or begin:
+                first = base + begin
+                offset = first if begin else None
+                chunks = obstore.list(self._store, prefix=prefix or None, offset=offset)
+                found = _beginning(first, chunks)
+            else:
+                found = obstore.list_with_delimiter(self._store, prefix=prefix or None)["objects"]
+            # obstore's own records take more memory
+            return [(meta["path"], meta["size"], plain_etag(meta["e_tag"])) for meta in found]
 
-        for path, size, etag in self._retrier.call(f"LIST {base}", attempt):
+        for path, size, etag in self._requests.send(f"LIST {base}", request):
             inner = path.removeprefix(base)
             if not any(part.startswith(_HIDDEN) for part in inner.split("/")):
                 yield StoredObject(path.removeprefix(self._prefix), size, etag)
 
     def folders(self) -> Sequence[str]:
         prefix = self._prefix.rstrip("/") or None
-
-        def attempt() -> Sequence[str]:
-            with request_errors():
-                return obstore.list_with_delimiter(self._store, prefix=prefix)["common_prefixes"]
-
-        prefixes = self._retrier.call(f"LIST {self._prefix}", attempt)
-        names = [path.rstrip("/").rpartition("/")[2] for path in prefixes]
+        listing = self._requests.send(
+            f"LIST {self._prefix}",
+            partial(obstore.list_with_delimiter, self._store, prefix=prefix),
+        )
+        names = [path.rstrip("/").rpartition("/")[2] for path in listing["common_prefixes"]]
         return sorted(name for name in names if not name.startswith(_HIDDEN))
 
     def open(
@@ -109,17 +96,18 @@ class ObjectStore(Store):
     ) -> pa.NativeFile:
         """See `Store` and `ObjectReader`; the object's end, which holds its footer, comes with the
         first request."""
-        reader = ObjectReader(self._store, self._key(name), self._retrier, tail_bytes, ahead=ahead)
+        reader = ObjectReader(self._store, self._key(name), self._requests, tail_bytes, ahead=ahead)
         if listed is not None:
-            same = not (listed.etag and reader.etag) or plain_etag(reader.etag) == listed.etag
-            if reader.size() != listed.size or not same:
+            has_etags = listed.etag and reader.etag
+            is_same = not has_etags or plain_etag(reader.etag) == listed.etag
+            if reader.size() != listed.size or not is_same:
                 raise FileNotFoundError(
                     errno.ENOENT, "another object stands in its place now", self.location(name)
                 )
         return pa.PythonFile(reader, mode="r")
 
     def read_end(self, name: str, size: int) -> ObjectEnd:
-        whole, etag, content = fetch_end(self._store, self._key(name), self._retrier, size)
+        whole, etag, content = fetch_end(self._store, self._key(name), self._requests, size)
         return ObjectEnd(StoredObject(name, whole, plain_etag(etag)), content)
 
     def is_settled(self, stored: StoredObject, seen_ns: int) -> bool:
@@ -129,27 +117,24 @@ class ObjectStore(Store):
     def require_conditions(self, name: str) -> None:
         """See `Store`: a PUT that may only create the object must be refused; it would give it the
         content it has."""
-        key = self._key(name)
+        content = self.read_end(name, TAIL_BYTES).content
         with self.create(name) as upload:
-            upload.sink.write(fetch_end(self._store, key, self._retrier, TAIL_BYTES)[2])
-            answer = self._retrier.call(f"PUT {key}", lambda: upload.put(None))
-        if answer is not None:
+            upload.sink.write(content)
+            is_refused = upload.put(None) is None
+        if not is_refused:
             self.delete(name)
             raise ConfigError(
-                f"{self.url!r} is a store that ignores conditions of writes (If-None-Match), so that of two writers "
-                "neither would notice the other. Use a store that has them."
+                f"{self.url!r} is a store that ignores conditions of writes (If-None-Match), so "
+                "that of two writers neither would notice the other. Use a store that has them."
             )
 
     def create(self, name: str) -> ObjectUpload:
-        return ObjectUpload(self._store, self._retrier, name, self._key(name), self._part_bytes)
+        return ObjectUpload(self._store, self._requests, name, self._key(name), self._part_bytes)
 
     def delete(self, name: str) -> None:
-        def attempt() -> None:
-            with request_errors():
-                obstore.delete(self._store, self._key(name))
-
+        key = self._key(name)
         with contextlib.suppress(FileNotFoundError):
-            self._retrier.call(f"DELETE {self._key(name)}", attempt)
+            self._requests.send(f"DELETE {key}", partial(obstore.delete, self._store, key))
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}{name}"
@@ -161,16 +146,15 @@ def open_object_store(
     *,
     what: str = "output",
     limits: ClientLimits | None = None,
-    retrier: Callable[[str], Retrier] = Retrier,
 ) -> ObjectStore:
-    """Open what lies in an object store: `s3://bucket/prefix`, or another scheme that obstore
-    knows."""
-    options, limits = options or StorageOptions(), limits or ClientLimits()
+    """Open what lies in an object store: `s3://bucket/prefix`, or another scheme of obstore."""
+    options = options or StorageOptions()
+    limits = limits or ClientLimits()
     parts = split_url(url, what=what)
     if not is_bare(url):  # the error does not show the URL
         raise ConfigError(
-            f"the {parts.scheme}:// {what} holds more than a bucket and a path. Credentials belong into the "
-            "environment or into storage_options."
+            f"the {parts.scheme}:// {what} holds more than a bucket and a path. Credentials belong "
+            "into the environment or into storage_options."
         )
     if not parts.netloc and parts.scheme != "memory":
         raise ConfigError(
@@ -191,17 +175,17 @@ def open_object_store(
     # Two memory stores with the same URL hold different objects.
     service = secrets.token_hex() if parts.scheme == "memory" else _without_user(service)
     identity = f"{clean} at {service}"
-    return ObjectStore(clean, identity, prefix, store, retrier(clean), limits.part_bytes)
+    return ObjectStore(clean, identity, prefix, store, Requests(clean), limits.part_bytes)
 
 
-def _beginning(begin: str, chunks: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
-    """Of a listing in the order of the names, those up to the last that begins so; no further page
-    is requested."""
+def _beginning(begin: str, chunks: Iterable[Sequence[Any]]) -> Iterator[Any]:
+    """Yield the objects of a listing in the order of the names, up to the last that begins so; no
+    further page is requested."""
     for chunk in chunks:
-        beginning = [meta for meta in chunk if meta["path"].startswith(begin)]
-        yield beginning
-        if len(beginning) < len(chunk):
-            return
+        for meta in chunk:
+            if not meta["path"].startswith(begin):
+                return
+            yield meta
 
 
 def _without_user(endpoint: str) -> str:

@@ -10,17 +10,12 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Self
 
 import pyarrow as pa
-
-from surge_dagster.engine.errors import TransientError
-
-# how often two writers may replace each other's object before one of them gives up
-PUBLISH_ROUNDS = 8
 
 
 class StoredObject(NamedTuple):  # a listing makes and compares tens of thousands of them
@@ -73,13 +68,6 @@ class Upload(ABC):
         """
 
 
-def replaced_by_others(place: str) -> TransientError:
-    return TransientError(
-        f"other writers replaced {place!r} {PUBLISH_ROUNDS} times while it was published. The result was discarded; "
-        "check who else writes to this output, then run again."
-    )
-
-
 class Store(ABC):
     """Objects below one folder of a disk, or one prefix of a bucket.
 
@@ -97,11 +85,6 @@ class Store(ABC):
     def __init__(self, url: str, identity: str) -> None:
         self.url = url
         self.identity = identity
-
-    @property
-    def retries(self) -> Mapping[str, int]:
-        """Operations that were attempted again since the store was opened, by cause."""
-        return {}
 
     def until(self, over: threading.Event) -> Self:
         """The same store; once `over` is set, its operations raise `Cancelled` instead of waiting."""

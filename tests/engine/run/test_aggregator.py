@@ -233,18 +233,6 @@ def test_skipped_rows_do_not_move_the_other_rows(
     assert gathering.ended == [(partition.key, len(partition.rows)) for partition in partitions]
 
 
-@given(arrivals(), bounds_of())
-def test_partitions_that_fit_are_never_split(partitions: list[Incoming], bounds: Bounds) -> None:
-    gathering = Gathering(bounds)
-    gathering.run(partitions)
-    pieces = [piece for batch in gathering.emitted for piece in batch]
-    for partition in partitions:
-        size = PARTITION_OVERHEAD_BYTES + sum(map(row_cost, partition.rows))
-        fits = len(partition.rows) <= bounds.b_max and size <= bounds.b_max_bytes
-        count = sum(piece[0] == partition.key for piece in pieces)
-        assert count == (0 if partition.refused else 1) if fits else count >= 1
-
-
 @pytest.mark.parametrize(
     ("bounds", "sizes", "expected"),
     [

@@ -18,8 +18,8 @@ import pytest
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.files.facts import InvalidFile
-from surge_dagster.engine.files.formats import file_name, open_output_file, read_published_file
-from surge_dagster.engine.files.rows import carried_columns, check_schema
+from surge_dagster.engine.files.formats import file_name, read_published_file
+from surge_dagster.engine.files.rows import carried_columns
 from surge_dagster.engine.readers.loading import open_embeddings
 from surge_dagster.engine.readers.search import search
 from surge_dagster.engine.run.thresholds import Thresholds
@@ -39,7 +39,6 @@ from tests.engine.runs import (
     make_run,
     receipts,
 )
-from tests.engine.sources.tables import write_csv
 from tests.small_catalogs import assert_embedded, read_embedded, rewrite
 
 SELECTION = Selection(carried=("sku", "price"))
@@ -93,12 +92,6 @@ def in_json(folder: Path) -> Source:
     return open_source(folder / "t.jsonl", selection=SELECTION, partition_by=["category"])
 
 
-def in_csv(folder: Path) -> Source:
-    folder.mkdir()
-    write_csv(folder / "t.csv", shuffled(), NAMES)
-    return open_source(folder / "t.csv", selection=SELECTION, partition_by=["category"])
-
-
 def in_frame(folder: Path) -> Source:
     return FrameTable(pa.table(columns_of(shuffled())), ["category"], SELECTION)
 
@@ -144,11 +137,6 @@ def test_columns_are_beside_their_own_rows(
         for each in verify(source, open_store(output), run.space)
         if isinstance(each, Violation)
     ]
-
-
-def test_columns_of_a_csv_file_are_strings(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    finish(make_run(hash_pool, in_csv(tmp_path / "in"), tmp_path / "out", SPLIT))
-    assert carried(tmp_path / "out") == expected(lambda price: "" if price is None else str(price))
 
 
 def test_types_are_stored_searched_and_loaded_in_both_formats(
@@ -279,34 +267,6 @@ def test_other_value_in_the_file_is_found_by_verify(hash_pool: EncoderPool, tmp_
     ]
     assert (found.key, found.kind) == ("small", "columns")
     assert found.finding == "row 5: the file has the price 99.0 and the source 5.0."
-
-
-def test_flipped_bit_never_gives_other_columns_or_values(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    table = pa.table(
-        {"id": ["1", "2"], "text": ["a", "b"], "price": [1.5, None], "tags": [["x"], []]}
-    )
-    source = FrameCatalog({"k": table}, Selection(carried=("price", "tags")))
-    run = completed(make_run(hash_pool, source, tmp_path))
-    content = (tmp_path / file_name(run.space.name, "k")).read_bytes()
-
-    def rows(raw: bytes) -> tuple[pa.Schema, list[Any]]:
-        with open_output_file(pa.BufferReader(raw)) as file:  # pyright: ignore[reportArgumentType]
-            check_schema(file.columns, dimension=16, dtype="float32")
-            return file.columns, pa.Table.from_batches(file.read(), file.columns).to_pylist()
-
-    intact, noticed = rows(content), 0
-    for bit in random.Random(5).sample(range(8 * len(content)), 1_500):
-        damaged = bytearray(content)
-        damaged[bit // 8] ^= 1 << bit % 8
-        try:
-            found = rows(bytes(damaged))
-        except (InvalidFile, OSError, pa.ArrowException, ValueError):
-            noticed += 1
-            continue
-        assert found == intact, f"bit {bit}"
-    assert noticed > 500
 
 
 def test_ledger_covers_carried_bytes(

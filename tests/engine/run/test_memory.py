@@ -27,7 +27,6 @@ from surge_dagster.engine.run import memory
 from surge_dagster.engine.run import thresholds as thresholds_module
 from surge_dagster.engine.run.embedding_run import publishing_threads
 from surge_dagster.engine.run.memory import ResultMemory, fit_memory
-from surge_dagster.engine.run.meters import InFlight
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
@@ -153,23 +152,6 @@ def shrink_shares(patch: pytest.MonkeyPatch, batch_rows: int) -> None:
     limit_bytes(patch, 20_000)
     patch.setattr(memory, "_READER_BYTES", 2 * batch_rows * 2_100)
     patch.setattr(memory, "_LEAST_ID_SET_BYTES", 1024 * 8)
-
-
-def test_run_ends_well_under_the_smallest_accepted_limit(
-    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limit_bytes(monkeypatch, 4_000_000)
-    thresholds = Thresholds(b_min=2_000, b_max=4_000)
-    least = smallest_run_limit(hash_pool, tmp_path, thresholds)
-    catalog = {
-        f"p{n}": numbered_rows(f"p{n}", size)
-        for n, size in enumerate([3_900, 12_000, 10, 2_500, 0, 4_000])
-    }
-    run = make_run(hash_pool, in_memory(catalog), tmp_path, thresholds, memory_limit_bytes=least)
-    assert keys_of(finish_receipts(run, "encoded")) == sorted(catalog)
-    assert run.report.peak_resident_bytes <= least
-    for key, rows in catalog.items():
-        assert_embedded(tmp_path, run.space.name, key, rows)
 
 
 def test_texts_almost_as_large_as_a_superbatch_do_not_block_the_run(
@@ -300,21 +282,6 @@ def test_hanging_store_makes_the_reader_wait(hash_pool: EncoderPool, tmp_path: P
         "three SuperBatches and the batch of rows that waits for a slot"
     )
     assert run.report.max_in_flight_texts <= 3 * 100 + 7
-
-
-def test_in_flight_remembers_the_highest_count() -> None:
-    count = InFlight()
-    count.add(5)
-    count.add(6)
-    count.remove(5)
-    count.add(2)
-    assert (count.texts, count.most) == (8, 11)
-
-
-def test_refused_partitions_are_no_longer_in_flight(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    bad = [partition_of(f"p{n}", numbered_rows("p", 250), fails_at=240) for n in range(5)]
-    run = completed(make_run(hash_pool, bad, tmp_path))
-    assert 0 < run.report.max_in_flight_texts <= 3 * 250
 
 
 def test_batches_far_larger_than_a_superbatch_are_taken_piece_by_piece(

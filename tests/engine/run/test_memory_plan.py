@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.parquet import STRING_COPIES, piece_bytes
-from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.run import embedding_run as run
 from surge_dagster.engine.run.memory import SLOTS, MemoryPlan, ResultMemory, fit_memory, plan_memory
 from surge_dagster.engine.run.thresholds import Bounds, Thresholds
@@ -33,10 +33,6 @@ class TestPlan:
         assert plan_memory(self.BOUNDS, RESULT, least).limit == least
         with pytest.raises(ConfigError):
             plan_memory(self.BOUNDS, RESULT, least - 1)
-
-    def test_without_a_limit_three_superbatches_may_be_alive(self) -> None:
-        bounds, plan = fit_memory(Thresholds(), 100, SPACE, 8, None, machine_bytes=2**34)
-        assert plan.limit >= plan.result.wanted(bounds) > SLOTS * plan.result.of_superbatch(bounds)
 
     def test_remaining_memory_of_a_limit_goes_to_the_source(self) -> None:
         least = smallest_limit(lambda limit: plan_memory(self.BOUNDS, RESULT, limit))
@@ -72,50 +68,54 @@ class TestPlan:
 
 
 class TestFit:
-    """What a run may hold where no limit is configured."""
+    """How thresholds follow from the memory."""
 
     GIB = 1024**3
     WIDE = EncodingSpec(model="hash://4096").resolve()
 
-    def test_thresholds_stay_where_three_superbatches_fit_half_the_machine(self) -> None:
+    def test_thresholds_stay_if_three_superbatches_fit_half_the_machine(self) -> None:
         bounds, plan = fit_memory(Thresholds(), 20_000, SPACE, 8, None, machine_bytes=64 * self.GIB)
+
         assert bounds == Thresholds().resolve(20_000)
         assert plan == plan_memory(bounds, RESULT, 32 * self.GIB)
-        assert plan.limit >= plan.result.wanted(bounds), "three of them fit"
 
     @pytest.mark.parametrize("upload_bytes", [0, 48 * 1024 * 1024])
     @pytest.mark.parametrize("derived_b_min", [1_000, 2_000, 1_000_000])
     @pytest.mark.parametrize("machine", [GIB // 2, GIB, 4 * GIB, 25 * GIB])
+    @pytest.mark.parametrize("space", [SPACE, WIDE], ids=["narrow", "wide"])
     def test_derived_thresholds_shrink_until_they_fit_half_the_machine(
-        self, machine: int, derived_b_min: int, upload_bytes: int
+        self, space: Space, machine: int, derived_b_min: int, upload_bytes: int
     ) -> None:
-        unlimited = Thresholds().resolve(derived_b_min)
-        for space in (SPACE, self.WIDE):
-            bounds, plan = fit_memory(
-                Thresholds(),
-                derived_b_min,
-                space,
-                8,
-                None,
-                machine_bytes=machine,
-                upload_bytes=upload_bytes,
-            )
-            assert plan.limit <= machine // 2
-            assert 1 <= bounds.b_min <= bounds.b_max <= unlimited.b_max
-            assert bounds.b_max_bytes > 4 * 1024 * 1024, "a text of the usual maximum still fits"
-            if machine >= 4 * self.GIB:
-                assert plan.limit >= plan.result.wanted(bounds), "three of them fit"
-            if machine == 25 * self.GIB and bounds != unlimited:
-                assert plan.result.wanted(bounds) > 0.99 * (machine // 2), (
-                    "no smaller than necessary"
-                )
+        bounds, plan = fit_memory(
+            Thresholds(),
+            derived_b_min,
+            space,
+            8,
+            None,
+            machine_bytes=machine,
+            upload_bytes=upload_bytes,
+        )
+
+        three = SLOTS * plan.result.of_superbatch(bounds)
+        assert plan.limit == machine // 2
+        assert 1 <= bounds.b_min <= bounds.b_max <= Thresholds().resolve(derived_b_min).b_max
+        assert bounds.b_max_bytes > 4 * 1024 * 1024, "a text of the usual maximum still fits"
+        if machine >= 4 * self.GIB:
+            assert plan.reader + three <= plan.limit
+
+    def test_thresholds_shrink_no_further_than_necessary(self) -> None:
+        bounds, plan = fit_memory(
+            Thresholds(), 1_000_000, self.WIDE, 8, None, machine_bytes=25 * self.GIB
+        )
+
+        three = SLOTS * plan.result.of_superbatch(bounds)
+        assert 0.95 * 0.75 * plan.limit < three
 
     @pytest.mark.parametrize("upload_bytes", [0, 48 * 1024 * 1024])
     @pytest.mark.parametrize("derived_b_min", [1_000, 20_000])
-    def test_with_more_memory_superbatches_do_not_become_tiny(
+    def test_more_memory_makes_no_superbatch_smaller(
         self, derived_b_min: int, upload_bytes: int
     ) -> None:
-        """There is one step, from the largest that fits once to the largest that fits three times."""
         largest = 0
         for machine in range(self.GIB // 2, 4 * self.GIB, self.GIB // 16):
             bounds, _ = fit_memory(
@@ -127,8 +127,15 @@ class TestFit:
                 machine_bytes=machine,
                 upload_bytes=upload_bytes,
             )
-            assert 8 * bounds.b_max >= largest, machine
-            largest = max(largest, bounds.b_max)
+            assert bounds.b_max >= largest, machine
+            largest = bounds.b_max
+
+    def test_example_in_the_documentation_is_true(self) -> None:
+        space = EncodingSpec(model="hash://384").resolve()
+
+        bounds, _ = fit_memory(Thresholds(), 50_000, space, 4, None, machine_bytes=2 * self.GIB)
+
+        assert bounds.b_max == 59_082
 
     def test_given_thresholds_stay_and_derived_ones_shrink(self) -> None:
         requested = Thresholds(b_min=20_000)
@@ -145,7 +152,6 @@ class TestFit:
         )
         assert bounds == requested.resolve(1_000_000)
         assert plan.limit == 25 * self.GIB // 2
-        assert plan.limit < plan.result.wanted(bounds), "three do not fit"
 
     @pytest.mark.parametrize(
         "requested",
@@ -164,11 +170,9 @@ class TestFit:
                 thresholds, 1_000_000, self.WIDE, 8, limit, machine_bytes=8 * self.GIB
             )[1].limit
 
-        with pytest.raises(
-            ConfigError, match="half of this machine's or container's 8,589,934,592"
-        ) as error:
+        with pytest.raises(ConfigError, match="half of this machine's or container's") as error:
             fit(requested)
-        found = re.search(r"memory_limit_bytes to at least ([\d,]+)", str(error.value))
+        found = re.search(r"the smallest that works is ([\d,]+)", str(error.value))
         assert found
         least = int(found[1].replace(",", ""))
         assert fit(requested, least) == least
@@ -191,11 +195,9 @@ class TestFit:
             assert plan.limit == limit and bounds.b_max_bytes > 2 * max_text_bytes
             return bounds.b_max_bytes
 
-        assert b_max_bytes(self.GIB // 4) < b_max_bytes(self.GIB) < b_max_bytes(4 * self.GIB)
+        assert b_max_bytes(self.GIB // 4) < b_max_bytes(16 * self.GIB)
         assert b_max_bytes(4 * self.GIB, 128 * mib) >= 256 * mib
-        with pytest.raises(
-            ConfigError, match="Raise memory_limit_bytes, or lower b_max or max_text_bytes"
-        ):
+        with pytest.raises(ConfigError, match=r"lower b_max .* or max_text_bytes"):
             b_max_bytes(self.GIB // 4, 128 * mib)
 
     @pytest.mark.parametrize("times", [1.0, 1.01, 1.3, 3.0])

@@ -3,12 +3,8 @@ publishes the file."""
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,13 +19,12 @@ from surge_dagster.engine.files.facts import FileFacts
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.files.parquet import read_facts
 from surge_dagster.engine.run.staging import STAGING, Staging
-from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition, PartitionRange, RowBatch
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import StoredObject
 from surge_dagster.engine.tables.opening import open_source
-from tests.engine.run.test_staged_runs import BIG, FullStore, staged
+from tests.engine.run.test_staged_runs import BIG, staged
 from tests.engine.runs import (
     assert_nothing_is_held,
     completed,
@@ -39,7 +34,6 @@ from tests.engine.runs import (
     receipts,
     smallest_run_limit,
 )
-from tests.engine.store.object_server import open_bucket
 from tests.small_catalogs import (
     Rows,
     assert_embedded,
@@ -50,22 +44,10 @@ from tests.small_catalogs import (
 )
 
 if TYPE_CHECKING:
-    from tests.engine.store.object_server import ObjectServer
+    pass
 
 ROOT = Path(__file__).parents[3]
 HALVES = ((0, 240), (240, 450))
-# Of a run that does the second half: it stages three segments and puts the file together from six.
-STEPS = 54
-INSTANTS = [
-    ("stage", 2),
-    ("staged", 2),
-    ("kept", 3),
-    ("assemble", 1),
-    ("assembled", 1),
-    ("remove", 1),
-    ("removed", 3),
-]
-EVERY_STEP = [pytest.param("any", step, marks=pytest.mark.soak) for step in range(1, STEPS + 1)]
 
 
 def write_big(root: Path, rows: Rows = BIG, version: str = "v1") -> Path:
@@ -116,88 +98,6 @@ def undivided(hash_pool: EncoderPool, tmp_path_factory: pytest.TempPathFactory) 
     folder = tmp_path_factory.mktemp("undivided")
     completed(make_run(hash_pool, open_source(write_big(folder / "c")), folder / "o"))
     return of_any_run(assert_complete(folder / "o", hash_pool.space.name))
-
-
-Process = Callable[..., tuple[int, list[list[str]]]]
-
-
-@pytest.fixture(scope="module")
-def run_in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """Runs each in a process of its own and returns the exit status and the lines of its log."""
-    log = tmp_path_factory.mktemp("logs") / "log"
-    command = [sys.executable, "-m", "tests.engine.killed_run"]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as forking:
-
-        def run(
-            catalog: Path,
-            output: Path,
-            rows: tuple[int, int],
-            point: str = "receipt",
-            count: int = 9,
-        ) -> Any:
-            log.unlink(missing_ok=True)
-            arguments = [catalog, output, "", log, point, count, "{}-{}".format(*rows)]
-            print(
-                json.dumps([str(argument) for argument in arguments]),
-                file=forking.stdin,
-                flush=True,
-            )
-            assert forking.stdout
-            status = int(forking.stdout.readline())
-            return status, [line.split(" ") for line in log.read_text().splitlines()]
-
-        yield run
-        assert forking.stdin
-        forking.stdin.close()
-
-
-def test_two_processes_encode_the_halves_of_a_partition_at_the_same_time(
-    hash_pool: EncoderPool,
-    run_in_process: Process,
-    catalog: Path,
-    tmp_path: Path,
-    undivided: FileFacts,
-) -> None:
-    output, other = tmp_path / "o", list[Any]()
-    thread = threading.Thread(
-        target=lambda: other.extend(run_in_process(catalog, output, HALVES[0]))
-    )
-    thread.start()
-    events = run_range(hash_pool, open_source(catalog), output, HALVES[1])
-    thread.join(60)
-    status, lines = other
-    assert (status, failures(events)) == (0, [])
-    assert sum(int(line[1]) for line in lines if line[0] == "encoded") == 240
-    assert receipts(events) or ["receipt", "big"] in lines
-    assert of_any_run(assert_complete(output, hash_pool.space.name)) == undivided
-
-
-@pytest.mark.parametrize(("point", "count"), [*INSTANTS, *EVERY_STEP])
-def test_range_that_is_killed_loses_nothing_that_is_staged(
-    hash_pool: EncoderPool,
-    run_in_process: Process,
-    catalog: Path,
-    tmp_path: Path,
-    undivided: FileFacts,
-    point: str,
-    count: int,
-) -> None:
-    source, output = open_source(catalog), tmp_path / "o"
-    assert receipts(run_range(hash_pool, source, output, HALVES[0])) == []
-    status, lines = run_in_process(catalog, output, HALVES[1], point, count)
-    assert status == -signal.SIGKILL
-    [died] = [line for line in lines if line[0] == "died"]
-    left = sum(stop - start for start, stop in staged(output) if start >= 240)
-    is_published = (output / file_name(hash_pool.space.name, "big")).exists()
-    run = make_run(hash_pool, source, output, ranges=ranges_of(source, HALVES[1]))
-    assert failures(finish(run)) == []
-    assert run.report.texts_encoded == (0 if is_published else 210 - left)
-    assert sum(
-        int(line[1]) for line in lines if line[0] == "encoded"
-    ) + run.report.texts_encoded - 210 <= int(died[-1])
-    assert of_any_run(assert_complete(output, hash_pool.space.name)) == undivided
 
 
 def test_runs_that_both_find_all_rows_staged_both_end_well(
@@ -437,18 +337,6 @@ def test_undivided_run_completes_ranges(
     assert_complete(output, run.space.name)
 
 
-def test_range_takes_segments_of_other_borders_within_it(
-    hash_pool: EncoderPool, catalog: Path, tmp_path: Path
-) -> None:
-    source, output = open_source(catalog), tmp_path / "o"
-    assert failures(finish(make_run(hash_pool, source, FullStore(output), Thresholds(1, 90))))
-    staged(output)[90, 180].unlink()
-    for rows, encoded in (((0, 150), 60), ((150, 450), 30)):
-        run = completed(make_run(hash_pool, source, output, ranges=ranges_of(source, rows)))
-        assert (run.report.texts_encoded, run.failed) == (encoded, False)
-    assert_complete(output, hash_pool.space.name)
-
-
 def test_damaged_rows_of_another_range_are_named_and_its_next_run_encodes_them(
     hash_pool: EncoderPool, catalog: Path, tmp_path: Path
 ) -> None:
@@ -502,18 +390,3 @@ def test_ranges_take_vectors_of_the_old_file(
     )
     assert sum(run.report.texts_encoded for run in runs) == new
     assert assert_complete(output, hash_pool.space.name, rows).source_version == "v2"
-
-
-def test_ranges_meet_in_a_bucket(
-    hash_pool: EncoderPool, catalog: Path, tmp_path: Path, object_server: ObjectServer
-) -> None:
-    source = open_source(catalog)
-    for half in HALVES:
-        assert not failures(run_range(hash_pool, source, open_bucket(object_server), half))
-    keys = object_server.objects()
-    assert not [key for key in keys if STAGING in key]
-    for key in keys:
-        path = tmp_path / key
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(object_server.content(key))
-    assert_complete(tmp_path / "out", hash_pool.space.name)

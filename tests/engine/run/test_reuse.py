@@ -4,15 +4,12 @@ else does."""
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 
-from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.run import previous_rows
 from tests.engine.refreshes import ROWS, Output, output
-from tests.engine.runs import finish, make_run, receipts
-from tests.small_catalogs import DIMENSION, numbered_rows, partition_of, read_embedded, rewrite
+from tests.small_catalogs import DIMENSION, numbered_rows, read_embedded, rewrite
 
 __all__ = ["output"]
 
@@ -38,24 +35,6 @@ def test_only_rows_with_new_texts_are_encoded(output: Output) -> None:
     assert (output.run.report.texts_encoded, output.run.report.costs.rows_reused) == (2, 50)
     assert output.run.report.compared_rows == 1
     assert output.run.report.drifted_rows == 0
-
-
-def test_moved_rows_and_rows_with_other_ids_keep_their_vectors(output: Output) -> None:
-    output.embed(ROWS)
-    shuffled = [
-        (row_id, text)
-        for (row_id, _), (_, text) in zip(ROWS, random.Random(3).sample(ROWS, 60), strict=True)
-    ]
-    assert output.embed(shuffled).rows_encoded == 0
-    output.check(shuffled)
-    assert output.encoded == 0
-
-
-def test_equal_texts_take_one_old_vector(output: Output) -> None:
-    output.embed(ROWS)
-    doubled = [(f"{copy}-{row_id}", text) for copy in range(3) for row_id, text in ROWS[:20]]
-    assert output.embed(doubled).rows_reused == 60
-    output.check(doubled)
 
 
 def test_rows_of_a_split_partition_are_reused(output: Output) -> None:
@@ -117,13 +96,3 @@ def test_oldest_vector_of_a_file_is_as_old_as_that_of_the_file_it_came_from(outp
     assert (
         output.embed(ROWS, force=True).oldest_encoded_at >= first.oldest_encoded_at > "2020-02-03"
     )
-
-
-def test_rows_of_many_partitions_in_a_superbatch_are_reused(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    first = [partition_of(f"p{n}", numbered_rows(f"p{n}", 40), version="v1") for n in range(12)]
-    second = [partition_of(f"p{n}", numbered_rows(f"p{n}", 41), version="v2") for n in range(12)]
-    finish(make_run(hash_pool, first, tmp_path))
-    run = make_run(hash_pool, second, tmp_path)
-    assert all(receipt.rows_reused == 40 for receipt in receipts(finish(run)))

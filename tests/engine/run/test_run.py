@@ -90,25 +90,6 @@ def test_random_catalogs_are_embedded_correctly(
     )
 
 
-def test_partition_of_three_times_b_max_becomes_one_valid_file(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    rows = numbered_rows("big", 300)
-    run = make_run(
-        hash_pool, in_memory({"small": CATALOG["a"], "big": rows, "after": CATALOG["b"]}), tmp_path
-    )
-    events = finish(run)
-    assert assert_embedded(tmp_path, run.space.name, "big", rows).rows == 300
-    assert [report.texts for report in events if isinstance(report, SuperBatchReport)].count(
-        100
-    ) == 3
-    assert published_files(tmp_path, run.space.name) == {
-        "small.parquet",
-        "big.parquet",
-        "after.parquet",
-    }
-
-
 @pytest.mark.parametrize("kind", [pa.int64(), pa.binary()])
 def test_ids_keep_their_type(hash_pool: EncoderPool, tmp_path: Path, kind: pa.DataType) -> None:
     make = int if kind == pa.int64() else (lambda n: bytes([n]))
@@ -244,20 +225,6 @@ def test_fresh_partition_is_skipped_without_being_read(
     ) == (4, 0, 0)
 
 
-def test_only_the_changed_partition_is_encoded_again(
-    hash_pool: EncoderPool, tmp_path: Path, catalog: Path
-) -> None:
-    finish(make_run(hash_pool, open_source(catalog), tmp_path / "out"))
-    changed = [*CATALOG["b"], ("new", "a new text")]
-    write_partition(catalog, "b", changed, version="v2")
-    run = make_run(hash_pool, open_source(catalog), tmp_path / "out")
-    events = finish(run)
-    assert keys_of(receipts(events, "encoded")) == ["b"]
-    assert keys_of(receipts(events, "fresh")) == ["a", "c", "d"]
-    assert (run.report.texts_encoded, run.report.costs.rows_reused) == (1, 45)
-    assert assert_embedded(tmp_path / "out", run.space.name, "b", changed).source_version == "v2"
-
-
 def test_other_text_column_makes_existing_files_stale(
     hash_pool: EncoderPool, tmp_path: Path, catalog: Path
 ) -> None:
@@ -333,60 +300,12 @@ def test_force_encodes_everything_again(
     assert run.report.texts_encoded == 80
 
 
-def test_same_rows_in_other_files_have_the_same_desired_version(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    rows = numbered_rows("k", 50)
-    write_rows(partition_folder(tmp_path / "one", "k") / "0.parquet", rows)
-    write_rows(partition_folder(tmp_path / "two", "k") / "0.parquet", rows[:20])
-    write_rows(
-        partition_folder(tmp_path / "two", "k") / "1.parquet",
-        rows[20:],
-        text_type=pa.large_string(),
-    )
-    made = [
-        finish_receipts(
-            make_run(hash_pool, open_source(tmp_path / name), tmp_path / f"out-{name}")
-        )[0]
-        for name in ("one", "two")
-    ]
-    assert made[0].desired_version == made[1].desired_version
-    assert made[0].source_version != made[1].source_version
-
-
 def test_partition_removed_from_the_source_while_it_is_encoded_is_not_published(
     hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
     removed = Partition("k", "v1", partition_of("k", CATALOG["a"]).read, lambda: None)
     [failure] = failures(finish(make_run(hash_pool, [removed], tmp_path)))
     assert failure.transient and "it was removed" in failure.reason
-
-
-def test_result_of_a_source_that_changed_while_encoded_is_discarded(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    write_catalog(tmp_path / "c", CATALOG)
-
-    def listed_then_changed() -> Iterator[Partition]:
-        for partition in open_source(tmp_path / "c"):
-            yield partition
-            if partition.key == "a":
-                write_partition(tmp_path / "c", "a", numbered_rows("newer", 30), version="v2")
-
-    run = make_run(hash_pool, listed_then_changed(), tmp_path / "out")
-    [failure] = failures(finish(run))
-    assert (failure.key, failure.transient) == ("a", True)
-    assert (
-        "its source changed while it was encoded (source version 'v1' was read, it is 'v2' now)"
-        in failure.reason
-    )
-    assert published_files(tmp_path / "out", run.space.name) == {
-        "b.parquet",
-        "c.parquet",
-        "d.parquet",
-    }
-    again = make_run(hash_pool, open_source(tmp_path / "c"), tmp_path / "out")
-    assert keys_of(receipts(finish(again), "encoded")) == ["a"]
 
 
 def test_republished_file_is_discarded_when_the_source_changed_again(

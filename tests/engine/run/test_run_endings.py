@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +17,9 @@ import pytest
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run import events as events_module
-from surge_dagster.engine.run import publisher
 from surge_dagster.engine.run.report import Event
-from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
-from tests.engine.run.test_staged_runs import cut_off
 from tests.engine.runs import (
     completed,
     failures,
@@ -38,7 +34,6 @@ from tests.small_catalogs import (
     Rows,
     assert_embedded,
     numbered_rows,
-    partition_of,
     published_files,
 )
 
@@ -94,7 +89,6 @@ def test_text_that_kills_workers_fails_its_whole_split_partition(
     [failure] = failures(finish(run))
     assert "partition 'split', row 450: its text ends every worker" in failure.reason
     assert published_files(tmp_path, run.space.name) == {"p.parquet"}
-    assert not (tmp_path / STAGING).exists()
 
 
 def _kill_now_and_then(
@@ -291,32 +285,3 @@ def test_run_that_waits_only_for_storage_can_be_stopped(
         assert events == []
     finally:
         go_on.set()
-
-
-@pytest.mark.parametrize("name", ["surge-read", "surge-publish", "surge-publish-split"])
-def test_run_that_gets_no_thread_ends_with_an_error(
-    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """A container may limit its processes. Two split partitions are complete with the run's second
-    SuperBatch."""
-    rows = {"a": numbered_rows("a", 130), "b": numbered_rows("b", 150)}
-    assert failures(finish(make_run(hash_pool, [cut_off("b", rows["b"], 120)], tmp_path)))
-    start, background = threading.Thread.start, publisher.in_background
-
-    def require_room(begun: str) -> None:
-        if begun == name:
-            raise RuntimeError("can't start new thread")
-
-    def limited_start(thread: threading.Thread) -> None:
-        require_room(thread.name)
-        start(thread)
-
-    def limited_background(task: Any, task_name: str) -> Any:
-        require_room(task_name)
-        return background(task, task_name)
-
-    monkeypatch.setattr(threading.Thread, "start", limited_start)
-    monkeypatch.setattr(publisher, "in_background", limited_background)
-    run = make_run(hash_pool, [partition_of(key, rows[key]) for key in "ab"], tmp_path)
-    with pytest.raises(RuntimeError, match="can't start new thread"):
-        list(run)

@@ -20,7 +20,6 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.readers.search import search
-from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.sources import parquet_files
 from surge_dagster.engine.sources.file_read import FileRead
 from surge_dagster.engine.sources.partition import Partition
@@ -230,22 +229,6 @@ def test_split_partition_refused_in_any_segment_leaves_nothing(
     for key, rows in catalog.items():
         assert_embedded(tmp_path, run.space.name, key, rows)
     assert published_files(tmp_path, run.space.name) == {"before.parquet", "after.parquet"}
-
-
-def test_staged_segments_of_a_refused_partition_are_removed_by_the_end_of_the_run(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    bad = partition_of("bad", numbered_rows("bad", 300), fails_at=299, batch_rows=1)
-    [last] = in_memory({"last": numbered_rows("last", 220)})
-    run = make_run(hash_pool, [bad, last], tmp_path)
-    left = [
-        published_files(tmp_path, run.space.name)
-        for event in run.events()
-        if isinstance(event, Receipt)
-    ]
-    assert left == [{"last.parquet"}], (
-        "segments are written one after the other: what came before was dealt with"
-    )
 
 
 def test_row_that_fits_no_superbatch_is_named(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.files.formats import file_name
-from surge_dagster.engine.run.report import SuperBatchReport
-from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources import Selection
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.verify.verification import Violation, verify
-from tests.engine.runs import completed, failures, finish, make_run, receipts
+from tests.engine.runs import failures, finish, make_run, receipts
 from tests.small_catalogs import (
     assert_embedded,
     numbered_rows,
     partition_folder,
-    rewrite,
     write_catalog,
-    write_partition,
 )
 
 TITLED = Selection("sku", "{title}. {price}")
@@ -125,70 +118,6 @@ def test_skipped_rows_are_counted_and_all_others_are_embedded(
         assert facts.skipped_rows == skipped[key]
     again = make_run(hash_pool, open_source(sparse, selection=SKIP), tmp_path / "out")
     assert {each.key: each.skipped_rows for each in receipts(finish(again), "fresh")} == skipped
-
-
-def test_verify_passes_with_the_rule_of_the_run_and_fails_with_another(
-    hash_pool: EncoderPool, sparse: Path, tmp_path: Path
-) -> None:
-    run = completed(make_run(hash_pool, open_source(sparse, selection=SKIP), tmp_path / "out"))
-    store = open_store(tmp_path / "out")
-    assert not violations(
-        verify(open_source(sparse, selection=SKIP), store, run.space, pool=hash_pool, reencode=None)
-    )
-    other = open_source(sparse, selection=Selection(missing_text="empty"))
-    assert [each.kind for each in violations(verify(other, store, run.space))] == ["stale"] * 3
-    # A file with another number of rows is named with both numbers.
-    rewrite(tmp_path / "out" / file_name(run.space.name, "some"), lambda table: table.slice(1))
-    [fault] = violations(verify(open_source(sparse, selection=SKIP), store, run.space))
-    assert fault.kind == "rows" and "the file has 99 rows and the source 100." in fault.finding
-
-
-def test_run_that_begins_again_uses_the_staged_rows(
-    hash_pool: EncoderPool, sparse: Path, tmp_path: Path
-) -> None:
-    first = make_run(
-        hash_pool,
-        open_source(sparse, selection=SKIP),
-        tmp_path / "out",
-        Thresholds(b_min=10, b_max=20),
-    )
-    with contextlib.closing(first.events()) as events:
-        for event in events:
-            if isinstance(event, SuperBatchReport) and event.index == 3:
-                break
-    again = make_run(
-        hash_pool,
-        open_source(sparse, selection=SKIP),
-        tmp_path / "out",
-        Thresholds(b_min=10, b_max=20),
-    )
-    receipt = next(each for each in receipts(finish(again)) if each.key == "some")
-    assert (receipt.rows, receipt.skipped_rows) == (100, 200)
-    assert_embedded(tmp_path / "out", again.space.name, "some", PRESENT)
-
-
-def test_missing_announced_rows_are_noticed_when_rows_are_skipped(
-    hash_pool: EncoderPool, sparse: Path, tmp_path: Path
-) -> None:
-    announced = [
-        replace(partition, rows=301)
-        for partition in open_source(sparse, selection=SKIP)
-        if partition.key == "some"
-    ]
-    [failure] = failures(finish(make_run(hash_pool, announced, tmp_path / "out")))
-    assert failure.transient and "301 rows were announced and 300 came" in failure.reason
-
-
-def test_another_rule_with_equal_texts_republishes(
-    hash_pool: EncoderPool, sparse: Path, tmp_path: Path
-) -> None:
-    finish(make_run(hash_pool, open_source(sparse, selection=SKIP), tmp_path / "out"))
-    rows = numbered_rows("none", 9)
-    write_partition(sparse, "none", [*rows[:4], ("blank", ""), *rows[4:]], version="v2")
-    run = make_run(hash_pool, open_source(sparse, selection=SKIP), tmp_path / "out")
-    [receipt] = receipts(finish(run), "republished")
-    assert (receipt.key, receipt.rows, receipt.skipped_rows) == ("none", 9, 1)
-    assert assert_embedded(tmp_path / "out", run.space.name, "none", rows).skipped_rows == 1
 
 
 def test_blank_texts_are_counted_without_any_rule(hash_pool: EncoderPool, tmp_path: Path) -> None:

@@ -81,25 +81,6 @@ def resume(pool: EncoderPool, output: Path, rows: Rows = BIG, **options: Any) ->
     return run
 
 
-def test_only_rows_that_are_not_staged_are_encoded(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    assert leave_staged(hash_pool, tmp_path, BIG, 270) == [(0, 100), (100, 200)]
-    run = resume(hash_pool, tmp_path)
-    assert (run.report.texts_encoded, run.report.texts_reused) == (250, 200)
-    assert run.report.max_in_flight_texts <= 250
-
-
-@pytest.mark.parametrize("missing", [None, (0, 100), (100, 200), (400, 450)])
-def test_only_a_missing_segment_is_encoded_wherever_it_lies(
-    hash_pool: EncoderPool, tmp_path: Path, missing: tuple[int, int] | None
-) -> None:
-    leave_complete(hash_pool, tmp_path)
-    if missing:
-        staged(tmp_path)[missing].unlink()
-    assert resume(hash_pool, tmp_path).report.texts_encoded == (
-        missing[1] - missing[0] if missing else 0
-    )
-
-
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     ends=st.lists(st.tuples(st.integers(0, 449), st.integers(20, 200)), max_size=3),
@@ -150,22 +131,9 @@ def test_empty_last_segment_beside_a_staged_one_does_not_take_its_rows(
         assert_embedded(tmp_path, run.space.name, key, rows[key])
 
 
-def test_segments_of_other_lengths_are_filled_up(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    leave_staged(hash_pool, tmp_path, BIG, 270)
-    assert leave_staged(hash_pool, tmp_path, BIG, 390, b_max=70) == [
-        *((0, 100), (100, 200), (200, 270), (270, 340))
-    ]
-    assert resume(hash_pool, tmp_path).report.texts_encoded == 110
-
-
 def test_force_encodes_staged_rows_again(hash_pool: EncoderPool, tmp_path: Path) -> None:
     leave_staged(hash_pool, tmp_path, BIG, 270)
     assert resume(hash_pool, tmp_path, force=True).report.texts_reused == 0
-
-
-def test_large_partition_is_in_flight_in_parts(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    run = resume(hash_pool, tmp_path, numbered_rows("big", 3_000))
-    assert run.report.max_in_flight_texts <= 3 * 100 + 2 * 7
 
 
 def test_encoded_segments_of_a_stopped_run_stay_staged(
@@ -197,14 +165,6 @@ class FullStore(LocalStore):
         if name.endswith(("/big.parquet", "/first.parquet", "/second.parquet")):
             raise TransientError("no room for a large file")
         return super().create(name)
-
-
-def leave_complete(pool: EncoderPool, output: Path) -> None:
-    """All segments are staged, and the file is not there."""
-    run = make_run(pool, [partition_of("big", BIG)], FullStore(output))
-    [failure] = failures(finish(run))
-    assert failure.transient
-    assert len(staged(output)) == 5
 
 
 def test_segments_of_another_source_version_are_not_used(

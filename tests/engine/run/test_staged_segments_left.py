@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
-import json
-import os
-import re
 import shutil
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -40,18 +35,6 @@ from tests.small_catalogs import (
     published_files,
     write_catalog,
 )
-
-
-def test_segments_of_a_refused_partition_are_removed(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    repeated = [*BIG[:440], ("id-7", "once more"), *BIG[441:]]
-    leave_staged(hash_pool, tmp_path, repeated, 270)
-    run = make_run(hash_pool, [partition_of("big", repeated)], tmp_path)
-    [failure] = failures(finish(run))
-    assert "row 440: the id 'id-7' stands at row 7 already" in failure.reason
-    assert published_files(tmp_path, run.space.name) == set()
-    assert not (tmp_path / STAGING).exists()
 
 
 def test_run_without_work_removes_what_is_staged_of_fresh_partitions_and_verify_warns(
@@ -117,87 +100,6 @@ def test_verify_reports_staged_rows_of_partitions_removed_from_the_source(
     assert [violation.key for violation in named] == (
         [f"{STAGING}/{run.space.name}/big"] if is_removed else []
     )
-
-
-def test_verify_finds_no_fault_with_a_file_from_two_runs(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    source = open_source(write_catalog(tmp_path / "c", {"big": BIG}))
-    [partition] = source
-    leave_staged(hash_pool, tmp_path / "o", BIG, 270, version=partition.source_version)
-    run = completed(make_run(hash_pool, source, tmp_path / "o"))
-    assert run.report.texts_reused == 200
-    found = verify(source, LocalStore(tmp_path / "o"), run.space, pool=hash_pool, reencode=None)
-    assert [violation for violation in found if isinstance(violation, Violation)] == []
-
-
-ROOT = Path(__file__).parents[3]
-ON_A_SMALL_DISK = """
-import json, subprocess, sys
-from pathlib import Path
-from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.model.spec import EncodingSpec
-from tests.engine.runs import finish, in_memory, make_run
-from tests.small_catalogs import assert_embedded, numbered_rows
-disk = Path(sys.argv[1])
-catalog = {"small": numbered_rows("small", 40), "big": numbered_rows("big", 3_000)}
-with EncoderPool(EncodingSpec("hash://16")) as pool:
-    for size in sys.argv[2:]:
-        subprocess.run(["mount", "-o", f"remount,size={size}", str(disk)], check=True)
-        run = make_run(pool, in_memory(catalog), disk / "out")
-        finish(run)
-        report = run.report
-        left = [str(path.relative_to(disk / "out")) for path in (disk / "out").rglob("*")]
-        reasons = [failure.reason for failure in report.partitions_failed]
-        print(json.dumps([reasons, report.texts_encoded, report.texts_reused, left]))
-    for key, rows in catalog.items():
-        assert_embedded(disk / "out", run.space.name, key, rows)
-"""
-
-
-def own_mounts() -> list[str]:
-    """The command before a command that may mount; empty where that is not possible."""
-    command = ["unshare", "--mount", "--map-root-user"]
-    able = (
-        shutil.which("unshare")
-        and subprocess.run([*command, "mount", "-t", "tmpfs", "none", "/mnt"]).returncode == 0
-    )
-    return command if able else []
-
-
-def test_full_disk_fails_only_partitions_that_do_not_fit_until_there_is_room(
-    tmp_path: Path, cache_folder: Path
-) -> None:
-    """First the segments do not fit, then the file does not fit beside them, then there is room."""
-    if not own_mounts():
-        pytest.skip("a small disk can only be had where user namespaces may mount")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["sh", "-c", 'mount -t tmpfs none "$2" && exec "$0" -c "$@"']
-    arguments = [sys.executable, ON_A_SMALL_DISK, str(disk), "160k", "450k", "9m"]
-    environment = {**os.environ, "SURGE_CACHE_DIR": str(cache_folder)}
-    ran = subprocess.run(
-        [*own_mounts(), *command, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        cwd=ROOT,
-        env=environment,
-    )
-    assert ran.returncode == 0, ran.stderr
-    segments, file, room = (json.loads(line) for line in ran.stdout.splitlines())
-    # failures, texts encoded, texts reused, names on the disk
-    for reasons, _, _, left in (segments, file):
-        assert len(reasons) == 1
-        assert re.search(
-            r"big.* No space left on device.* Make room on .* disk, then run again", reasons[0]
-        )
-        assert not [name for name in left if ".tmp-" in name], "no half file"
-        assert [name for name in left if name.endswith("/small.parquet")]
-        assert not [name for name in left if name.endswith("/big.parquet")]
-    assert 0 < file[1] < 3_000, "what was staged before the disk was full is not encoded again"
-    assert room[:3] == [[], 0, 3_000], "all of it was staged"
-    assert not [name for name in room[3] if name.startswith(STAGING)]
 
 
 @pytest.mark.parametrize("is_forced", [False, True])

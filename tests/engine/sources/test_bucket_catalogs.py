@@ -4,6 +4,7 @@ is transient."""
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.sources import open_files
 from surge_dagster.engine.sources.ahead import AHEAD_BYTES
 from surge_dagster.engine.sources.listing import FIRST_BYTES
-from surge_dagster.engine.store import retries
+from surge_dagster.engine.store import object_store
 from surge_dagster.engine.store.concurrent_reads import CONCURRENT_READS
+from surge_dagster.engine.store.object_client import ClientLimits
 from surge_dagster.engine.support.footer_memory import forget_all
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.runs import finish_receipts, make_run
@@ -31,7 +33,8 @@ LARGE_ROWS = 4_000
 @pytest.fixture(autouse=True)
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts follow each other without a pause, and nothing is known of other tests' files."""
-    monkeypatch.setattr(retries, "rest", lambda *_, **__: None)
+    limits = partial(ClientLimits, first_backoff_seconds=0.001)
+    monkeypatch.setattr(object_store, "ClientLimits", limits)
     forget_all()
 
 
@@ -99,8 +102,8 @@ def test_object_that_is_never_given_fails_its_partition_alone(
     for key in "ab":
         bucket.write(f"category={key}/0.parquet", numbered_rows(key, 5))
     a, b = bucket.open()
-    object_server.plan = always(Fault("status", 503), "GET", "category%3Da/0.parquet")
-    with pytest.raises(TransientError, match=r"partition 'a': .*503") as failed:
+    object_server.plan = always(Fault("status", 403), "GET", "category%3Da/0.parquet")
+    with pytest.raises(TransientError, match=r"partition 'a': .*403") as failed:
         rows_of(a)
     assert failed.value.key == "a" and not isinstance(failed.value, StoreUnavailable)
     assert rows_of(b) == numbered_rows("b", 5)

@@ -35,7 +35,6 @@ from yarl import URL
 
 from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions
 from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
-from surge_dagster.engine.store.retries import Retrier
 
 BUCKET = "vectors"
 Action = Literal["status", "reset_before", "reset_after", "truncate_up", "truncate_down", "stall"]
@@ -49,7 +48,7 @@ _HOP_BY_HOP = {
     "content-length",
 }
 _AUTHORIZED = {"Authorization": "Bearer test"}  # moto accepts any token
-_MAX_IN_A_ROW = 2  # an operation has three attempts
+_MAX_IN_A_ROW = 2  # obstore tries three times
 SECRETS = (
     "AKIA-secret-of-the-test",
     "secret-key-of-the-test",
@@ -148,15 +147,10 @@ class StaticToken(Credentials):
         pass
 
 
-def without_waits(where: str) -> Retrier:
-    """What repeats the operations of a store, for tests, which do not wait."""
-    return Retrier(where, sleep=lambda _: None)
-
-
 def open_bucket(
     server: ObjectServer, scheme: str = "s3", path: str = "out", **limits: Any
 ) -> ObjectStore:
-    """A store with short timeouts and small parts, which does not wait between attempts.
+    """A store with short timeouts and small parts, which hardly waits between attempts.
 
     Args:
         limits: changes of the client's limits.
@@ -177,7 +171,6 @@ def open_bucket(
         f"{scheme}://{BUCKET}/{path}",
         options,
         limits=ClientLimits(**(given | limits)),
-        retrier=without_waits,
     )
 
 

@@ -15,8 +15,6 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store.concurrent_reads import reads_ahead
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.store.request_errors import RequestFailed
-from surge_dagster.engine.store.retries import Retrier
 from surge_dagster.engine.support.waiting import (
     every,
     in_background,
@@ -115,14 +113,6 @@ def test_concurrent_reads_are_interrupted(opened: threading.Event, tmp_path: Pat
     store.is_remote = True
     with interrupted_in_another_thread():
         list(reads_ahead(store, ["a", "b"], lambda *_: opened.wait()))
-
-
-def test_wait_before_a_retry_is_interrupted() -> None:
-    def busy() -> None:
-        raise RequestFailed("503", "SlowDown", retryable=True)
-
-    with interrupted_in_another_thread():
-        Retrier("s3://b").call("PUT a", busy, attempts=9)
 
 
 def test_call_in_the_background_takes_a_thread_that_waits_instead_of_a_new_one() -> None:

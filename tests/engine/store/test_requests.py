@@ -1,4 +1,4 @@
-"""Errors of a store: an attempt that cannot help is not made, and the error says what to do."""
+"""Requests to a store: what is sent again, when a caller stops waiting, and what an error says."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.errors import Cancelled, StoreUnavailable, TransientError
 from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions
 from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
-from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, always, without_waits
+from surge_dagster.engine.store.requests import Requests
+from surge_dagster.engine.support.waiting import in_background
+from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, always
 
 Operation = Callable[[ObjectStore], object]
 NOWHERE = "http://127.0.0.1:1"
@@ -32,7 +34,6 @@ def store_at(
         f"s3://{bucket}/out",
         StorageOptions(endpoint=endpoint, access_key_id="k", secret_access_key="s"),
         limits=limits or ClientLimits(first_backoff_seconds=0.001),
-        retrier=without_waits,
     )
 
 
@@ -50,8 +51,8 @@ def operation(request: pytest.FixtureRequest) -> Operation:
 @pytest.mark.parametrize(
     ("status", "code", "remedy"),
     [
-        (301, "PermanentRedirect", "another region: set it"),
-        (400, "AuthorizationHeaderMalformed", "another region: set it"),
+        (301, "PermanentRedirect", "another region: set AWS_REGION"),
+        (400, "AuthorizationHeaderMalformed", "another region: set AWS_REGION"),
         (400, "ExpiredToken", "expired or lack a right. Provide others"),
         (403, "AccessDenied", "lack a right. Provide others"),
         (403, "RequestTimeTooSkewed", "clock is wrong: set it"),
@@ -62,19 +63,64 @@ def test_refused_request_is_sent_once_and_the_error_says_what_fixes_it(
     object_server: ObjectServer, operation: Operation, status: int, code: str, remedy: str
 ) -> None:
     object_server.plan = always(Fault("status", status, code=code))
+
+    with pytest.raises(StoreUnavailable, match=f"{status}: {code}.*{remedy}"):
+        operation(store_at(object_server.url))
+
+    assert len(object_server.log) == (3 if status >= 500 else 1)
+
+
+def test_object_that_the_store_refuses_to_give_is_no_reason_to_end_a_run(
+    object_server: ObjectServer,
+) -> None:
     store = store_at(object_server.url)
-    with pytest.raises(TransientError, match=f"{status}: {code}.*one attempt.*{remedy}"):
-        operation(store)
-    assert store.retries == {}
-    assert len(object_server.log) == 1 or status >= 500, "obstore itself repeats those"
+    write(store)
+    object_server.plan = always(Fault("status", 403, code="AccessDenied"), "GET")
+
+    with pytest.raises(TransientError, match=r"403: AccessDenied.*lack a right") as refused:
+        store.read_end("space/a.parquet", 100)
+
+    assert not isinstance(refused.value, StoreUnavailable)
+
+
+def test_request_that_gets_no_answer_is_given_up_when_the_run_is_over() -> None:
+    over, opened = threading.Event(), threading.Event()
+    requests = Requests("s3://b").until(over).until(threading.Event())
+
+    def silent() -> None:
+        over.set()
+        opened.wait(60)
+
+    with pytest.raises(Cancelled):
+        in_background(lambda: requests.send("PUT a", silent), "run").result(60)
+    assert not opened.is_set()
+    opened.set()
+
+
+def test_run_that_is_over_sends_no_further_request() -> None:
+    over = threading.Event()
+    over.set()
+    sent: list[int] = []
+
+    with pytest.raises(Cancelled):
+        Requests("s3://b").until(over).send("PUT a", lambda: sent.append(1))
+
+    assert not sent
+
+
+def test_runs_that_share_a_store_end_on_their_own() -> None:
+    requests = Requests("s3://b")
+    over = threading.Event()
+    over.set()
+    requests.until(over)
+
+    assert requests.until(threading.Event()).send("PUT a", lambda: "done") == "done"
 
 
 def test_missing_bucket_is_named_as_the_cause(
     object_server: ObjectServer, operation: Operation
 ) -> None:
-    with pytest.raises(
-        TransientError, match=r"404: NoSuchBucket.*one attempt.*Is there such a bucket"
-    ):
+    with pytest.raises(TransientError, match=r"404: NoSuchBucket.*Is there such a bucket"):
         operation(store_at(object_server.url, "another"))
 
 
@@ -114,14 +160,9 @@ def tls_port(tmp_path: Path) -> Iterator[int]:
         server.shutdown()
 
 
-def test_untrusted_certificate_is_checked_once(tls_port: int, operation: Operation) -> None:
-    store = store_at(f"https://127.0.0.1:{tls_port}")
-    with pytest.raises(
-        TransientError,
-        match=r"one attempt.*certificate is not valid for it, or is not trusted here",
-    ):
-        operation(store)
-    assert store.retries == {}
+def test_untrusted_certificate_is_named_as_the_cause(tls_port: int, operation: Operation) -> None:
+    with pytest.raises(TransientError, match="certificate is not valid for it, or is not trusted"):
+        operation(store_at(f"https://127.0.0.1:{tls_port}"))
 
 
 @pytest.mark.parametrize(
@@ -202,7 +243,6 @@ class TestProxies:
         store = store_at(NOWHERE)
         stored = write(store)
         assert list(store.list("space")) == [stored]
-        assert store.retries == {}
 
     def test_no_proxy_is_respected(
         self, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
