@@ -14,12 +14,10 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -37,15 +35,12 @@ from benchmarks.harness import (
 from benchmarks.paced_runs import BACKEND, SECONDS_PER_TEXT
 from benchmarks.synthetic import build_synthetic_catalog, draw_texts
 from surge_dagster.catalogs.folder import write_partition
-from surge_dagster.cluster.cluster_run import ClusterRun
-from surge_dagster.cluster.machine import memory_limit
-from surge_dagster.cluster.ray_cluster import RayCluster
+from surge_dagster.cluster.cluster_run import open_run
+from surge_dagster.cluster.machine_work import MachineWork
+from surge_dagster.config.run_setup import RunSetup
+from surge_dagster.config.settings import load_settings
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.engine.store import open_store
-from surge_dagster.engine.tables.opening import open_source
 from tests.cluster.hosts import ROOT, Host, hosts
 
 _SIGMAS = (1.0, 1.72, 2.5)
@@ -138,63 +133,39 @@ def driven(host: Host, catalog: Path, cluster: str, speeds: Sequence[float]) -> 
     return run | {"efficiency": run["texts"] / possible, "speeds": list(speeds)}
 
 
-@dataclass(frozen=True, slots=True)
-class PacedRuns:
-    """See `CatalogRuns`."""
-
-    catalog: str
-    output: str
-    refused: tuple[()] = ()
+@dataclass(frozen=True)
+class PacedSetup(RunSetup):
+    """Of runs whose encoder sleeps."""
 
     def open_pool(self) -> EncoderPool:
         return EncoderPool(EncodingSpec(f"hash://{_DIMENSION}"), backend=BACKEND, devices="cpu")
 
-    def list_partitions(self) -> Iterable[Partition]:
-        return open_source(self.catalog)
-
-    def new_run(
-        self,
-        partitions: Sequence[Partition],
-        pool: EncoderPool,
-        *,
-        at_once: int = 1,
-        **options: Any,
-    ) -> EmbeddingRun:
-        memory = memory_limit(None, at_once)
-        return EmbeddingRun(
-            partitions, open_store(self.output), pool, memory_limit_bytes=memory, **options
-        )
-
 
 def drive(catalog: str, output: str, cluster: str) -> Document:
     """Run in this process, which is on a host."""
-    runs = PacedRuns(catalog, output)
-    partitions = list(runs.list_partitions())
-    with runs.open_pool() as pool:
+    settings = load_settings(source=catalog, output=output, cluster=cluster)
+    setup = PacedSetup(settings, settings, settings, catalog, output, grace_seconds=20.0)
+    partitions = list(setup.open_source())
+    with setup.open_pool() as pool:
         if cluster == "none":
             pool.start()
-            run = runs.new_run(partitions, pool)
-        else:
-            connect = partial(RayCluster, cluster, runs, pool.space, say, "auto")
-            run = ClusterRun(
-                partitions, runs, pool, connect, force=False, grace_seconds=20.0, warn=say
-            )
-        for _ in run.events():
+        opened = open_run(setup, partitions, pool, setup.open_store(), say)
+        for _ in opened.events:
             pass
 
-    report = run.report
-    if run.failed or report.partitions_written != len(partitions):
+    report = opened.run.report
+    if report.partitions_written != len(partitions):
         raise RuntimeError(f"Not all partitions were embedded: {report.partitions_failed[:3]}")
     machines = {0: {"begun": 0.0, "ended": report.wall_seconds, "texts": report.texts_encoded}}
-    if isinstance(run, ClusterRun):
-        machines = _machines_of(run)
+    if opened.machines is not None:
+        machines = _machines_of(opened.machines)
     texts = sum(partition.rows or 0 for partition in partitions)
     return {"machines": machines, "texts": texts, "wall_seconds": report.wall_seconds}
 
 
-def _machines_of(run: ClusterRun) -> dict[int, Document]:
+def _machines_of(works: Mapping[str, MachineWork]) -> dict[int, Document]:
     machines = {}
-    for work in run.work.values():
+    for work in works.values():
         if work.spans:
             number = int(work.facts.host.rpartition(".")[2]) - 1
             machines[number] = {

@@ -4,19 +4,15 @@ them is read.
     asset://products        the asset with the key "products"; asset://shop/products has two parts
 
 An asset with partitions gives a partition of the catalog for each that is materialized. One without
-gives one partition, or one for each value of the columns of `partition_by`. A listing does not load
-the asset: source versions are the storage ids of its materializations. Where the columns say what
-the partitions are, the first run after each materialization loads the asset and keeps the listing
-in Dagster's storage, where all ticks and runs find it.
+gives one partition, or one for each value of the columns of `partition_by`. Source versions are the
+storage ids of its materializations. Only `partition_by` makes a listing load the asset, which runs
+do and ticks do not.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
@@ -25,7 +21,7 @@ import dagster as dg
 
 from surge_dagster.config.catalog_settings import ASSET_SCHEME
 from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
-from surge_dagster.engine.sources.partition import Partition, RowBatch, Source
+from surge_dagster.engine.sources.partition import Partition, Source
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.tables.frames import Frame, FrameCatalog, FrameTable
 
@@ -76,7 +72,10 @@ def open_asset(
         )
     versions = asset.versions()
     frames = {key: partial(asset.load, key) for key in versions}
-    look = lambda key: asset.versions([key]).get(key)  # noqa: E731
+
+    def look(key: str) -> str | None:
+        return asset.versions([key]).get(key)
+
     return FrameCatalog(frames, selection, versions=versions, current_version=look, url=url)
 
 
@@ -172,7 +171,7 @@ def _repository(context: Any, key: dg.AssetKey) -> dg.RepositoryDefinition:
 
 
 class _AssetTable:
-    """An asset without partitions, divided by its columns when its rows are first needed."""
+    """An asset without partitions, divided by its columns when a run lists it."""
 
     def __init__(self, asset: _Upstream, selection: Selection, partition_by: Sequence[str]) -> None:
         self.url = asset.url
@@ -180,69 +179,30 @@ class _AssetTable:
         self._version = asset.version()
         self._selection = selection
         self._partition_by = partition_by
-        self._loaded: Mapping[str, Partition] | None = None
-        self._storage = asset.instance.daemon_cursor_storage
-        self._entry = f"surge.listings.{_digest(asset.key.path)}"
-        self._settings = _digest(partition_by, selection, selection.carried)
+        self._loaded: list[Partition] | None = None
 
     def __iter__(self) -> Iterator[Partition]:
         """Yield the partitions of the version that was there when the asset was opened."""
-        kept = self._kept_listings().get(self._settings)  # empty where the table has no rows
-        for key, version, rows, size in self._listing() if kept is None else kept:
-            read, current = partial(self._read, key, version), partial(self._current, version)
-            yield Partition(key, version, read, current, rows, size)
+        if self._loaded is None:
+            self._loaded = self._load()
+        yield from self._loaded
 
-    def _listing(self) -> list[list[Any]]:
+    def _load(self) -> list[Partition]:
         if not self._asset.may_load:
             raise NotListed(self.url, self._version)
-        listing = [
-            [part.key, part.source_version, part.rows, part.text_bytes]
-            for part in self._partitions().values()
-        ]
-        document = {
-            "version": self._version,
-            "listings": {**self._kept_listings(), self._settings: listing},
-        }
-        value = base64.b64encode(zlib.compress(json.dumps(document).encode())).decode()
-        self._storage.set_cursor_values({self._entry: value})
-        return listing
-
-    def _kept_listings(self) -> dict[str, list[list[Any]]]:
-        """The listings of this version by the settings that they were made with, in one entry of
-        the storage."""
-        # The storage has no way to delete an entry: a new version replaces what is in it.
-        value = self._storage.get_cursor_values({self._entry}).get(self._entry)
-        document = json.loads(zlib.decompress(base64.b64decode(value))) if value else {}
-        return document["listings"] if document.get("version") == self._version else {}
-
-    def _partitions(self) -> Mapping[str, Partition]:
-        if self._loaded is None:
-            table = FrameTable(
-                self._asset.load(), self._partition_by, self._selection, url=self.url
-            )
-            loaded = {partition.key: partition for partition in table}
-            if self._asset.version() != self._version:
-                raise TransientError(
-                    f"{self.url} was materialized again while it was loaded. Run again."
-                )
-            self._loaded = loaded
-        return self._loaded
-
-    def _read(self, key: str, version: str) -> Iterator[RowBatch]:
-        partition = self._partitions().get(key)
-        if partition is None or partition.source_version != version:
+        frame = self._asset.load()
+        table = FrameTable(frame, self._partition_by, self._selection, url=self.url)
+        loaded = []
+        for partition in table:
+            current = partial(self._current, partition.source_version)
+            loaded.append(replace(partition, current_source_version=current))
+        if self._asset.version() != self._version:
             raise TransientError(
-                f"partition {key!r}: {self.url} has other rows than when it was listed. Materialize it again.",
-                key,
+                f"{self.url} was materialized again while it was loaded. Run again."
             )
-        yield from partition.read()
+        return loaded
 
     def _current(self, version: str) -> str:
-        """The version of a partition; another one where the asset was materialized since, which may
-        have changed it."""
+        """Return the version of a partition, or another one if the asset was materialized since."""
         now = self._asset.version()
         return version if now == self._version else now
-
-
-def _digest(*parts: Any) -> str:
-    return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()[:24]

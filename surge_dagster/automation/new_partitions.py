@@ -32,7 +32,7 @@ from surge_dagster.orchestration.discovery import (
     report_changes,
     states_of_unfinished,
 )
-from surge_dagster.orchestration.divided import cut, piece_tags
+from surge_dagster.orchestration.divided import cut_keys, piece_tags
 from surge_dagster.orchestration.failures import refusal_fingerprint, still_refused
 from surge_dagster.orchestration.launch import POOL, Unattended, config_of, record_pool_limit
 from surge_dagster.orchestration.names import CatalogNames
@@ -40,6 +40,7 @@ from surge_dagster.orchestration.removed_partitions import removed_keys
 from surge_dagster.orchestration.requests import (
     Undone,
     find_undone,
+    has_succeeded,
     next_attempt,
     request_for,
     request_tags,
@@ -81,57 +82,72 @@ def new_partitions(
     def sensor(
         context: dg.SensorEvaluationContext,
     ) -> list[dg.RunRequest] | dg.RunRequest | dg.SkipReason:
-        instance, resources = context.instance, names.resources(context)
-        fingerprint, limited = refusal_fingerprint(resources), record_pool_limit(instance)
-        # before the output is listed: a run may end meanwhile
+        instance = context.instance
+        resources = names.resources(context)
+        fingerprint = refusal_fingerprint(resources)
+        is_limited = record_pool_limit(instance)
+        # before the output is listed: a run may end in the time between
         held = held_by_active_runs(names, instance)
         try:
-            listing = list_catalog(names, instance, resources.catalog)
+            listing = list_catalog(names, instance, resources.catalog.open())
         except NotListed as unlisted:
-            if held.run_ids:
-                return dg.SkipReason(f"{unlisted}; waiting for {held.by}")
-            space = known_space(names, resources, resources.output.open())
-            options = {} if settings.refresh_stale else {"select": "missing"}
-            config = config_of(names.embeddings_op, options)
-            tags = _unattended(space).tags | settings.run_tags
-            return request_for(
-                instance, names.embed_job, f"{unlisted.version} {fingerprint}", config, tags
-            )
+            return _request_listing(names, settings, context, unlisted, held, fingerprint)
+
         unreported = report_changes(names, instance, listing)
         store = resources.output.open()
         space = known_space(names, resources, store)
         states = states_of_unfinished(listing, store, space)
         refused = still_refused(listing.catalogued, listing.partitions, fingerprint)
-        needed = {
-            key: None for key, state in states.items() if state in wanted and key not in refused
-        }
-        undone = find_undone(names, instance, needed, listing.catalogued, fingerprint)
+        needed = [key for key, state in states.items() if state in wanted and key not in refused]
+        undone = find_undone(names, instance, set(needed), listing.catalogued, fingerprint)
         free = (key for key in needed if key not in held and key not in unreported)
         attempt, keys = next_attempt(free, undone)
         summary = _message(listing, states, held, refused, undone, unreported)
         if not keys:
             return dg.SkipReason(summary)
+
         context.log.info(summary)
-        if not limited:
+        if not is_limited:
             context.log.warning(
-                f"this Dagster instance has no limit for the pool {POOL!r}, so that its queue starts any number of "
-                "runs, each with an encoder of its own: use the dagster.yaml that comes with surge-dagster"
+                f"this Dagster instance has no limit for the pool {POOL!r}, so that its queue "
+                "starts any number of runs, each with an encoder of its own: use the dagster.yaml "
+                "that comes with surge-dagster"
             )
-        pieces = cut(
-            keys[: settings.max_runs * _KEYS_PER_RUN], listing.partitions, settings.max_runs
-        )
+        keys = keys[: settings.max_runs * _KEYS_PER_RUN]
+        pieces = cut_keys(listing, keys, settings.max_runs)
         tags = request_tags(names, instance, listing.catalogued, attempt, fingerprint)
-        return [
-            dg.RunRequest(
-                run_config=config_of(names.embeddings_op, {"keys": piece}),
-                tags=tags
-                | _unattended(space).tags
-                | piece_tags(number, len(pieces), settings.run_tags),
-            )
-            for number, piece in enumerate(pieces, 1)
-        ]
+        tags |= _unattended(space).tags
+        requests = []
+        for number, piece in enumerate(pieces, 1):
+            config = config_of(names.embeddings_op, {"keys": piece})
+            of_piece = tags | piece_tags(number, len(pieces), settings.run_tags)
+            requests.append(dg.RunRequest(run_config=config, tags=of_piece))
+        return requests
 
     return sensor
+
+
+def _request_listing(
+    names: CatalogNames,
+    settings: Settings,
+    context: dg.SensorEvaluationContext,
+    unlisted: NotListed,
+    held: Held,
+    fingerprint: str,
+) -> dg.RunRequest | dg.SkipReason:
+    """Request one run for each materialization of an asset whose partitions only a run can list."""
+    target = f"{unlisted.version} {fingerprint}"
+    if held.run_ids:
+        return dg.SkipReason(f"{unlisted}; waiting for {held.by}")
+    if has_succeeded(context.instance, names.embed_job, target):
+        return dg.SkipReason(f"a run has embedded the last materialization ({unlisted.version})")
+
+    resources = names.resources(context)
+    space = known_space(names, resources, resources.output.open())
+    options = {} if settings.refresh_stale else {"select": "missing"}
+    config = config_of(names.embeddings_op, options)
+    tags = _unattended(space).tags | settings.run_tags
+    return request_for(context.instance, names.embed_job, target, config, tags)
 
 
 def _unattended(space: Space | None) -> Unattended:

@@ -1,9 +1,8 @@
 """Runs over the machines of a cluster, with the events, report and guarantees of a run on one.
 
-The driver lists the source and decides what is due. Machines get stretches of it, two at a time,
-and send back the events of their runs. The stretches of a lost machine go back into the queue; the
-next machine that has them finds what was published. A stretch that is lost three times fails its
-partitions by name.
+The driver decides once what is due and encodes nothing itself. Machines get stretches of work, two
+at a time, and send back the events of their runs. What a lost machine had goes back into the queue,
+except for what it has published. A stretch that is lost three times fails its partitions by name.
 """
 
 from __future__ import annotations
@@ -14,21 +13,29 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from functools import partial
+from typing import Generic, TypeVar
 
+from surge_dagster.cluster import stretches
 from surge_dagster.cluster.machine import (
     STRETCHES_AT_ONCE,
-    CatalogRuns,
+    Cluster,
     MachineFacts,
+    MachineLost,
+    Stretch,
     StretchOutcome,
-    listed_outputs,
 )
 from surge_dagster.cluster.machine_work import MachineWork, require_shared
-from surge_dagster.cluster.stretches import Stretch, Stretches
+from surge_dagster.cluster.ray_cluster import RayCluster
+from surge_dagster.cluster.stretches import Stretches, StretchSizes
+from surge_dagster.config.run_setup import RunSetup
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import Cancelled, SurgeError
 from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.output.freshness import Freshness, OutputState
+from surge_dagster.engine.plan.calibrating import learning
 from surge_dagster.engine.run.deciding import decide
+from surge_dagster.engine.run.following import Run
 from surge_dagster.engine.run.report import (
     Event,
     Failure,
@@ -38,6 +45,7 @@ from surge_dagster.engine.run.report import (
     SuperBatchReport,
 )
 from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.process_memory import MemoryGauge
 from surge_dagster.engine.support.waiting import StopSignal
@@ -49,56 +57,51 @@ _MOST_FAILURES = 2  # of the first stretches of a machine
 T = TypeVar("T")
 
 
-class MachineLost(SurgeError):
-    """The machine, its process, or its encoder pool ended under a stretch."""
+@dataclass(frozen=True, slots=True)
+class OpenedRun:
+    """A run that begins with its first event.
+
+    Attributes:
+        machines: what each machine has done, live; None for a run in this process.
+    """
+
+    run: Run
+    events: Generator[Event]
+    machines: Mapping[str, MachineWork] | None = None
 
 
-class Cluster(Protocol[T]):
-    """Machines that come and go, and a task for each stretch that one of them has; `T` is such a
-    task."""
+def open_run(
+    setup: RunSetup,
+    partitions: Sequence[Partition],
+    pool: EncoderPool,
+    store: Store,
+    warn: Callable[[str], None],
+    *,
+    known: Mapping[str, Freshness] | None = None,
+    outputs: OutputState | None = None,
+) -> OpenedRun:
+    """Return a run in this process, or over the cluster of the settings.
 
-    def machines(self) -> dict[str, MachineFacts]:
-        """Those that can encode now, by name; others are started meanwhile."""
-        ...
+    Args:
+        pool: of this process; over a cluster it is not started.
+        known: freshness of all partitions by key, if the caller has asked for it.
+        outputs: the files of the space, if the caller has listed them.
+    """
+    if setup.encoder.cluster == "none":
+        run = setup.new_run(partitions, pool, store, known=known, outputs=outputs)
+        run.report.price_per_hour = setup.encoder.price_per_hour
+        return OpenedRun(run, learning(run, pool, store))
 
-    def request(self, machines: int) -> None:
-        """Say how many could be used, so that whoever starts and ends machines can do it."""
-        ...
-
-    def embed(self, machine: str, stretch: Stretch) -> T: ...
-
-    def wait(self, tasks: Sequence[T], seconds: float) -> list[T]:
-        """Those that are done, after the first of them or so many seconds."""
-        ...
-
-    def result(self, task: T) -> StretchOutcome:
-        """Return what a stretch came to.
-
-        Raises:
-            MachineLost: the machine could not finish it.
-            Exception: the error that ended the stretch on the machine.
-        """
-        ...
-
-    def stop(self, task: T) -> None:
-        """Ask for the end of a stretch."""
-        ...
-
-    def leave_out(self, machine: str) -> None:
-        """End a machine's process, and do not use the machine again."""
-        ...
-
-    def is_starting(self) -> bool:
-        """Whether a machine is being started."""
-        ...
-
-    def close(self) -> None:
-        """End all machines' processes that this run started."""
-        ...
+    setup = setup.for_machines()
+    encoder = setup.encoder
+    connect = partial(RayCluster, encoder.cluster, setup, pool.space, warn, encoder.devices)
+    run = ClusterRun(setup, partitions, pool, connect, warn, known=known, outputs=outputs)
+    run.report.price_per_hour = encoder.price_per_hour
+    return OpenedRun(run, run.events(), run.work)
 
 
 @dataclass(frozen=True, slots=True)
-class _Under:
+class _Task:
     """A stretch under way, and when it began, in seconds since the run did."""
 
     machine: str
@@ -107,51 +110,51 @@ class _Under:
 
 
 class ClusterRun(Generic[T]):
-    """See `EmbeddingRun`, whose methods and attributes these are.
+    """A `Run` over machines.
 
     Args:
-        partitions: all of the source, or those that are wanted.
-        runs: makes the runs of machines.
-        pool: gives the space; it is not started.
-        connect: to the machines, which it does where something is due.
+        connect: to the machines; called if something is due.
         warn: takes a line about each machine that is lost.
 
     Attributes:
-        work: by machine.
+        work: what each machine has done.
     """
 
     in_flight = None
 
     def __init__(
         self,
+        setup: RunSetup,
         partitions: Iterable[Partition],
-        runs: CatalogRuns,
         pool: EncoderPool,
         connect: Callable[[], Cluster[T]],
-        *,
-        force: bool,
-        grace_seconds: float,
         warn: Callable[[str], None] = log.warning,
+        *,
+        known: Mapping[str, Freshness] | None = None,
+        outputs: OutputState | None = None,
+        sizes: StretchSizes | None = None,
     ) -> None:
-        self.report, self.published = RunReport(), set[str]()
+        self.report = RunReport()
+        self.published = set[str]()
         self.preparing = "the files of the output are being compared with the source"
         self.work: dict[str, MachineWork] = {}
-        self._partitions, self._connect, self._force = list(partitions), connect, force
-        self._stop, self._warn, self._runs = StopSignal(grace_seconds), warn, runs
-        self._local = runs.new_run(self._partitions, pool)
+        self._partitions = {partition.key: partition for partition in partitions}
+        self._connect = connect
+        self._warn = warn
+        self._force = setup.force
+        self._sizes = sizes or stretches.SIZES
+        self._stop = StopSignal(setup.grace_seconds)
+        # It lists the output and begins the space, and is never run.
+        self._local = setup.new_run(self._partitions.values(), pool, outputs=outputs)
+        self._known = dict(known or {})
         self._begun = time.perf_counter()
-        self._under: dict[T, _Under] = {}
-        self._told = set[str]()  # keys of due partitions that have a receipt or a failure
+        self._tasks: dict[T, _Task] = {}
+        self._ended = set[str]()  # keys of due partitions that have a receipt or a failure
         self._left_out = set[str]()  # machines
-        self._versions = {partition.key: partition.source_version for partition in self._partitions}
 
     @property
     def space(self) -> Space:
         return self._local.space
-
-    @property
-    def failed(self) -> bool:
-        return bool(self.report.partitions_failed)
 
     @property
     def stopped(self) -> bool:
@@ -160,183 +163,240 @@ class ClusterRun(Generic[T]):
     def stop(self) -> None:
         self._stop.request()
 
-    def __iter__(self) -> Iterator[Receipt]:
-        with contextlib.closing(self.events()) as events:
-            for event in events:
-                if isinstance(event, Receipt) and event.action != "fresh":
-                    yield event
-
     def events(self) -> Generator[Event]:
-        """As `EmbeddingRun.events`. A lost machine's stretch is done again, by another one."""
+        """Run, and yield events as `EmbeddingRun.events` does."""
         gauge = MemoryGauge()
         try:
             with gauge:
-                outputs = listed_outputs(self._runs, self._local)
-                due, fresh_keys = list[Partition](), set[str]()
-                with contextlib.suppress(Cancelled):
-                    for decision in decide(
-                        self._partitions, outputs, self._stop, force=self._force
-                    ):
-                        if isinstance(decision, Receipt):
-                            fresh_keys.add(decision.key)
-                        if isinstance(decision, Receipt | Failure):
-                            yield self._counted(decision)
-                        else:
-                            due.append(decision.source)
-                if self.stopped:
+                self._outputs = self._local.listed_outputs()
+                due = yield from self._decide()
+                if not due or self.stopped:
                     return
-                self._local.keep_tidy(fresh_keys)
-                if due:
-                    self.preparing = "the machines are starting"
-                    with contextlib.closing(self._connect()) as cluster:
-                        left = Stretches(due, divides=not self._force, at_once=STRETCHES_AT_ONCE)
-                        yield from self._embed(cluster, left)
+                self.preparing = "the machines are starting"
+                queue = Stretches(due, divides_rows=not self._force, sizes=self._sizes)
+                with contextlib.closing(self._connect()) as cluster:
+                    yield from self._embed(cluster, queue)
         finally:
             self.report.peak_rss_bytes = gauge.peak_bytes
             self.report.wall_seconds = self._now()
             self.report.run_seconds = self.report.wall_seconds
 
-    def _embed(self, cluster: Cluster[T], left: Stretches) -> Generator[Event]:
+    def _decide(self) -> Generator[Event, None, list[Partition]]:
+        """Yield what needs no machine; return the partitions that are due."""
+        due: list[Partition] = []
+        fresh_keys: set[str] = set()
+        with contextlib.suppress(Cancelled):
+            unknown = [each for key, each in self._partitions.items() if key not in self._known]
+            for partition in self._outputs.looked_at(unknown):
+                self._stop.require_running()
+                self._known[partition.key] = self._outputs.freshness(partition)
+            for decision in self._decisions(self._partitions.values()):
+                if isinstance(decision, Partition):
+                    due.append(decision)
+                    continue
+                if isinstance(decision, Receipt):
+                    fresh_keys.add(decision.key)
+                yield self._counted(decision)
+        if not self.stopped:
+            self._local.keep_tidy(fresh_keys)
+        return due
+
+    def _decisions(
+        self, partitions: Iterable[Partition]
+    ) -> Iterator[Receipt | Failure | Partition]:
+        decisions = decide(
+            partitions, self._outputs, self._stop, force=self._force, known=self._known
+        )
+        for decision in decisions:
+            yield decision if isinstance(decision, Receipt | Failure) else decision.source
+
+    def _embed(self, cluster: Cluster[T], queue: Stretches) -> Generator[Event]:
         try:
-            while (left or self._under) and not self._stop.stopping.is_set():
-                self._hand_out(cluster, left)
-                for task in cluster.wait(list(self._under), _LOOK_SECONDS):
-                    yield from self._take(cluster, task, left)
-            yield from self._last_events(cluster, left)
+            while (queue or self._tasks) and not self._stop.stopping.is_set():
+                self._hand_out(cluster, queue)
+                for task in cluster.wait(list(self._tasks), _LOOK_SECONDS):
+                    yield from self._take(cluster, task, queue)
+            yield from self._last_events(cluster, queue)
         finally:
-            for _ in self._last_events(cluster, left):
-                pass  # nobody takes them any longer; what they tell of is published
+            for _ in self._last_events(cluster, queue):
+                pass  # the caller takes no more events; what they report is published
 
     def _now(self) -> float:
         return time.perf_counter() - self._begun
 
-    def _last_events(self, cluster: Cluster[T], left: Stretches) -> Iterator[Event]:
-        """End what is under way."""
-        for task in self._under:
+    def _last_events(self, cluster: Cluster[T], queue: Stretches) -> Iterator[Event]:
+        """End the stretches under way."""
+        if self._tasks:
+            self.stop()
+        for task in self._tasks:
             cluster.stop(task)
 
         deadline = time.monotonic() + self._stop.grace_seconds
-        while self._under and time.monotonic() < deadline:
-            for task in cluster.wait(list(self._under), _LOOK_SECONDS):
+        while self._tasks and time.monotonic() < deadline:
+            for task in cluster.wait(list(self._tasks), _LOOK_SECONDS):
                 try:
-                    yield from self._take(cluster, task, left)
+                    yield from self._take(cluster, task, queue)
                 except (SurgeError, OSError) as error:  # the first one has ended the run
                     self._warn(str(error))
-        self._under.clear()
+        self._tasks.clear()
 
-    def _hand_out(self, cluster: Cluster[T], left: Stretches) -> None:
+    def _hand_out(self, cluster: Cluster[T], queue: Stretches) -> None:
         machines = cluster.machines()
         self._enter(machines)
-        speeds = [work.bytes_per_second for work in self.work.values()]  # lost machines included
-        speeds = [speed for speed in speeds if speed]
-        if speeds:
-            wanted = left.machines_wanted(sum(speeds) / len(speeds))
-            cluster.request(max(1, len(machines), wanted))
-        elif not machines:
-            cluster.request(1)
+        speed = self._mean_speed()
+        wanted = 0 if speed is None else queue.machines_wanted(speed)
+        cluster.request(max(1, len(machines), wanted))
 
         held = Counter[str]()
-        for under in self._under.values():
-            held[under.machine] += _share_of(under.stretch)
+        for task in self._tasks.values():
+            held[task.machine] += _places_of(task.stretch)
         for count in range(STRETCHES_AT_ONCE):
             for name in machines:
                 if held[name] != count:
                     continue
-                stretch = left.next(self.work[name].bytes_per_second, len(machines), count)
-                if stretch is not None:
-                    task = cluster.embed(name, stretch)
-                    self._under[task] = _Under(name, stretch, self._now())
-                    held[name] += _share_of(stretch)
+                stretch = queue.next(len(machines), speed, count)
+                if stretch is None:
+                    continue
+                known = {key: self._known[key] for key in stretch.piece.keys}
+                task = cluster.embed(name, stretch, known)
+                self._tasks[task] = _Task(name, stretch, self._now())
+                held[name] += _places_of(stretch)
         self.preparing = f"{counted(sum(map(bool, held.values())), 'machine')} at work"
+
+    def _mean_speed(self) -> float | None:
+        """Return bytes of text per second of a machine, those of lost machines included."""
+        seconds = sum(work.seconds for work in self.work.values())
+        weight = sum(work.weight for work in self.work.values())
+        return weight / seconds if weight and seconds else None
 
     def _enter(self, machines: Mapping[str, MachineFacts]) -> None:
         """Begin the record of each machine that is new."""
         if machines and not self.work and not self._local.space_is_known:
-            self._local.begin_space()  # which is refused before any machine has written
+            self._local.begin_space()  # a store may refuse it, before any machine has written
         for name, facts in machines.items():
             if name not in self.work:
                 self.work[name] = MachineWork(facts)
-                self.report.machines = len(self.work)
                 self._describe(facts)
 
-    def _take(self, cluster: Cluster[T], task: T, left: Stretches) -> Iterator[Event]:
+    def _take(self, cluster: Cluster[T], task_id: T, queue: Stretches) -> Iterator[Event]:
         """Yield the events of a stretch that has ended."""
-        under = self._under.pop(task)
-        work = self.work[under.machine]
+        task = self._tasks.pop(task_id)
+        work = self.work[task.machine]
         try:
-            outcome = cluster.result(task)
+            outcome = cluster.result(task_id)
             self._require_shared(work, outcome)
         except MachineLost as lost:
-            yield from self._put_back_lost(cluster, under, left, lost)
+            yield from self._put_back_lost(cluster, task, queue, lost)
+            return
         except (SurgeError, OSError) as error:
-            # A machine that has done nothing may be the cause itself. Else the run ends.
-            can_wait = self._has_other(cluster, under.machine) or cluster.is_starting()
+            # A machine that has done nothing may be the cause. Otherwise the run ends.
+            can_wait = self._has_other(cluster, task.machine) or cluster.is_starting()
             if work.stretches or not can_wait:
                 raise
-            left.put_back(under.stretch)
-            self._count_failure(cluster, under.machine, str(error))
-        else:
-            yield from self._end(cluster, under, left, outcome)
+            yield from self._put_back_failed(cluster, task, queue, str(error))
+            return
+
+        events = [self._compared(work, event) for event in outcome.events]
+        work.was_at_work(task.begun, self._now())
+        for event in events:
+            if isinstance(event, SuperBatchReport):
+                work.texts += event.texts
+
+        failures = [event for event in events if isinstance(event, Failure)]
+        has_failed = bool(failures) and not any(isinstance(event, Receipt) for event in events)
+        may_be_bad = not work.stretches and not self.stopped
+        if has_failed and may_be_bad and self._has_other(cluster, task.machine):
+            batches = [event for event in events if isinstance(event, SuperBatchReport)]
+            yield from self._new(batches, queue)
+            yield from self._put_back_failed(cluster, task, queue, failures[0].reason)
+            return
+
+        if not has_failed:
+            work.stretches += 1
+            work.weight += task.stretch.piece.weight
+        yield from self._new(events, queue)
+        yield from self._end_range(queue, task.stretch, outcome)
+
+    def _end_range(
+        self, queue: Stretches, stretch: Stretch, outcome: StretchOutcome
+    ) -> Iterator[Event]:
+        key = stretch.piece.keys[0]
+        if stretch.piece.rows is None or outcome.stopped or key in self._ended:
+            return
+        if queue.end_range(key):
+            self._outputs.refresh()
+            for partition in self._still_due((key,)):
+                if isinstance(partition, Partition):
+                    queue.add_staged(key)
+                else:
+                    yield from self._new([partition], queue)
+
+    def _put_back_failed(
+        self, cluster: Cluster[T], task: _Task, queue: Stretches, reason: str
+    ) -> Iterator[Event]:
+        """Put back what a machine could not do that may be the cause itself."""
+        stretch, events = self._without_published(task.stretch)
+        yield from self._new(events, queue)
+        if stretch is not None:
+            queue.put_back(stretch)
+        self._count_failure(cluster, task.machine, reason)
 
     def _put_back_lost(
-        self, cluster: Cluster[T], under: _Under, left: Stretches, lost: MachineLost
+        self, cluster: Cluster[T], task: _Task, queue: Stretches, lost: MachineLost
     ) -> Iterator[Event]:
         """Put back what a machine was lost with; yield failures if it was lost too often."""
-        stretch = under.stretch
-        if self._told.issuperset(stretch.keys):  # another range of the partition failed
+        stretch, events = self._without_published(task.stretch)
+        yield from self._new(events, queue)
+        if stretch is None:
             self._warn(str(lost))
             return
-        if under.machine in self._left_out:
-            left.put_back(stretch)
+        if task.machine in self._left_out:
+            queue.put_back(stretch)
             return
 
         # Two stretches of one process are one failure of the machine.
-        work = self.work[under.machine]
-        is_new_loss = not work.lost_at or under.begun > work.lost_at[-1]
+        work = self.work[task.machine]
+        is_new_loss = not work.lost_at or task.begun > work.lost_at[-1]
         work.lost_at.append(self._now())
 
-        is_kept = left.put_back_lost(stretch)
+        is_kept = queue.put_back_lost(stretch)
+        keys = stretch.piece.keys
+        then = "left for the next run" if self.stopped else "done again"
         if not is_kept:
             then = "given up"
-        elif self.stopped:
-            then = "left for the next run"
-        else:
-            then = "done again"
-        self._warn(f"{lost}; {counted(len(stretch.keys), 'partition')} {then}")
+        self._warn(f"{lost}; {counted(len(keys), 'partition')} {then}")
         if not is_kept:
-            for key in stretch.keys:
+            for key in keys:
                 reason = (
                     f"{key!r}: machines were lost with it three times, the last time so: {lost}. "
                     "Correct the cause, then run again."
                 )
-                yield from self._new([Failure(key, reason, in_source=False)], left)
-        if is_new_loss and self._has_other(cluster, under.machine):
-            self._count_failure(cluster, under.machine, str(lost))
+                yield from self._new([Failure(key, reason, in_source=False)], queue)
+        if is_new_loss and self._has_other(cluster, task.machine):
+            self._count_failure(cluster, task.machine, str(lost))
 
-    def _end(
-        self, cluster: Cluster[T], under: _Under, left: Stretches, outcome: StretchOutcome
-    ) -> Iterator[Event]:
-        """Yield the events of a stretch, unless its machine may be why all its partitions failed."""
-        stretch = under.stretch
-        work = self.work[under.machine]
-        events = [self._compared(work, event) for event in outcome.events]
-        work.was_at_work(under.begun, self._now())
-        work.texts += sum(event.texts for event in events if isinstance(event, SuperBatchReport))
-        failures = [event for event in events if isinstance(event, Failure)]
+    def _without_published(self, stretch: Stretch) -> tuple[Stretch | None, list[Event]]:
+        """Return what is still due of a stretch, and the events of what its machine published."""
+        if self._stop.stopping.is_set():
+            return stretch, []
+        self._outputs.refresh()
+        due: list[str] = []
+        events: list[Event] = []
+        for decision in self._still_due(stretch.piece.keys):
+            if isinstance(decision, Partition):
+                due.append(decision.key)
+            else:
+                events.append(decision)
+        if not due:
+            return None, events
+        return replace(stretch, piece=replace(stretch.piece, keys=tuple(due))), events
 
-        if not failures or any(isinstance(event, Receipt) for event in events):
-            work.stretches += 1
-            work.weight += stretch.weight
-        elif not work.stretches and not self.stopped and self._has_other(cluster, under.machine):
-            left.put_back(stretch)
-            self._count_failure(cluster, under.machine, failures[0].reason)
-            events = [event for event in events if isinstance(event, SuperBatchReport)]
-            yield from self._new(events, left)
-            return
-
-        yield from self._new(events, left)
-        if stretch.ranges and not outcome.stopped and stretch.keys[0] not in self._told:
-            left.end_range(stretch.keys[0])
+    def _still_due(self, keys: Sequence[str]) -> Iterator[Receipt | Failure | Partition]:
+        """Decide again about partitions that a machine may have published."""
+        partitions = [self._partitions[key] for key in keys if key not in self._ended]
+        for partition in partitions:
+            self._known[partition.key] = self._outputs.freshness(partition)
+        yield from self._decisions(partitions)
 
     def _require_shared(self, work: MachineWork, outcome: StretchOutcome) -> None:
         """Look for the first file that a machine has published."""
@@ -347,12 +407,15 @@ class ClusterRun(Generic[T]):
 
     def _compared(self, work: MachineWork, event: Event) -> Event:
         """Return the event; a receipt for another source version than listed becomes a failure."""
-        if not isinstance(event, Receipt) or event.source_version == self._versions[event.key]:
+        if not isinstance(event, Receipt):
+            return event
+        listed = self._partitions[event.key].source_version
+        if event.source_version == listed:
             return event
         reason = (
             f"{event.key!r}: the machine {work.facts.host} read version {event.source_version}, "
-            f"and this run listed {self._versions[event.key]}. The source has changed, or the "
-            "machine reads another copy of it. Run again when all machines read one source."
+            f"and this run listed {listed}. The source has changed, or the machine reads another "
+            "copy of it. Run again when all machines read one source."
         )
         return Failure(event.key, reason, transient=True, in_source=False)
 
@@ -361,7 +424,7 @@ class ClusterRun(Generic[T]):
         return bool(cluster.machines().keys() - {machine})
 
     def _count_failure(self, cluster: Cluster[T], machine: str, reason: str) -> None:
-        """Leave a machine out whose first stretches have failed."""
+        """Leave a machine out if its first stretches have failed."""
         work = self.work[machine]
         if work.stretches or machine in self._left_out:
             return
@@ -370,22 +433,30 @@ class ClusterRun(Generic[T]):
             self._left_out.add(machine)
             cluster.leave_out(machine)
             self._warn(
-                f"the machine {work.facts.host} is left out: its first stretches failed, the last one with: {reason}"
+                f"the machine {work.facts.host} is left out: its first stretches failed, the last "
+                f"one with: {reason}"
             )
 
-    def _new(self, events: Iterable[Event], left: Stretches) -> Iterator[Event]:
-        """Those that nobody has told of; a fresh partition was published by a machine that could
-        not say so."""
+    def _new(self, events: Iterable[Event], queue: Stretches) -> Iterator[Event]:
+        """Yield the events that are new; a file that was found fresh is one of a lost machine."""
         for event in events:
-            if isinstance(event, SuperBatchReport):
-                yield self._counted(replace(event, index=self.report.superbatches))
-            elif isinstance(event, OldVectorSample):
-                yield self._counted(event)
-            elif event.key not in self._told:
-                self._told.add(event.key)
-                left.drop(event.key)
-                is_fresh = isinstance(event, Receipt) and event.action == "fresh"
-                yield self._counted(replace(event, action="encoded") if is_fresh else event)
+            match event:
+                case SuperBatchReport():
+                    yield self._counted(replace(event, index=self.report.superbatches))
+                case OldVectorSample():
+                    yield self._counted(event)
+                case _ if event.key in self._ended:
+                    continue
+                case Receipt(action="fresh"):
+                    self._end(event.key, queue)
+                    yield self._counted(replace(event, action="encoded"))
+                case _:
+                    self._end(event.key, queue)
+                    yield self._counted(event)
+
+    def _end(self, key: str, queue: Stretches) -> None:
+        self._ended.add(key)
+        queue.drop(key)
 
     def _counted(self, event: Event) -> Event:
         if isinstance(event, Receipt) and event.action != "fresh":
@@ -394,21 +465,18 @@ class ClusterRun(Generic[T]):
         return event
 
     def _describe(self, facts: MachineFacts) -> None:
-        report, space = self.report, self.space
-        report.space, report.space_title, report.dimension = (
-            space.name,
-            space.title,
-            space.dimension,
-        )
-        report.device, report.hardware, report.precision = (
-            facts.device,
-            facts.hardware,
-            facts.precision,
-        )
+        report = self.report
+        report.space = self.space.name
+        report.space_title = self.space.title
+        report.dimension = self.space.dimension
+        report.device = facts.device
+        report.hardware = facts.hardware
+        report.precision = facts.precision
+        report.machines = len(self.work)
         report.workers = sum(work.facts.workers for work in self.work.values())
         log.info("%s encodes: %s, %s", facts.host, facts.device, counted(facts.workers, "worker"))
 
 
-def _share_of(stretch: Stretch) -> int:
-    """Return how many of a machine's stretches it counts as."""
+def _places_of(stretch: Stretch) -> int:
+    """Return how many of a machine's places a stretch takes."""
     return STRETCHES_AT_ONCE if stretch.losses else 1

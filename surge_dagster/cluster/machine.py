@@ -1,56 +1,59 @@
 """What a machine of a cluster does: it owns an encoder pool, reads from the source and publishes to
 the store itself.
 
-Texts and vectors never travel between machines: keys come, and receipts go.
+Texts and vectors never travel between machines: the driver sends keys and what it has decided of
+them, and gets receipts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
-from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.files.formats import PublishedFile
+from surge_dagster.config.run_setup import RunSetup
+from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.output.freshness import Freshness
+from surge_dagster.engine.plan.dividing import Piece
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Event, Failure
-from surge_dagster.engine.sources.partition import Partition, PartitionRange
-from surge_dagster.engine.support.process_memory import memory_bytes
+from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.version import __version__
 
 # While one is published and the next one is read, the encoder has the texts of the other.
 STRETCHES_AT_ONCE = 2
+T = TypeVar("T")
 
 
-class CatalogRuns(Protocol):
-    """How runs over a catalog are made, on any machine that has the package; it travels, so it
-    holds settings alone."""
+class MachineLost(SurgeError):
+    """The machine, its process, or its encoder pool ended under a stretch."""
 
-    @property
-    def refused(self) -> Sequence[PublishedFile]:
-        """Files that look fresh and were found to be damaged, or unlike their source."""
-        ...
 
-    def open_pool(self) -> EncoderPool: ...
+@dataclass(frozen=True, eq=False, slots=True)
+class Stretch:
+    """What one machine embeds in one go.
 
-    def list_partitions(self) -> Iterable[Partition]: ...
+    Attributes:
+        losses: machines that were lost with it.
+    """
 
-    def new_run(
-        self,
-        partitions: Sequence[Partition],
-        pool: EncoderPool,
-        *,
-        at_once: int = 1,
-        **options: Any,
-    ) -> EmbeddingRun:
-        """`options` go to `EmbeddingRun`, beside the settings; so many runs share the memory
-        (`memory_limit`)."""
-        ...
+    piece: Piece
+    losses: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StretchOutcome:
+    """The events of a stretch, in the order of their commits.
+
+    Attributes:
+        stopped: whether it was stopped before its end.
+    """
+
+    events: list[Event]
+    stopped: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,73 +69,100 @@ class MachineFacts:
     workers: int
 
 
-@dataclass(frozen=True, slots=True)
-class StretchOutcome:
-    """The events of a stretch, in the order of their commits, and whether it was stopped before its
-    end."""
+class Cluster(Protocol[T]):
+    """Machines that come and go; `T` is a stretch that one of them has."""
 
-    events: list[Event]
-    stopped: bool
+    def machines(self) -> dict[str, MachineFacts]:
+        """Return the machines that can encode now, by name."""
+        ...
+
+    def request(self, machines: int) -> None:
+        """Set how many machines could be used, for whatever starts and ends machines."""
+        ...
+
+    def embed(self, machine: str, stretch: Stretch, known: Mapping[str, Freshness]) -> T: ...
+
+    def wait(self, tasks: Sequence[T], seconds: float) -> list[T]:
+        """Return the tasks that are done, after the first of them or this time."""
+        ...
+
+    def result(self, task: T) -> StretchOutcome:
+        """Return the outcome of a stretch.
+
+        Raises:
+            MachineLost: the machine could not finish it.
+            Exception: the error that ended the stretch on the machine.
+        """
+        ...
+
+    def stop(self, task: T) -> None:
+        """Ask for the end of a stretch."""
+        ...
+
+    def leave_out(self, machine: str) -> None:
+        """End a machine's process, and do not use the machine again."""
+        ...
+
+    def is_starting(self) -> bool:
+        """Return whether a machine is being started."""
+        ...
+
+    def close(self) -> None:
+        """End all processes that this run started."""
+        ...
 
 
 class Machine:
-    """Embeds stretches, each in a run of its own, through a pool that lives as long as it does.
+    """Embeds stretches, each in a run of its own, with one encoder pool.
 
     A few threads may call it concurrently; the runs share the pool and the memory.
     """
 
-    def __init__(self, runs: CatalogRuns) -> None:
-        self._runs = runs
-        self._pool = runs.open_pool()
+    def __init__(self, setup: RunSetup) -> None:
+        self._setup = setup
+        self._pool = setup.open_pool()
         self._pool.start()
+        self._outputs = setup.new_run([], self._pool).listed_outputs()
         self._partitions: dict[str, Partition] = {}
-        self._idle_outputs: list[OutputState] = []  # listings that no run uses now
         self._running: dict[int, EmbeddingRun] = {}
         self._stopped = set[int]()
 
     def facts(self) -> MachineFacts:
-        pool, host, key = self._pool, socket.gethostname(), self._pool.space.vectors_key
         return MachineFacts(
-            host, __version__, key, pool.precision, pool.device, pool.hardware, pool.workers
+            host=socket.gethostname(),
+            version=__version__,
+            vectors_key=self._pool.space.vectors_key,
+            precision=self._pool.precision,
+            device=self._pool.device,
+            hardware=self._pool.hardware,
+            workers=self._pool.workers,
         )
 
-    def embed(
-        self,
-        number: int,
-        keys: Sequence[str],
-        ranges: Sequence[PartitionRange] = (),
-        *,
-        again: bool = False,
-    ) -> StretchOutcome:
-        """Embed these partitions of the source.
+    def embed(self, number: int, piece: Piece, known: Mapping[str, Freshness]) -> StretchOutcome:
+        """Embed a piece of the catalog.
 
         Args:
             number: for `stop`; never given twice.
-            ranges: of partitions that are not meant as a whole.
-            again: another machine had them, and may have published some; else the output is not
-                listed each time.
+            known: what the driver has decided of these partitions.
         """
-        partitions = self._partitions
-        if not partitions.keys() >= set(keys):
-            partitions = self._partitions = {
-                partition.key: partition for partition in self._runs.list_partitions()
-            }
-        gone = [
-            Failure(key, f"{key!r}: the source no longer has this partition", transient=True)
-            for key in keys
-            if key not in partitions
-        ]
-        outputs = None
-        with contextlib.suppress(IndexError):  # another thread has it
-            outputs = None if again else self._idle_outputs.pop()
-        outputs = outputs or listed_outputs(self._runs, self._runs.new_run([], self._pool))
-        run = self._running[number] = self._runs.new_run(
-            [partitions[key] for key in keys if key in partitions],
+        listed = self._list(piece.keys)
+        gone: list[Event] = []
+        for key in piece.keys:
+            if key not in listed:
+                reason = f"{key!r}: the source no longer has this partition"
+                gone.append(Failure(key, reason, transient=True))
+        if not listed:
+            return StretchOutcome(gone, stopped=False)
+
+        run = self._setup.new_run(
+            list(listed.values()),
             self._pool,
+            known=known,
+            outputs=self._outputs,
+            ranges=() if piece.rows is None else [piece.rows],
             at_once=STRETCHES_AT_ONCE,
-            outputs=outputs,
-            ranges=[each for each in ranges if each.key in partitions],
         )
+        self._running[number] = run
         try:
             if number in self._stopped:
                 run.stop()
@@ -140,50 +170,39 @@ class Machine:
                 return StretchOutcome([*gone, *events], run.stopped)
         finally:
             del self._running[number]
-            self._idle_outputs = [*self._idle_outputs, outputs][-STRETCHES_AT_ONCE:]
 
     def stop(self, number: int) -> None:
         """End a stretch, from another thread: what is encoded is published."""
         self._stopped.add(number)
-        if (run := self._running.get(number)) is not None:
+        run = self._running.get(number)
+        if run is not None:
             run.stop()
 
-
-def listed_outputs(runs: CatalogRuns, run: EmbeddingRun) -> OutputState:
-    """The files of a run's space; those that were refused are no valid ones, unless somebody has
-    replaced them."""
-    outputs = run.listed_outputs()
-    for file in runs.refused:
-        found = outputs.files([file.facts.partition_key]).get(file.stored.name)
-        if isinstance(found, PublishedFile) and found.stored == file.stored:
-            outputs.refuse(found, "it is damaged, or unlike its source")
-    return outputs
-
-
-def memory_limit(setting: int | None, at_once: int) -> int | None:
-    """The `memory_limit_bytes` of each of so many runs of a machine, of which `setting` is meant
-    for all."""
-    return setting if at_once == 1 else (setting or memory_bytes() // 2) // at_once
+    def _list(self, keys: Sequence[str]) -> dict[str, Partition]:
+        """Return those of these partitions that the source has."""
+        if not self._partitions.keys() >= set(keys):
+            self._partitions = {each.key: each for each in self._setup.open_source()}
+        return {key: self._partitions[key] for key in keys if key in self._partitions}
 
 
 def require_alike(facts: MachineFacts, space: Space, precision: str | None) -> None:
     """Refuse a machine that would make other vectors.
 
     Args:
-        precision: of the machines that encode already; None: there are none.
+        precision: of the machines that encode already; None if there are none.
 
     Raises:
         ConfigError: names the machine and the difference.
     """
-    wanted = {
-        "version": __version__,
-        "vectors_key": space.vectors_key,
-        "precision": precision or facts.precision,
+    compared = {
+        "version": (facts.version, __version__),
+        "model or another of its settings": (facts.vectors_key, space.vectors_key),
+        "precision": (facts.precision, precision or facts.precision),
     }
-    for name, value in wanted.items():
-        if getattr(facts, name) != value:
-            what = {"vectors_key": "model or another of its settings"}.get(name, name)
+    for what, (found, expected) in compared.items():
+        if found != expected:
             raise ConfigError(
-                f"the machine {facts.host} is not used: it has another {what} ({getattr(facts, name)}) than this run "
-                f"({value}), and would make other vectors. Give all machines the same version, model and settings"
+                f"the machine {facts.host} is not used: it has another {what} ({found}) than this "
+                f"run ({expected}), and would make other vectors. Give all machines the same "
+                "version, model and settings"
             )

@@ -1,5 +1,4 @@
-"""What the driver knows of a machine: what it has done, how fast, and whether its files are those
-that all see."""
+"""What a machine has done, and whether all machines see its files."""
 
 from __future__ import annotations
 
@@ -43,19 +42,14 @@ class MachineWork:
     def seconds(self) -> float:
         return sum(span.busy_seconds for span in self.spans)
 
-    @property
-    def bytes_per_second(self) -> float | None:
-        return self.weight / self.seconds if self.spans and self.weight else None
-
     def was_at_work(self, begun: float, ended: float) -> None:
-        """Enter the time of a stretch, in the order of their ends; that of two at once counts once."""
-        last = self.spans[-1] if self.spans else Span(begun, begun, 0.0)
-        if begun <= last.ended + _JOINED_SECONDS:
-            self.spans[-1:] = [
-                Span(last.begun, ended, last.busy_seconds + ended - max(begun, last.ended))
-            ]
-        else:
+        """Record the time of a stretch, in the order of their ends; that of two counts once."""
+        last = self.spans[-1] if self.spans else None
+        if last is None or begun > last.ended + _JOINED_SECONDS:
             self.spans.append(Span(begun, ended, ended - begun))
+            return
+        busy_seconds = last.busy_seconds + ended - max(begun, last.ended)
+        self.spans[-1] = Span(last.begun, ended, busy_seconds)
 
 
 def require_shared(machine: str, receipt: Receipt) -> None:

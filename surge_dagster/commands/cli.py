@@ -89,9 +89,7 @@ def embed(
     catalog, store = settings.open_source(), settings.open_store()
     with terminable():
         try:
-            ended = run_catalog(
-                settings, catalog, store, settings.catalog_record(), force=force, quiet=quiet
-            )
+            ended = run_catalog(settings, catalog, store, force=force, quiet=quiet)
         except (KeyboardInterrupt, Terminated) as stopped:
             complain("stopped; what was published stays, run the command again to continue")
             raise typer.Exit(TERMINATED_CODE if isinstance(stopped, Terminated) else 130) from None

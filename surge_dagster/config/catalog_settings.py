@@ -28,6 +28,7 @@ from surge_dagster.engine.tables.frames import Frame, FrameCatalog, FrameTable
 from surge_dagster.engine.tables.opening import open_source, require_no_bigquery
 
 ASSET_SCHEME = "asset://"
+FRAMES = "frame://python"  # the place of every catalog of frames; catalog_name tells them apart
 
 
 _ColumnNames = Annotated[

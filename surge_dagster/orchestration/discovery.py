@@ -14,14 +14,13 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import find_space, list_spaces, nearest_spaces
-from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.sources.partition import Partition, Source
 from surge_dagster.engine.store.store import Store
 from surge_dagster.orchestration.asset_events import source_version
 from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.names import CatalogNames, CatalogResources
 from surge_dagster.orchestration.partition_keys import to_partition_key, with_short_keys
 from surge_dagster.orchestration.records import Catalogued, read_catalogued
-from surge_dagster.resources import CatalogSource
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +40,10 @@ class Listing:
     catalogued: Catalogued
 
 
-def list_catalog(
-    names: CatalogNames, instance: dg.DagsterInstance, catalog: CatalogSource
-) -> Listing:
+def list_catalog(names: CatalogNames, instance: dg.DagsterInstance, source: Source) -> Listing:
     """List the source, then read Dagster's records, so that a run that ends between the two is not
     missed."""
-    listed = list(catalog.open())
+    listed = list(source)
     catalogued = read_catalogued(names, instance)
     short = with_short_keys(listed, catalogued.registered)
     return Listing({to_partition_key(partition.key): partition for partition in short}, catalogued)

@@ -16,48 +16,33 @@ import dagster as dg
 
 from surge_dagster.config.settings import Settings
 from surge_dagster.engine.errors import Cancelled, SurgeError
-from surge_dagster.engine.plan.weights import weight_of
-from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.plan.dividing import cut
 from surge_dagster.orchestration.active_runs import Held
-from surge_dagster.orchestration.discovery import known_space, list_catalog, states_of_unfinished
+from surge_dagster.orchestration.discovery import (
+    Listing,
+    known_space,
+    list_catalog,
+    states_of_unfinished,
+)
 from surge_dagster.orchestration.launch import Unattended, config_of
 from surge_dagster.orchestration.names import CatalogNames, CatalogResources
+from surge_dagster.orchestration.partition_keys import to_partition_key
 from surge_dagster.orchestration.records import failed_on_record
 
 PIECE_TAG = "surge/piece"
-LEAST_BYTES = 16 * 1024 * 1024  # of text, which is worth the start of another encoder
+LEAST_BYTES = 16 << 20  # of text, which is worth the start of another encoder
 # Dagster kills a tick after a minute, without a run or an alert.
 _LOOK_SECONDS = 40.0
 
 
-def cut(
-    keys: Sequence[str],
-    partitions: Mapping[str, Partition],
-    max_runs: int,
-    least_bytes: int | None = None,
-) -> list[list[str]]:
-    """Divide keys into at most `max_runs` pieces of about equal weight, each a stretch of the given
-    order.
-
-    Args:
-        least_bytes: of text, which a piece has on average; `LEAST_BYTES` unless given.
-    """
-    weights = [weight_of(partitions[key]) for key in keys]
-    total = sum(weights)
-    count = min(max_runs, max(1, total // (least_bytes or LEAST_BYTES)))
-
-    pieces: list[list[str]] = [[] for _ in range(count)]
-    before = 0
-    for key, weight in zip(keys, weights, strict=True):
-        middle = before + weight / 2
-        pieces[int(count * middle / total)].append(key)
-        before += weight
-    return [piece for piece in pieces if piece]
+def cut_keys(listing: Listing, keys: Sequence[str], max_runs: int) -> list[list[str]]:
+    """Divide partition keys, in their order, into at most `max_runs` pieces of about equal weight."""
+    pieces = cut([listing.partitions[key] for key in keys], max_runs, LEAST_BYTES)
+    return [list(map(to_partition_key, piece.keys)) for piece in pieces]
 
 
 def piece_tags(number: int, count: int, run_tags: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags of one of several runs: those of the setting `run_tags`, and which piece it
-    is."""
+    """Return the tags of the setting `run_tags`, and which of several pieces a run has."""
     if count == 1:
         return dict(run_tags)
     return {**run_tags, PIECE_TAG: f"{number} of {count}"}
@@ -89,37 +74,30 @@ def refresh_requests(
             store = resources.output.open().until(over)
             space = known_space(names, resources, store)
             if settings.max_runs > 1 or held.keys:
-                listing = list_catalog(names, instance, resources.catalog)
-                todo = states_of_unfinished(listing, store, space).keys() | failed_on_record(
-                    names, instance
-                )
+                listing = list_catalog(names, instance, resources.catalog.open())
+                todo = states_of_unfinished(listing, store, space).keys()
+                todo |= failed_on_record(names, instance)
                 keys = [key for key in listing.partitions if key in todo and key not in held]
-                pieces = cut(keys, listing.partitions, settings.max_runs)
+                pieces = cut_keys(listing, keys, settings.max_runs)
                 is_whole_catalog = is_whole_catalog and len(pieces) < 2
     except (SurgeError, Cancelled):
         is_whole_catalog = True
 
     first = Unattended(space.name if space else None, settings.removed_partitions)
     if is_whole_catalog:
+        config = config_of(names.refresh_op, {})
         tags = first.tags | settings.run_tags
-        return [
-            dg.RunRequest(
-                run_key="everything", run_config=config_of(names.refresh_op, {}), tags=tags
-            )
-        ]
+        return [dg.RunRequest(run_key="everything", run_config=config, tags=tags)]
 
-    others = replace(first, removed_partitions=None)
     requests = []
     for number, keys in enumerate(pieces, 1):
-        keeps_to = first if number == 1 else others
-        request = dg.RunRequest(
-            # Dagster evaluates a tick again in which its daemon died, and launches the runs whose
-            # key is new then.
-            run_key=hashlib.sha256("\n".join(keys).encode()).hexdigest(),
-            run_config=config_of(names.refresh_op, {"keys": keys}),
-            tags=keeps_to.tags | piece_tags(number, len(pieces), settings.run_tags),
-        )
-        requests.append(request)
+        unattended = first if number == 1 else replace(first, removed_partitions=None)
+        # Dagster evaluates a tick again in which its daemon died, and launches the runs whose key
+        # is new then.
+        run_key = hashlib.sha256("\n".join(keys).encode()).hexdigest()
+        config = config_of(names.refresh_op, {"keys": keys})
+        tags = unattended.tags | piece_tags(number, len(pieces), settings.run_tags)
+        requests.append(dg.RunRequest(run_key=run_key, run_config=config, tags=tags))
     return requests
 
 

@@ -15,14 +15,20 @@ config selects missing partitions. The check still fails in this run, and passes
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.files.facts import Flaw
 from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.files.rows import embedding_type
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.freshness import Freshness
+from surge_dagster.engine.output.freshness import Freshness, OutputState
+from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.sources.partition import Partition
+
+_ENCODE_AGAIN = "Run again: it is encoded again."
+_MOVE_AWAY = "Move the file away and run again."
 
 
 @dataclass(slots=True)
@@ -108,3 +114,47 @@ def _rows_of_source(
     if partition.rows is not None:
         return partition.rows - file.facts.skipped_rows
     return receipt_rows
+
+
+def footer_failures(
+    outputs: OutputState,
+    rows: Mapping[str, int],
+    partitions: Mapping[str, Partition],
+    space: Space,
+    checks: FooterChecks,
+) -> Iterator[Failure]:
+    """Judge the footers of files that a run has published, and yield what is wrong with them.
+
+    Args:
+        rows: of each file, by catalog key.
+    """
+    outputs.refresh()
+    outputs.look_at(rows)
+    for key, published_rows in rows.items():
+        partition = partitions[key]
+        freshness = outputs.freshness(partition)
+        violation = checks.record(partition, freshness, space, published_rows)
+        file = freshness.file
+        if freshness.error is not None:
+            yield unreadable(key, freshness.error)
+        elif violation is not None:
+            yield _failure(key, violation, _ENCODE_AGAIN)
+        elif file is None:
+            finding = "its published file is missing or damaged."
+            yield _failure(key, finding, _ENCODE_AGAIN, transient=True)
+        elif freshness.status == "foreign":
+            finding = (
+                f"its file holds vectors of the space {file.facts.space!r}; expected "
+                f"{outputs.space!r}."
+            )
+            yield _failure(key, finding, _MOVE_AWAY)
+        # If the status is "stale", another writer has published the file of a newer source.
+
+
+def unreadable(key: str, error: TransientError) -> Failure:
+    return Failure(key, str(error), transient=True)
+
+
+def _failure(key: str, finding: str, remedy: str, *, transient: bool = False) -> Failure:
+    reason = f"partition {key!r}: {finding} {remedy}"
+    return Failure(key, reason, transient, remedy, in_source=False)

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import dagster as dg
 
 from surge_dagster.config.check_policy import RUN_CHECK
+from surge_dagster.config.run_setup import RunSetup
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.resources import CatalogSource, EncoderResource, OutputStore
 
 LOST_RUNS = "lost_runs"  # the sensor that all catalogs of a code location share
 _VALID = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+
+# Of the grace time, for publishing; the last events are stored in the rest of the time.
+PUBLISH_SHARE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,80 +32,78 @@ class CatalogResources:
     encoder: EncoderResource
     output: OutputStore
 
-
-class _Name:
-    def __init__(self, plain: str, separator: str = "_") -> None:
-        self._plain, self._separator = plain, separator
-
-    def __get__(self, names: CatalogNames, owner: type) -> str:
-        return f"{names.name}{self._separator}{self._plain}" if names.name else self._plain
-
-
-class _Asset:
-    def __init__(self, plain: str) -> None:
-        self._plain = plain
-
-    def __get__(self, names: CatalogNames, owner: type) -> dg.AssetKey:
-        return _asset_key(names.name, self._plain)
+    def run_setup(self, *, force: bool = False) -> RunSetup:
+        return RunSetup(
+            catalog=self.catalog,
+            encoder=self.encoder,
+            files=self.output,
+            source=self.catalog.url,
+            output=self.output.url,
+            source_options=self.catalog.cloud_options(),
+            output_options=self.output.cloud_options(),
+            grace_seconds=PUBLISH_SHARE * self.encoder.grace_seconds,
+            force=force,
+        )
 
 
-@dataclass(frozen=True)
 class CatalogNames:
     """Every name of one catalog.
 
-    The catalog's own name is the first part of its asset keys, and stands before all other names
-    with an underscore, two for ops, as Dagster does. None is for the only one, or the first one, of
-    a code location.
+    The catalog's own name is the first part of its asset keys. In front of other names it stands
+    with an underscore, or two for ops: jobs and ops share one namespace in Dagster, and a catalog
+    named "catalog" would have an op with the name of the plain job.
+
+    Args:
+        name: None for the only catalog, or the first one, of a code location.
     """
 
-    name: str | None = None
-
-    source_partitions = _Asset("source_partitions")
-    superbatches = _Asset("superbatches")
-    embeddings = _Asset("embeddings")
-    current_space = _Asset("current_space")
-    lancedb = _Asset("lancedb")
-    pgvector = _Asset("pgvector")
-    partitions_name = _Name("catalog")  # of the dynamic partitions
-
-    # Jobs and ops share one namespace in Dagster: with one underscore, a catalog named "catalog"
-    # would have an op with the name of the plain job. of the asset, and of the job whose config
-    # names partitions
-    embeddings_op = _Name("embeddings", "__")
-    refresh_op = _Name("refresh", "__")
-    compare_op = _Name("compare_catalog_and_output", "__")
-    catalog_checks_op = _Name("catalog_checks", "__")
-    current_space_op = _Name("current_space", "__")
-    derive_all_op = _Name("derive", "__")
-
-    refresh_job = _Name("catalog_refresh")
-    embed_job = _Name("embed_partitions")
-    check_job = _Name("catalog_check")
-    switch_job = _Name("switch_current_space")
-    hand_over_job = _Name("hand_over")
-    derive_job = _Name("derive_embeddings")  # where the settings list derived spaces
-
-    sensor = _Name("new_partitions")
-    hand_over_sensor = _Name("hand_over_changes")
-    failure_alerts = _Name("alerts_of_failed_runs")
-    check_alerts = _Name("alerts_of_failed_checks")
-    tick_alerts = _Name("alerts_of_failed_ticks")
-    schedule = _Name("nightly_refresh")
-    check_schedule = _Name("scheduled_check")
-
-    catalog_resource = _Name("catalog")
-    encoder_resource = _Name("encoder")
-    output_resource = _Name("output")
-    input_resource = _Name("embeddings_input")
-    changes_resource = _Name("changes")
-    gcs_resource = _Name("gcs")  # this and the next one where the setting `gcp` is given
-    bigquery_resource = _Name("bigquery")
-
-    def __post_init__(self) -> None:
-        if self.name is not None and not _VALID.fullmatch(self.name):
+    def __init__(self, name: str | None = None) -> None:
+        if name is not None and not _VALID.fullmatch(name):
             raise ConfigError(
-                f"the catalog's name is {self.name!r}; expected letters, digits and underscores, a letter first"
+                f"the catalog's name is {name!r}; expected letters, digits and underscores, a "
+                "letter first"
             )
+        self.name = name
+        prefix = f"{name}_" if name else ""
+        op_prefix = f"{name}__" if name else ""
+
+        self.source_partitions = self._asset_key("source_partitions")
+        self.superbatches = self._asset_key("superbatches")
+        self.embeddings = self._asset_key("embeddings")
+        self.current_space = self._asset_key("current_space")
+        self.lancedb = self._asset_key("lancedb")
+        self.pgvector = self._asset_key("pgvector")
+        self.partitions_name = f"{prefix}catalog"  # of the dynamic partitions
+
+        self.embeddings_op = f"{op_prefix}embeddings"  # of the asset, and of the embed job
+        self.refresh_op = f"{op_prefix}refresh"
+        self.compare_op = f"{op_prefix}compare_catalog_and_output"
+        self.catalog_checks_op = f"{op_prefix}catalog_checks"
+        self.current_space_op = f"{op_prefix}current_space"
+        self.derive_all_op = f"{op_prefix}derive"
+
+        self.refresh_job = f"{prefix}catalog_refresh"
+        self.embed_job = f"{prefix}embed_partitions"
+        self.check_job = f"{prefix}catalog_check"
+        self.switch_job = f"{prefix}switch_current_space"
+        self.hand_over_job = f"{prefix}hand_over"
+        self.derive_job = f"{prefix}derive_embeddings"  # if the settings list derived spaces
+
+        self.sensor = f"{prefix}new_partitions"
+        self.hand_over_sensor = f"{prefix}hand_over_changes"
+        self.failure_alerts = f"{prefix}alerts_of_failed_runs"
+        self.check_alerts = f"{prefix}alerts_of_failed_checks"
+        self.tick_alerts = f"{prefix}alerts_of_failed_ticks"
+        self.schedule = f"{prefix}nightly_refresh"
+        self.check_schedule = f"{prefix}scheduled_check"
+
+        self.catalog_resource = f"{prefix}catalog"
+        self.encoder_resource = f"{prefix}encoder"
+        self.output_resource = f"{prefix}output"
+        self.input_resource = f"{prefix}embeddings_input"
+        self.changes_resource = f"{prefix}changes"
+        self.gcs_resource = f"{prefix}gcs"  # this and the next one if the setting `gcp` is given
+        self.bigquery_resource = f"{prefix}bigquery"
 
     @property
     def group(self) -> str:
@@ -112,7 +114,7 @@ class CatalogNames:
         return dg.DynamicPartitionsDefinition(name=self.partitions_name)
 
     def derived(self, label: str) -> dg.AssetKey:
-        return _asset_key(self.name, f"embeddings_{label}")
+        return self._asset_key(f"embeddings_{label}")
 
     def derived_op(self, label: str) -> str:
         return f"{self.embeddings_op}_{label}"
@@ -123,19 +125,17 @@ class CatalogNames:
 
     @property
     def jobs(self) -> frozenset[str]:
-        """All jobs of the catalog; those of tables and derived spaces exist where the settings list
-        some."""
+        """All jobs of the catalog; some exist only if the settings list tables or derived spaces."""
         embedding = (self.refresh_job, self.embed_job, self.check_job, self.switch_job)
         return frozenset((*embedding, self.hand_over_job, self.derive_job))
 
     @property
     def resource_keys(self) -> set[str]:
-        """The resource keys that an op, a sensor or a schedule declares to call `resources` with
-        its context."""
+        """What an op, a sensor or a schedule requires to call `resources` with its context."""
         return {self.catalog_resource, self.encoder_resource, self.output_resource}
 
     def resources(self, context: Any) -> CatalogResources:
-        """This catalog's resources out of those of the context of an op, a sensor or a schedule."""
+        """Return this catalog's resources from the context of an op, a sensor or a schedule."""
         given = context.resources
         catalog: CatalogSource = getattr(given, self.catalog_resource)
         return CatalogResources(
@@ -144,7 +144,5 @@ class CatalogNames:
             output=getattr(given, self.output_resource),
         )
 
-
-@cache
-def _asset_key(*parts: str | None) -> dg.AssetKey:
-    return dg.AssetKey([part for part in parts if part])
+    def _asset_key(self, plain: str) -> dg.AssetKey:
+        return dg.AssetKey([self.name, plain] if self.name else [plain])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -111,7 +112,7 @@ class Outcome:
     footers: FooterChecks = field(default_factory=FooterChecks)
     pace: PaceOfRun = field(default_factory=PaceOfRun)
     report: RunReport = field(default_factory=RunReport)
-    machines: dict[str, MachineWork] | None = None  # over a cluster
+    machines: Mapping[str, MachineWork] | None = None  # over a cluster
     partitions: dict[str, Partition] = field(default_factory=dict)  # of the run, by catalog key
     # refused or not published, by partition key
     failures: dict[str, Failure] = field(default_factory=dict)

@@ -11,37 +11,28 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
-from typing import Any
 
 import dagster as dg
 import pyarrow as pa
 
-from surge_dagster.cluster.cluster_run import ClusterRun
+from surge_dagster.cluster.cluster_run import OpenedRun, open_run
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import list_spaces, model_difference, nearest_spaces
-from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.run.following import Follower, Run
 from surge_dagster.engine.run.report import Failure, Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.run.staging import remove_staged
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted, named
-from surge_dagster.engine.support.waiting import every
 from surge_dagster.engine.tables.opening import release
-from surge_dagster.orchestration.cluster_runs import (
-    PUBLISH_SHARE,
-    cluster_run_of,
-    events_of,
-    run_of,
-)
 from surge_dagster.orchestration.discovery import known_space
+from surge_dagster.orchestration.footer_checks import footer_failures
 from surge_dagster.orchestration.launch import LaunchConfig, Unattended, is_by_operator
-from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.names import PUBLISH_SHARE, CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import in_chunks, to_partition_key
-from surge_dagster.orchestration.progress import LINE_SECONDS, Progress
-from surge_dagster.orchestration.read_back import footer_failures
 from surge_dagster.orchestration.readers_space import report_readers_space
 from surge_dagster.orchestration.records import failed_on_record, last_embeddings, read_catalogued
 from surge_dagster.orchestration.removed_partitions import handle_removed_partitions
@@ -53,6 +44,8 @@ from surge_dagster.orchestration.worklist import (
     make_worklist,
     requested_partitions,
 )
+
+LINE_SECONDS = 10.0  # between two lines of progress; a line costs as much as an event
 
 
 class Refresh:
@@ -86,10 +79,8 @@ class Refresh:
         """Embed what is missing or stale and report it to Dagster; None is the whole catalog."""
         _return_freed_memory()
         source = self._resources.catalog.open()
-        registered, is_typed = (
-            self._catalogued.registered,
-            self._config.is_typed(self._context.run_tags),
-        )
+        is_typed = self._config.is_typed(self._context.run_tags)
+        registered = self._catalogued.registered
         requested = requested_partitions(source, registered, partition_keys, is_typed=is_typed)
         self._outcome.partitions = requested.partitions
         self._fail_unknown(requested.unknown)
@@ -98,74 +89,82 @@ class Refresh:
             self._skip_removed(requested.removed)
             space = self._bring_up_to_date(list(requested.partitions.values()))
         report_readers_space(self._names, self._context, self._store)
+
         if self._unattended and self._unattended.removed_partitions:
-            # Who executes an old run again may not know that it deletes.
-            action = (
-                "report"
-                if is_by_operator(self._context.run_tags)
-                else self._unattended.removed_partitions
-            )
-            handle_removed_partitions(self._names, self._context, action, self._store, space)
+            action = self._unattended.removed_partitions
+            if is_by_operator(self._context.run_tags):  # who may not know that an old run deletes
+                action = "report"
+            outputs = OutputState(self._store, space.name)
+            handle_removed_partitions(self._names, self._context, source, outputs, space, action)
         release(source)
 
     def _fail_unknown(self, unknown: Sequence[str]) -> None:
         remedy = "Delete it in Dagster."
         for key in unknown:
-            reason = f"partition {key!r} was added to Dagster and is not how a key of the catalog is written. {remedy}"
+            reason = (
+                f"partition {key!r} was added to Dagster and is not how a key of the catalog is "
+                f"written. {remedy}"
+            )
             self._outcome.failures[key] = Failure(key, reason, remedy=remedy, in_source=False)
 
     def _register(self, partitions: Iterable[str]) -> None:
-        new = [
-            key
-            for key in map(to_partition_key, partitions)
-            if key not in self._catalogued.registered
-        ]
-        for keys in in_chunks(new):
-            self._context.instance.add_dynamic_partitions(self._names.partitions_name, keys)
+        keys = map(to_partition_key, partitions)
+        new = [key for key in keys if key not in self._catalogued.registered]
+        for chunk in in_chunks(new):
+            self._context.instance.add_dynamic_partitions(self._names.partitions_name, chunk)
 
     def _skip_removed(self, removed: list[str]) -> None:
-        """Leave partitions that were removed from the source as they are; a backfill repeats their
-        last events."""
+        """Leave partitions as they are that were removed from the source."""
         self._outcome.removed = removed
         if not removed:
             return
         self._context.log.warning(
-            f"{len(removed):,} skipped, removed from the source: {named(map(repr, removed))}. Their files and events "
-            "stay as they are; the setting removed_partitions decides about them."
+            f"{len(removed):,} skipped, removed from the source: {named(map(repr, removed))}. "
+            "Their files and events stay as they are; the setting removed_partitions decides "
+            "about them."
         )
         if self._in_backfill:  # unchanged, so that what was out of date stays so
-            for event in last_embeddings(
-                self._names, self._context.instance, self._catalogued, removed
-            ):
+            instance = self._context.instance
+            for event in last_embeddings(self._names, instance, self._catalogued, removed):
                 self._events.repeated(event)
 
     def _bring_up_to_date(self, candidates: Sequence[Partition]) -> Space:
         known = self._known_space()
         with self._resources.encoder.pool() as pool:
             self._require_same_model(pool, known)
-            # Another space: the first run of one, or the content of the model has changed.
-            is_known = known is not None and known.spec_sha256 == pool.space.spec_sha256
-            work = self._worklist(
-                candidates, known if known is not None and is_known else pool.space
+            space = pool.space
+            # Otherwise a new space: the first run of one, or the content of the model has changed.
+            if known is not None and known.spec_sha256 == space.spec_sha256:
+                space = known
+            outputs = OutputState(self._store, space.name)
+            footers = self._outcome.footers
+            work = make_worklist(candidates, outputs, space, self._config, self._record, footers)
+            self._report_worklist(work)
+            opened = open_run(
+                self._resources.run_setup(force=self._config.force),
+                work.todo,
+                pool,
+                self._store,
+                self._context.log.warning,
+                known=work.known,
+                outputs=outputs,
             )
-            self._take(work)
-            run = self._new_run(pool, work)
-            found_fresh = self._embed(run, pool, work)
-        self._report_known(work, found_fresh)
-        return run.space
+            self._outcome.report = opened.run.report
+            self._outcome.machines = opened.machines
+            rows = self._embed(opened, work.todo)
+        self._events.end_of_superbatches()
+        self._judge_footers(outputs, rows, opened.run.space)
+        self._report_fresh(work)
+        return opened.run.space
 
-    def _worklist(self, candidates: Sequence[Partition], space: Space) -> Worklist:
-        outputs = OutputState(self._store, space.name)
-        footers = self._outcome.footers
-        work = make_worklist(candidates, outputs, space, self._config, self._record, footers)
+    def _report_worklist(self, work: Worklist) -> None:
+        log = self._context.log
         for difference in work.differing[:FAILURES_LOGGED]:
-            self._context.log.warning(difference)
+            log.warning(difference)
         if len(work.differing) > FAILURES_LOGGED:
             files = counted(len(work.differing), "file")
-            self._context.log.warning(f"{files} in all, each unlike its facts or its source")
-        return work
+            log.warning(f"{files} in all, each unlike its facts or its source")
 
-    def _take(self, work: Worklist) -> None:
         fresh = {receipt.key for receipt in (*work.fresh, *work.adopted)}
         remove_staged(self._store, work.outputs.space, fresh)
         self._outcome.fresh |= fresh
@@ -194,77 +193,58 @@ class Refresh:
                 "hand to begin a space for what it is now."
             )
 
-    def _new_run(self, pool: EncoderPool, work: Worklist) -> EmbeddingRun | ClusterRun[Any]:
-        force, resources = self._config.force, self._resources
-        if resources.encoder.cluster == "none":
-            run = run_of(resources, work.todo, self._store, pool, force=force, outputs=work.outputs)
-        else:
-            warn, refused = self._context.log.warning, work.refused
-            run = cluster_run_of(resources, work.todo, pool, warn, force=force, refused=refused)
-            self._outcome.machines = run.work
-        run.report.price_per_hour = resources.encoder.price_per_hour
-        self._outcome.report = run.report
-        to_do, space = counted(len(work.todo), "partition"), run.space
-        self._context.log.info(f"{to_do} to do, space {space.title} ({space.name})")
-        return run
-
-    def _embed(
-        self, run: EmbeddingRun | ClusterRun[Any], pool: EncoderPool, work: Worklist
-    ) -> list[Receipt]:
-        """Run, then judge the footers of its files; return receipts of what the run found fresh."""
-        fresh: list[Receipt] = []
+    def _embed(self, opened: OpenedRun, todo: Sequence[Partition]) -> dict[str, int]:
+        """Run, and report to Dagster; return the rows of what was published, by catalog key."""
+        run = opened.run
+        log = self._context.log
+        log.info(
+            f"{counted(len(todo), 'partition')} to do, space {run.space.title} ({run.space.name})"
+        )
+        follower = Follower(run, todo)
         rows: dict[str, int] = {}
-        progress = Progress(work.todo, run)
-        log_progress = lambda: self._context.log.info(progress.line())  # noqa: E731
         try:
-            with (
-                every(LINE_SECONDS, log_progress, "surge-progress"),
-                closing(events_of(run, pool, self._store)) as events,
-            ):
+            followed = follower.follow(
+                opened.events, lambda progress: log.info(progress.in_words()), LINE_SECONDS
+            )
+            with closing(followed) as events:
                 for event in events:
                     self._outcome.count(event)
-                    progress.count(event)
                     match event:
                         case SuperBatchReport():
-                            if event.index == 0:
-                                self._context.log.info(_encoder_line(run.report))
-                            if event.is_slow:
-                                self._context.log.warning(event.slow_message)
-                            # the run may take days
-                            report_readers_space(self._names, self._context, self._store)
-                            self._events.superbatch(event, run.space)
+                            self._report_superbatch(event, run)
                         case Failure():
                             self._events.failure(event)
-                        case Receipt(action="fresh"):
-                            fresh.append(event)
-                            rows[event.key] = event.rows
                         case Receipt():
                             rows[event.key] = event.rows
                             self._events.embedding(event)
         finally:
             self._outcome.published |= run.published
-        self._events.end_of_superbatches()
-        failed = self._judge_footers(work.outputs, rows, run.space) if rows else set[str]()
-        return [receipt for receipt in fresh if receipt.key not in failed]
+        return rows
 
-    def _judge_footers(self, outputs: OutputState, rows: dict[str, int], space: Space) -> set[str]:
-        """Report which of these files are not what they should be; return their catalog keys."""
+    def _report_superbatch(self, superbatch: SuperBatchReport, run: Run) -> None:
+        if superbatch.index == 0:
+            self._context.log.info(_encoder_line(run.report))
+        if superbatch.is_slow:
+            self._context.log.warning(superbatch.slow_message)
+        # Now and not at the end: the run may take days.
+        report_readers_space(self._names, self._context, self._store)
+        self._events.superbatch(superbatch, run.space)
+
+    def _judge_footers(self, outputs: OutputState, rows: dict[str, int], space: Space) -> None:
+        """Report which of the published files are not what they should be."""
+        if not rows:
+            return
         if outputs.space != space.name:  # the output has the space under another name
             outputs = OutputState(self._store, space.name)
-
-        failed: set[str] = set()
         partitions = self._outcome.partitions
         for failure in footer_failures(outputs, rows, partitions, space, self._outcome.footers):
             self._events.failure(failure)
-            failed.add(failure.key)
-        return failed
 
-    def _report_known(self, work: Worklist, found_fresh: Sequence[Receipt]) -> None:
-        """Adopt files that are not on record; in a backfill, report every other fresh file as
-        reused."""
+    def _report_fresh(self, work: Worklist) -> None:
+        """Adopt files that are not on record; in a backfill, report every other fresh file too."""
         for receipt in work.adopted:
             self._events.embedding(receipt, adopted=True)
-        for receipt in (*work.fresh, *found_fresh):
+        for receipt in work.fresh:
             if self._in_backfill:
                 self._events.embedding(receipt, reused=True)
             else:

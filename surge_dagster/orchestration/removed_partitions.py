@@ -1,32 +1,25 @@
-"""Partitions that Dagster or the output has and that were removed from the source; the nightly
-refresh handles them.
+"""Partitions that were removed from the source; the nightly refresh handles them.
 
 The setting `removed_partitions` decides. `report` gives the partition the source version `removed`
 once, which the UI shows. `delete` reports the name of its file, then deletes the file in the space
-of the settings, then the key. Both record what readers leave out, and both refuse a listing that
-may be incomplete (`engine.readers.removed_partitions`).
+of the settings, then the key.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Literal
 
 import dagster as dg
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.readers.removed_partitions import (
-    find_removed,
-    is_removed,
-    may_be_removed,
-    record_removed,
-)
-from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.readers.removed_partitions import handle_removed, is_removed
+from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.support.counts import counted
-from surge_dagster.orchestration.active_runs import held_by_active_runs
+from surge_dagster.orchestration.active_runs import Held, held_by_active_runs
 from surge_dagster.orchestration.asset_events import removed_partition
 from surge_dagster.orchestration.discovery import Listing, list_catalog
 from surge_dagster.orchestration.events import report_events
@@ -37,72 +30,92 @@ from surge_dagster.orchestration.partition_keys import (
     to_partition_key,
 )
 
-_REMOVED, _DELETED = "removed", "deleted"
+_REMOVED = "removed"  # in the place of a source version
+_DELETED = "deleted"
 
 
 def handle_removed_partitions(
     names: CatalogNames,
     context: dg.OpExecutionContext,
-    action: Literal["report", "delete"],
-    store: Store,
+    source: Source,
+    outputs: OutputState,
     space: Space,
+    action: Literal["report", "delete"],
 ) -> None:
-    """Report or delete the partitions that the source no longer lists; those that another run holds
-    stay."""
-    instance = context.instance
-    outputs = OutputState(store, space.name)
-    held = held_by_active_runs(names, instance, besides=context.run_id)
-    listing = list_catalog(names, instance, names.resources(context).catalog)
-    sources = listing.catalogued.sources
+    """Report or delete the partitions that the source no longer lists.
+
+    Args:
+        outputs: as they are now; the source is listed after them.
+    """
+    held = held_by_active_runs(names, context.instance, besides=context.run_id)
+    listing = list_catalog(names, context.instance, source)
     listed = {partition.key for partition in listing.partitions.values()}
-    files = find_removed(outputs, space, listed)
     removed = removed_keys(listing)
-    new = [key for key in removed if sources.get(key) not in (_REMOVED, _DELETED)]
-    text = "The source does not list this partition."
-    events = (removed_partition(names, key, _REMOVED, text) for key in new)
-    report_events(instance, context, list(chain.from_iterable(events)))
-    if removed:
-        context.log.info(
-            f"{counted(len(removed), 'partition')} removed from the source, {len(new):,} of them since the last report"
-        )
-    keys = dict.fromkeys((*map(from_partition_key, removed), *files))
-    refusal = record_removed(outputs, space, files, listed)
-    if action == "report":
-        if refusal:
-            context.log.warning(f"{refusal}.")
-        return
-    without_file = [key for key in keys if key not in files]
-    total = len(listed) + len(without_file)
-    if not refusal and not may_be_removed(len(without_file), total):
-        refusal = (
-            f"{len(without_file):,} of {counted(total, 'partition')} were removed from the source and have no "
-            f"file in {space.name}, such as {without_file[0]!r}. Nothing was deleted. If the source's listing is "
-            "incomplete, fix it. Else remove what is left of them"
-        )
-    if refusal:
+    without_file = list(map(from_partition_key, removed))
+    reporter = _DagsterReporter(names, context, listing.catalogued.sources, removed, held)
+    refusal = handle_removed(
+        outputs,
+        space,
+        listed,
+        reporter,
+        delete=action == "delete",
+        without_file=without_file,
+    )
+    if refusal and action == "delete":
         raise ConfigError(
             f"{refusal}, and delete them in Dagster on the page of the asset source_partitions."
         )
-    for key in keys:
-        partition_key, name = to_partition_key(key), file_name(space.name, key)
-        # a run may have published it since
-        if partition_key in held or not outputs.is_as_listed(name):
-            continue
-        what = f"Its output {store.location(name)} and its key are deleted."
-        if sources.get(partition_key) != _DELETED:
-            report_events(
-                instance, context, list(removed_partition(names, partition_key, _DELETED, what))
+    if refusal:
+        context.log.warning(f"{refusal}.")
+
+
+class _DagsterReporter:
+    """See `RemovalReporter`."""
+
+    def __init__(
+        self,
+        names: CatalogNames,
+        context: dg.OpExecutionContext,
+        sources: Mapping[str, str],
+        removed: Sequence[str],
+        held: Held,
+    ) -> None:
+        self._names = names
+        self._context = context
+        self._sources = sources
+        self._removed = removed
+        self._held = held
+
+    def found(self, keys: Sequence[str], refusal: str | None) -> None:
+        reported = (_REMOVED, _DELETED)
+        new = [key for key in self._removed if self._sources.get(key) not in reported]
+        self._report(new, _REMOVED, "The source does not list this partition.")
+        if self._removed:
+            self._context.log.info(
+                f"{counted(len(self._removed), 'partition')} removed from the source, "
+                f"{len(new):,} of them since the last report"
             )
-        store.delete(name)
-        instance.delete_dynamic_partition(names.partitions_name, partition_key)
+
+    def keeps(self, key: str) -> bool:
+        return to_partition_key(key) in self._held
+
+    def deleting(self, key: str, location: str) -> None:
+        partition_key = to_partition_key(key)
+        if self._sources.get(partition_key) != _DELETED:
+            text = f"Its output {location} and its key are deleted."
+            self._report([partition_key], _DELETED, text)
+
+    def deleted(self, key: str) -> None:
+        instance = self._context.instance
+        instance.delete_dynamic_partition(self._names.partitions_name, to_partition_key(key))
+
+    def _report(self, partition_keys: Sequence[str], version: str, text: str) -> None:
+        events = [removed_partition(self._names, key, version, text) for key in partition_keys]
+        report_events(self._context.instance, self._context, list(chain.from_iterable(events)))
 
 
 def removed_keys(listing: Listing) -> list[str]:
-    """The partition keys of Dagster's that the source no longer lists."""
+    """Return the partition keys of Dagster that the source no longer lists."""
     listed = {partition.key for partition in listing.partitions.values()}
-    registered = listing.catalogued.registered
-    return [
-        key
-        for key in registered
-        if is_canonical(key) and is_removed(from_partition_key(key), listed)
-    ]
+    keys = filter(is_canonical, listing.catalogued.registered)
+    return [key for key in keys if is_removed(from_partition_key(key), listed)]

@@ -1,9 +1,9 @@
 """What a run has to do: the partitions that it was launched for, and which of them need work.
 
 A fresh file that Dagster does not show as materialized is adopted: a run that was killed published
-it without its event, or another program made it. A footer states what a file should hold and does
-not prove it. So such a file is first read in full beside its source, and its partition is encoded
-again when the two differ.
+it without its event, or another program made it. A footer does not prove what a file has. So such a
+file is first read in full and compared with its source, and its partition is encoded again if the
+two differ.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from dataclasses import dataclass, field
 
 import dagster as dg
 
+from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import Freshness, OutputState
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.sources.partition import Partition, Source
-from surge_dagster.orchestration.footer_checks import FooterChecks
+from surge_dagster.engine.store.concurrent_reads import reads_ahead
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.verify.verification import Violation, verify_partition
+from surge_dagster.orchestration.footer_checks import FooterChecks, unreadable
 from surge_dagster.orchestration.launch import LaunchConfig, require_known
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import (
@@ -27,7 +31,6 @@ from surge_dagster.orchestration.partition_keys import (
     to_partition_key,
     with_short_keys,
 )
-from surge_dagster.orchestration.read_back import read_back, unreadable
 from surge_dagster.orchestration.records import Catalogued
 
 _RECORDS_PER_PAGE = 1_000
@@ -38,10 +41,16 @@ _CONTINUES_TAGS = ("dagster/is_resume_retry", "dagster/retry_number")
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    partitions: dict[str, Partition]  # those that the catalog has, by key
-    # keys that the catalog no longer has; the run leaves their files and events as they are
+    """What a run was launched for.
+
+    Attributes:
+        partitions: that the catalog has, by key.
+        removed: keys that the catalog no longer has; their files and events stay.
+        unknown: partition keys of Dagster that are not how a key of the catalog is written.
+    """
+
+    partitions: dict[str, Partition]
     removed: list[str]
-    # partition keys of Dagster's that are not how a key of the catalog is written
     unknown: list[str]
 
 
@@ -52,8 +61,11 @@ def requested_partitions(
     *,
     is_typed: bool,
 ) -> Requested:
-    """Look up what a run was launched for in the catalog; an operator who typed the keys may be
-    mistaken."""
+    """Look up in the catalog what a run was launched for.
+
+    Args:
+        is_typed: whether an operator typed the keys, who may be mistaken.
+    """
     listed = {partition.key: partition for partition in with_short_keys(catalog, registered)}
     if partition_keys is None:
         return Requested(listed, [], [])
@@ -74,9 +86,16 @@ def requested_partitions(
 
 @dataclass(frozen=True, slots=True)
 class OnRecord:
+    """What Dagster has on record before a run, by partition key.
+
+    Attributes:
+        failed: partitions that Dagster shows as failed.
+        done: partitions that a forced run does not encode again; see `done_before`.
+    """
+
     catalogued: Catalogued
-    failed: set[str]  # partition keys that Dagster shows as failed
-    done: set[str]  # partition keys that a forced run does not encode again, see `done_before`
+    failed: set[str]
+    done: set[str]
 
     def shows(self, file: PublishedFile, source_version: str) -> bool:
         key = to_partition_key(file.facts.partition_key)
@@ -86,59 +105,69 @@ class OnRecord:
 
 
 def done_before(names: CatalogNames, context: dg.OpExecutionContext) -> set[str]:
-    """Return the partition keys that the runs before this one have embedded, if a launch says
-    `force`.
+    """Return the partition keys that a forced run need not encode again.
 
     A run continues others if Dagster launched it after a failure, or an operator "from failure".
     One that is executed again as a whole starts from the beginning.
     """
     instance = context.instance
-    earlier_runs = list[str]()
+    done: set[str] = set()
     run = instance.get_run_by_id(context.run_id)
-    while (
-        run
-        and (parent := run.tags.get(_PARENT_RUN_TAG))
-        and any(tag in run.tags for tag in _CONTINUES_TAGS)
-    ):
-        earlier_runs.append(parent)
+    while run is not None:
+        parent = run.tags.get(_PARENT_RUN_TAG)
+        if parent is None or not any(tag in run.tags for tag in _CONTINUES_TAGS):
+            break
+        done.update(_embedded(names, instance, parent))
         run = instance.get_run_by_id(parent)
-    return {key for run_id in earlier_runs for key in _embedded(names, instance, run_id)}
+    return done
 
 
 def _embedded(names: CatalogNames, instance: dg.DagsterInstance, run_id: str) -> Iterator[str]:
-    """Partition keys that a run has embedded, without fresh files that it only reported again."""
-    cursor, has_more = None, True
+    """Yield partition keys that a run has embedded, without files that it only reported again."""
+    kind = dg.DagsterEventType.ASSET_MATERIALIZATION
+    cursor = None
+    has_more = True
     while has_more:  # in pages: the events of a large run take many times the memory of its keys
-        page = instance.get_records_for_run(
-            run_id, cursor, dg.DagsterEventType.ASSET_MATERIALIZATION, limit=_RECORDS_PER_PAGE
-        )
-        cursor, has_more = page.cursor, page.has_more
+        page = instance.get_records_for_run(run_id, cursor, kind, limit=_RECORDS_PER_PAGE)
+        cursor = page.cursor
+        has_more = page.has_more
         for record in page.records:
             event = record.asset_materialization
-            if (
-                event
-                and event.asset_key == names.embeddings
-                and event.partition
-                and "reused" not in event.metadata
-            ):
+            if event is None or event.asset_key != names.embeddings or event.partition is None:
+                continue
+            if "reused" not in event.metadata:
                 yield event.partition
 
 
 @dataclass(frozen=True, slots=True)
 class Worklist:
-    # of the run's space; files that differ from their source count as missing there
+    """The partitions of a run, sorted once.
+
+    Attributes:
+        outputs: files of the run's space; those that differ from their source count as missing.
+        todo: partitions that are selected and need work.
+        known: their freshness, by catalog key.
+        fresh: of files that stay as they are and are on record.
+        adopted: of files that were read in full and are not on record.
+        differing: how files differ from their facts, space or source.
+        failures: partitions whose files cannot be read now.
+    """
+
     outputs: OutputState
-    # partitions that are selected and need work
     todo: list[Partition] = field(default_factory=list)
-    # of files that stay as they are and are on record
+    known: dict[str, Freshness] = field(default_factory=dict)
     fresh: list[Receipt] = field(default_factory=list)
-    # of files that were read back and are not on record
     adopted: list[Receipt] = field(default_factory=list)
-    # how files differ from their facts, space or source
     differing: list[str] = field(default_factory=list)
-    refused: list[PublishedFile] = field(default_factory=list)  # those of them that look fresh
-    # partitions whose files cannot be read now
     failures: list[Failure] = field(default_factory=list)
+
+    def add(self, partition: Partition, freshness: Freshness) -> None:
+        self.todo.append(partition)
+        self.known[partition.key] = freshness
+
+    def receipt(self, file: PublishedFile) -> Receipt:
+        location = self.outputs.store.location(file.stored.name)
+        return Receipt.of(file.facts, file.stored, location, action="fresh")
 
 
 def make_worklist(
@@ -150,52 +179,83 @@ def make_worklist(
     checks: FooterChecks,
 ) -> Worklist:
     """Sort the partitions of a run into fresh ones and ones that need work; judge their footers."""
-    work, unrecorded = Worklist(outputs), dict[str, tuple[Partition, PublishedFile]]()
+    work = Worklist(outputs)
+    unrecorded: dict[str, PublishedFile] = {}
     for partition in outputs.looked_at(candidates):
         partition_key = to_partition_key(partition.key)
-        freshness = outputs.freshness(partition)
-        violation = checks.record(partition, freshness, space)
-        if violation is not None:
-            work.differing.append(f"partition {partition.key!r}: {violation}")
-            if freshness.file is not None:
-                work.refused.append(freshness.file)
-                outputs.refuse(freshness.file, violation)
-            freshness = Freshness("missing")
-        elif freshness.invalid is not None:
-            work.differing.append(f"partition {partition.key!r}: {freshness.invalid}.")
-        status, file = freshness.status, freshness.file
+        freshness = _judged(partition, work, space, checks)
+        file = freshness.file
+        is_fresh = file is not None and freshness.status == "fresh"
+        is_selected = config.select.takes(freshness.status, partition_key in record.failed)
+        is_forced = config.force and partition_key not in record.done
+
         if freshness.error is not None:
             work.failures.append(unreadable(partition.key, freshness.error))
-            continue
-        is_selected = config.select.takes(status, partition_key in record.failed)
-        is_forced = config.force and partition_key not in record.done
-        if is_selected and (status != "fresh" or is_forced):
-            work.todo.append(partition)
-        elif file is None or status != "fresh":
+        elif is_selected and (not is_fresh or is_forced):
+            work.add(partition, freshness)
+        elif file is None or not is_fresh:
             continue  # it needs work that this launch did not select
         elif record.shows(file, partition.source_version):
-            work.fresh.append(_receipt(outputs, file))
+            work.fresh.append(work.receipt(file))
         else:
-            unrecorded[partition.key] = partition, file
-    differences = read_back(
-        [partition for partition, _ in unrecorded.values()], outputs.store, space
-    )
-    for key, (partition, file) in unrecorded.items():
-        match differences[key]:
-            case None:
-                work.adopted.append(_receipt(outputs, file))
-            case Failure() as failure:
-                work.failures.append(failure)
-            case difference:
-                work.differing.append(difference)
-                work.refused.append(file)
-                outputs.refuse(file, difference)
-                if config.select.takes("missing", to_partition_key(key) in record.failed):
-                    work.todo.append(partition)
+            unrecorded[partition.key] = file
+
+    partitions = [partition for partition in candidates if partition.key in unrecorded]
+    for partition, found in zip(
+        partitions, read_back(partitions, outputs.store, space), strict=True
+    ):
+        file = unrecorded[partition.key]
+        if found is None:
+            work.adopted.append(work.receipt(file))
+        elif isinstance(found, Failure):
+            work.failures.append(found)
+        else:
+            work.differing.append(found)
+            outputs.refuse(file, found)
+            if config.select.takes("missing", to_partition_key(partition.key) in record.failed):
+                work.add(partition, Freshness("missing"))
     return work
 
 
-def _receipt(outputs: OutputState, file: PublishedFile) -> Receipt:
-    return Receipt.of(
-        file.facts, file.stored, outputs.store.location(file.stored.name), action="fresh"
-    )
+def _judged(partition: Partition, work: Worklist, space: Space, checks: FooterChecks) -> Freshness:
+    """Return the freshness of a partition; a file whose footer is wrong counts as missing."""
+    freshness = work.outputs.freshness(partition)
+    violation = checks.record(partition, freshness, space)
+    if violation is not None:
+        work.differing.append(f"partition {partition.key!r}: {violation}")
+        if freshness.file is not None:
+            work.outputs.refuse(freshness.file, violation)
+        return Freshness("missing")
+    if freshness.invalid is not None:
+        work.differing.append(f"partition {partition.key!r}: {freshness.invalid}.")
+    return freshness
+
+
+def read_back(
+    partitions: Sequence[Partition], store: Store, space: Space
+) -> Iterator[str | Failure | None]:
+    """Read files in full; yield how each differs from its source, or why it cannot be read."""
+    by_key = {partition.key: partition for partition in partitions}
+
+    def read(store: Store, key: str) -> str | Failure | None:
+        try:
+            return difference(by_key[key], store, space)
+        except StoreUnavailable:
+            raise  # each further file would wait for the store again
+        except TransientError as error:
+            return unreadable(key, error)
+
+    return reads_ahead(store, list(by_key), read)
+
+
+def difference(partition: Partition, store: Store, space: Space) -> str | None:
+    """Return how a partition's file differs from its source, row by row."""
+    verified = verify_partition(partition, store, space)
+    if not isinstance(verified, Violation):
+        return None
+    # A source that has changed since it was listed proves nothing: the next run will read it.
+    if partition.current_source_version() != partition.source_version:
+        return None
+    if verified.kind == "unread":
+        raise TransientError(verified.finding, partition.key)
+    return f"partition {partition.key!r}: {verified.finding}"

@@ -7,42 +7,33 @@ from pathlib import Path
 
 import pytest
 
-from surge_dagster.cluster import stretches
-from surge_dagster.cluster.machine_work import MachineWork
+from surge_dagster.config.run_setup import RunSetup
 from surge_dagster.engine.encoder.pool import EncoderPool
-from tests.cluster.local_cluster import CATALOG, SPEC, FolderRuns, SmallRuns
+from surge_dagster.engine.model.spec import EncodingSpec
+from tests.cluster.local_cluster import CATALOG, MODEL, setup_in
 from tests.engine.encoder.faulty_pools import no_leaks
-from tests.small_catalogs import numbered_rows, partition_folder, write_rows
+from tests.small_catalogs import numbered_rows, partition_folder, write_catalog, write_rows
 
 __all__ = ["no_leaks"]
 
 
 @pytest.fixture
-def stretches_of_one_partition(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stretches, "STRETCH_SECONDS", 0)
-    monkeypatch.setattr(stretches, "_LEAST_SECONDS", 0)
-
-
-@pytest.fixture
 def pool() -> Iterator[EncoderPool]:
-    with EncoderPool(SPEC, devices="cpu") as pool:
+    with EncoderPool(EncodingSpec(MODEL), devices="cpu") as pool:
         yield pool
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> SmallRuns:
-    return SmallRuns(CATALOG, tmp_path)
+def setup(tmp_path: Path) -> RunSetup:
+    """Of runs over `CATALOG`."""
+    write_catalog(tmp_path / "catalog", CATALOG)
+    return setup_in(tmp_path, divides=False)
 
 
 @pytest.fixture
-def giant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FolderRuns:
-    """Runs over a catalog of which one partition is by far the largest, and is divided into ranges."""
-    monkeypatch.setattr(stretches, "STRETCH_SECONDS", 1)
-    monkeypatch.setattr(stretches, "_FIRST_SPEED", 12_000)
-    monkeypatch.setattr(MachineWork, "bytes_per_second", None)
+def giant(tmp_path: Path) -> RunSetup:
+    """Of runs over a catalog with one large partition, which is divided into ranges."""
     for key, count in {"giant": 600, "a": 5, "b": 7}.items():
-        rows = numbered_rows(key, count, words=12)
-        write_rows(
-            partition_folder(tmp_path / "catalog", key) / "part-0.parquet", rows, row_group_size=100
-        )
-    return FolderRuns({}, tmp_path)
+        path = partition_folder(tmp_path / "catalog", key) / "part-0.parquet"
+        write_rows(path, numbered_rows(key, count, words=12), row_group_size=100)
+    return setup_in(tmp_path)

@@ -9,64 +9,47 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from surge_dagster.cluster.cluster_run import ClusterRun, MachineLost
-from surge_dagster.cluster.machine import CatalogRuns, Machine, MachineFacts, StretchOutcome
-from surge_dagster.cluster.stretches import Stretch
+from surge_dagster.cluster.cluster_run import ClusterRun
+from surge_dagster.cluster.machine import (
+    Machine,
+    MachineFacts,
+    MachineLost,
+    Stretch,
+    StretchOutcome,
+)
+from surge_dagster.cluster.stretches import StretchSizes
+from surge_dagster.config.catalog_settings import CatalogSettings
+from surge_dagster.config.run_setup import RunSetup
+from surge_dagster.config.settings import EncoderSettings, FileSettings
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.output.freshness import Freshness
+from surge_dagster.engine.run.report import Event
 from surge_dagster.engine.support.waiting import in_background
-from surge_dagster.engine.tables.opening import open_source
-from tests.engine.runs import make_run
-from tests.small_catalogs import Rows, assert_embedded, numbered_rows, partition_of
+from tests.small_catalogs import assert_embedded, numbered_rows
 
-SPEC = EncodingSpec("hash://16")
 CATALOG = {f"p{number:02}": numbered_rows(f"p{number:02}", 5 + 7 * number) for number in range(12)}
+ONE_PARTITION = StretchSizes(seconds=0, least_seconds=0)  # in each stretch
+MODEL = "hash://16"
 Task = tuple[str, int, Future[StretchOutcome]]
 
 
-@dataclass(frozen=True)
-class SmallRuns:
-    """See `CatalogRuns`."""
+def setup_in(
+    root: Path, kind: type[RunSetup] = RunSetup, *, divides: bool = True, **options: Any
+) -> RunSetup:
+    """Of runs over `root`/catalog into `root`/output.
 
-    catalog: Mapping[str, Rows]
-    output: Path
-    refused: tuple[()] = ()
-
-    def open_pool(self) -> EncoderPool:
-        return EncoderPool(SPEC, devices="cpu")
-
-    def list_partitions(self) -> list[Partition]:
-        return [partition_of(key, rows) for key, rows in self.catalog.items()]
-
-    def new_run(
-        self,
-        partitions: Sequence[Partition],
-        pool: EncoderPool,
-        *,
-        at_once: int = 1,
-        **options: Any,
-    ) -> EmbeddingRun:
-        return make_run(pool, partitions, self.output, **options)
-
-
-@dataclass(frozen=True)
-class FolderRuns(SmallRuns):
-    """Over a catalog on disk, in `output`/catalog."""
-
-    def list_partitions(self) -> list[Partition]:
-        return list(open_source(self.output / "catalog"))
-
-    def new_run(
-        self,
-        partitions: Sequence[Partition],
-        pool: EncoderPool,
-        *,
-        at_once: int = 1,
-        **options: Any,
-    ) -> EmbeddingRun:
-        return make_run(pool, partitions, self.output / "output", **options)
+    Args:
+        divides: whether partitions are divided into ranges.
+    """
+    return kind(
+        CatalogSettings(missing_text="refuse" if divides else "skip"),  # pyright: ignore[reportCallIssue]
+        EncoderSettings(model=MODEL, devices="cpu", b_min=50, b_max=100),  # pyright: ignore[reportCallIssue]
+        FileSettings(),
+        source=str(root / "catalog"),
+        output=str(root / "output"),
+        grace_seconds=20.0,
+        **options,
+    )
 
 
 @dataclass(eq=False)
@@ -79,9 +62,9 @@ class LocalCluster:
             `MachineLost`, the machine is lost with all stretches that it has.
     """
 
-    runs: CatalogRuns
+    setup: RunSetup
     names: list[str]
-    before: Callable[[str, Sequence[str]], None] = lambda machine, keys: None
+    before: Callable[[str, Sequence[str]], object] = lambda machine, keys: None
     given: list[tuple[str, Stretch]] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
     requested: list[int] = field(default_factory=list)
@@ -93,21 +76,19 @@ class LocalCluster:
         names = list(self.names)  # other threads change them
         for name in names:
             if name not in self._machines:
-                self._machines[name] = Machine(self.runs)
+                self._machines[name] = Machine(self.setup)
         return {name: self._machines[name].facts() for name in names}
 
     def request(self, machines: int) -> None:
         self.requested.append(machines)
 
-    def embed(self, machine: str, stretch: Stretch) -> Task:
+    def embed(self, machine: str, stretch: Stretch, known: Mapping[str, Freshness]) -> Task:
         number = len(self.given)
         self.given.append((machine, stretch))
 
         def work() -> StretchOutcome:
-            self.before(machine, stretch.keys)
-            return self._machines[machine].embed(
-                number, stretch.keys, stretch.ranges, again=stretch.is_again
-            )
+            self.before(machine, stretch.piece.keys)
+            return self._machines[machine].embed(number, stretch.piece, known)
 
         self._begun.append(in_background(work, "test-machine"))
         return machine, number, self._begun[-1]
@@ -145,14 +126,17 @@ class LocalCluster:
 
 
 def cluster_run(
-    cluster: LocalCluster, pool: EncoderPool, *, force: bool = False
+    cluster: LocalCluster, pool: EncoderPool, sizes: StretchSizes = ONE_PARTITION
 ) -> ClusterRun[Task]:
-    runs = cluster.runs
-    return ClusterRun(
-        runs.list_partitions(), runs, pool, lambda: cluster, force=force, grace_seconds=20.0
-    )
+    source = cluster.setup.open_source()
+    return ClusterRun(cluster.setup, source, pool, lambda: cluster, sizes=sizes)
 
 
-def assert_all_embedded(runs: SmallRuns, pool: EncoderPool) -> None:
+def events_of(cluster: LocalCluster, pool: EncoderPool, kind: type[Event]) -> list[Any]:
+    """The events of one kind of a whole run."""
+    return [event for event in cluster_run(cluster, pool).events() if isinstance(event, kind)]
+
+
+def assert_all_embedded(setup: RunSetup, pool: EncoderPool) -> None:
     for key, rows in CATALOG.items():
-        assert_embedded(runs.output, pool.space.name, key, rows)
+        assert_embedded(Path(setup.output), pool.space.name, key, rows)

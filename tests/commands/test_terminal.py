@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
-from surge_dagster import __version__, local_run, terminal
-from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.run.meters import InFlight
-from surge_dagster.engine.run.report import Event, RunReport
+from surge_dagster import __version__, terminal
 from tests.command import Command
 from tests.commands.test_cli import write_partition
 
@@ -60,44 +51,8 @@ def test_quiet_command_prints_errors_alone(
     code, out, error = surge(*embed, "--quiet")
     assert (code, out) == (1, "") and "refused" in error
     code, out, error = surge(*embed, "--force")
-    assert "3 of 6 texts" in error and "1 partition written" in out
-
-
-def test_progress_of_a_run_goes_on_within_a_superbatch(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = SimpleNamespace(in_flight=None, report=RunReport())
-    shown = threading.Event()
-
-    @contextmanager
-    def progress_bar(*_: Any, **__: Any) -> Iterator[Any]:
-        yield lambda done, of: shown.set() if (done, of) == (40, 100) else None
-
-    def events() -> Generator[Event]:
-        run.in_flight = InFlight()
-        run.in_flight.encoded = 40
-        assert shown.wait(60), "before the SuperBatch is an event"
-        yield from ()
-
-    monkeypatch.setattr(local_run, "progress_bar", progress_bar)
-    monkeypatch.setattr(local_run, "_UPDATE_SECONDS", 0.01)
-    local_run._follow(cast(EmbeddingRun, run), events(), 100, quiet=False)
-
-
-def test_progress_of_a_run_over_a_cluster_counts_what_its_machines_have_said(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run, lines = SimpleNamespace(in_flight=None, report=RunReport()), list[tuple[int, int | None]]()
-
-    @contextmanager
-    def progress_bar(*_: Any, **__: Any) -> Iterator[Any]:
-        yield lambda done, of: lines.append((done, of))
-
-    def events() -> Generator[Event]:
-        run.report.costs = Costs(texts_encoded=40)
-        yield from ()
-
-    monkeypatch.setattr(local_run, "progress_bar", progress_bar)
-    local_run._follow(cast(EmbeddingRun, run), events(), 100, quiet=False)
-    assert lines[-1] == (40, 100)
+    assert "6 of 6 texts" in error, "those of the refused partition are done"
+    assert "1 partition written" in out
 
 
 def test_package_runs_as_a_module(tmp_path: Path) -> None:

@@ -26,9 +26,9 @@ from surge_dagster.engine.run.meters import Pace
 from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.asset_events import superbatch_metrics
+from surge_dagster.orchestration.footer_checks import footer_failures
 from surge_dagster.orchestration.launch import Unattended, job_of
 from surge_dagster.orchestration.names import LOST_RUNS, CatalogNames
-from surge_dagster.orchestration.read_back import footer_failures
 from tests.dagster import private_dagster
 from tests.dagster.dev_server import CHILD_PATH
 from tests.dagster.postgres_fixtures import postgres as postgres

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from surge_dagster.cluster import stretches
-from surge_dagster.cluster.cluster_run import MachineLost
+from surge_dagster.cluster import cluster_run, stretches
+from surge_dagster.cluster.machine import MachineLost
+from surge_dagster.config import run_setup
+from surge_dagster.config.run_setup import RunSetup
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.orchestration import cluster_runs
-from surge_dagster.orchestration.cluster_runs import ResourceRuns
-from tests.cluster.local_cluster import LocalCluster
+from tests.cluster.local_cluster import ONE_PARTITION, LocalCluster
 from tests.dagster.conftest import Workbench
 from tests.small_catalogs import assert_embedded, numbered_rows
 
@@ -23,18 +23,18 @@ class Connections:
     """Replaces Ray by machines of this process; keeps what the driver asked for."""
 
     addresses: list[str] = field(default_factory=list)
-    runs: list[ResourceRuns] = field(default_factory=list)
+    setups: list[RunSetup] = field(default_factory=list)
     devices: list[str] = field(default_factory=list)
 
     def connect(
-        self, address: str, runs: ResourceRuns, space: Space, warn: object, devices: str
+        self, address: str, setup: RunSetup, space: Space, warn: object, devices: str
     ) -> LocalCluster:
         self.addresses.append(address)
-        self.runs.append(runs)
+        self.setups.append(setup)
         self.devices.append(devices)
-        travelled = pickle.loads(pickle.dumps(runs))
         # as here is no GPU, which the driver does not miss
-        travelled.encoder.update(devices="cpu", precision="fp32")
+        here = setup.encoder.model_copy(update={"devices": "cpu", "precision": "fp32"})
+        travelled = pickle.loads(pickle.dumps(replace(setup, encoder=here)))
         return LocalCluster(travelled, ["a", "b"], self.lose_b)
 
     @staticmethod
@@ -47,11 +47,11 @@ class Connections:
 def connections(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Connections:
     """A catalog of three partitions for a cluster whose machine `b` is lost."""
     made = Connections()
-    monkeypatch.setattr(cluster_runs, "RayCluster", made.connect)
-    monkeypatch.setattr(cluster_runs, "absolute_model", lambda model: model)
-    monkeypatch.setattr(stretches, "_LEAST_SECONDS", 0)
-    monkeypatch.setattr(stretches, "STRETCH_SECONDS", 0)  # one partition each
+    monkeypatch.setattr(cluster_run, "RayCluster", made.connect)
+    monkeypatch.setattr(run_setup, "absolute_model", lambda model: model)
+    monkeypatch.setattr(stretches, "SIZES", ONE_PARTITION)
     bench.settings |= {"cluster": "ray://head:10001", "devices": "cuda", "precision": "fp16"}
+    bench.settings["missing_text"] = "skip"  # so that partitions are not divided
     bench.fill("abc", 5)
     return made
 
@@ -77,12 +77,12 @@ def test_settings_of_the_encoder_reach_the_machines(
 ) -> None:
     bench.refresh()
 
-    [runs] = connections.runs
+    [setup] = connections.setups
 
     assert connections.addresses == ["ray://head:10001"]
     assert connections.devices == ["cuda"]
-    assert runs.encoder["devices"] == "cuda"
-    assert runs.encoder["precision"] == "fp16"
+    assert setup.encoder.devices == "cuda"
+    assert setup.encoder.precision == "fp16"
 
 
 def test_event_of_the_run_lists_what_each_machine_did(

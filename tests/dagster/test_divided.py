@@ -8,48 +8,12 @@ from __future__ import annotations
 
 import dagster as dg
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration import divided
 from surge_dagster.orchestration.launch import Unattended
 from tests.dagster.conftest import NAMES, Workbench, requested
 from tests.small_catalogs import DIMENSION
-
-
-def partition(key: str, text_bytes: int | None) -> Partition:
-    return Partition(key, "v1", lambda: iter(()), lambda: "v1", text_bytes=text_bytes)
-
-
-sizes = st.lists(st.none() | st.integers(0, 10**9), min_size=1, max_size=60)
-
-
-@given(sizes, st.integers(1, 12), st.integers(1, 10**9))
-def test_pieces_hold_every_key_once_in_the_given_order(
-    given_sizes: list[int | None], max_runs: int, least: int
-) -> None:
-    partitions = {
-        f"p{place:02}": partition(f"p{place:02}", size) for place, size in enumerate(given_sizes)
-    }
-
-    pieces = divided.cut(list(partitions), partitions, max_runs, least)
-
-    assert [key for piece in pieces for key in piece] == list(partitions)
-    assert all(pieces)
-    assert len(pieces) <= max_runs
-
-
-def test_little_work_is_one_run() -> None:
-    partitions = {key: partition(key, 1_000_000) for key in "abcdefg"}
-
-    assert divided.cut(list(partitions), partitions, 3) == [list("abcdefg")]
-    assert divided.cut(list(partitions), partitions, 3, 1_000_000) == [
-        list("ab"),
-        list("cde"),
-        list("fg"),
-    ]
 
 
 @pytest.fixture

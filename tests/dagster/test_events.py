@@ -281,16 +281,16 @@ def test_adopted_partition_points_at_the_version_it_was_made_from(
     bench.refresh()
     bench.instance.wipe_assets([NAMES.embeddings])
     source = ids_of(bench, NAMES.source_partitions, MATERIALIZATION)["a"]
-    report_known = Refresh._report_known
+    report_fresh = Refresh._report_fresh
 
     def after_a_tick(*arguments: Any) -> None:
         partition = Partition("a", "v2", lambda: iter(()), lambda: "v2")
         report_events(
             bench.instance, None, list(asset_events.source_version(NAMES, partition, changed=True))
         )
-        report_known(*arguments)
+        report_fresh(*arguments)
 
-    monkeypatch.setattr(Refresh, "_report_known", after_a_tick)
+    monkeypatch.setattr(Refresh, "_report_fresh", after_a_tick)
     event = bench.refresh().materialized()["a"]
 
     assert event.metadata["action"].value == "adopted"

@@ -17,7 +17,6 @@ from surge_dagster.config.settings import load_settings
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.store import StorageOptions
 from surge_dagster.engine.store.gcp import GcpOptions
-from surge_dagster.orchestration.cluster_runs import ResourceRuns
 from surge_dagster.orchestration.names import CatalogResources
 from surge_dagster.resources import CatalogSource, OutputStore
 from tests.dagster.conftest import Ran, Workbench, execute
@@ -173,9 +172,7 @@ def test_machines_of_a_cluster_get_the_account(google_account: GoogleAccount) ->
     resources = CatalogResources(
         *((made.resources or {})[name] for name in ("catalog", "encoder", "output"))
     )
-    runs = ResourceRuns.of(resources, force=False, refused=[])
-
-    travelled = pickle.loads(pickle.dumps(runs))
+    travelled = pickle.loads(pickle.dumps(resources.run_setup()))
 
     fake = FakeBigQuery(table_of(CATALOG))
     with fake.serve_by_default():
@@ -183,7 +180,7 @@ def test_machines_of_a_cluster_get_the_account(google_account: GoogleAccount) ->
 
     assert len(listed) == len(CATALOG)
     assert set(fake.tokens) == {f"Bearer {TOKEN}"}
-    assert travelled.output["storage"].gcp.gcp_credentials == google_account.gcp_credentials
+    assert travelled.output_options.gcp.gcp_credentials == google_account.gcp_credentials
 
 
 def blocks(language: str) -> list[str]:

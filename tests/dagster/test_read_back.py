@@ -14,8 +14,8 @@ from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store
-from surge_dagster.orchestration import read_back as module
-from surge_dagster.orchestration.read_back import read_back
+from surge_dagster.orchestration import worklist as module
+from surge_dagster.orchestration.worklist import read_back
 from tests.small_catalogs import numbered_rows, partition_of
 
 SPACE = cast(Space, None)  # nothing here looks at it

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from unittest import mock
 
 import dagster as dg
 import pytest
 
-from surge_dagster.engine.run.meters import InFlight
-from surge_dagster.engine.run.report import Failure, Receipt, RunReport
-from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.run.following import Follower
+from surge_dagster.engine.run.report import Receipt
 from surge_dagster.orchestration.launch import Unattended
-from surge_dagster.orchestration.progress import Progress
 from tests.dagster.conftest import NAMES, Workbench, stale_status
 from tests.small_catalogs import assert_embedded, numbered_rows
 
@@ -139,56 +136,6 @@ def test_run_says_in_one_line_what_it_did_with_each_partition(bench: Workbench) 
     )
 
 
-class Clock:
-    """A run's progress on a clock that the test sets."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.run = mock.Mock(in_flight=None, preparing="", report=RunReport())
-        todo = [Partition(key, "v", lambda: iter(()), lambda: "v", rows=100) for key in "abcd"]
-        self.progress = Progress(todo, self.run, lambda: self.seconds)
-
-    def line(self, seconds: float) -> str:
-        self.seconds = seconds
-        return self.progress.line()
-
-
-def test_line_of_progress_says_what_a_run_waits_for() -> None:
-    clock = Clock()
-    clock.run.preparing = "the encoder is starting"
-
-    assert clock.line(8) == "Progress: 0 of 4 partitions in 8 s; the encoder is starting"
-
-
-def test_line_of_progress_has_the_remaining_time_within_a_superbatch() -> None:
-    clock = Clock()
-    clock.run.in_flight = InFlight()
-
-    clock.run.in_flight.add(150)
-
-    assert clock.line(10) == "Progress: 0 of 4 partitions, 0 of 400 texts; 150 in flight"
-
-    clock.run.in_flight.encoded = 50
-
-    line = (
-        "Progress: 0 of 4 partitions, 50 of 400 texts, 2 texts/s, about 2 min left; 150 in flight"
-    )
-
-    assert clock.line(20) == line
-
-
-def test_line_of_progress_counts_published_and_failed_partitions() -> None:
-    clock = Clock()
-    clock.run.in_flight = InFlight()
-    clock.run.in_flight.encoded = 200
-    for key in "ab":
-        clock.progress.count(Receipt(key, "encoded", "", 100, 16, 0, "", 0, "", "", "", ""))
-
-    clock.progress.count(Failure("d", "bad"))
-
-    assert clock.line(30).startswith("Progress: 3 of 4 partitions, 300 of 400 texts")
-
-
 def test_replaced_partition_is_the_only_one_encoded(
     bench: Workbench,
 ) -> None:
@@ -290,11 +237,11 @@ def test_last_line_of_a_terminated_run_says_who_embeds_the_rest(
     bench.settings |= {"b_min": 3, "b_max": 3}
     bench.fill("abcd")
 
-    def interrupt(progress: Progress, event: object) -> None:
+    def interrupt(follower: Follower, event: object) -> None:
         if isinstance(event, Receipt):
             raise dg.DagsterExecutionInterruptedError
 
-    monkeypatch.setattr(Progress, "count", interrupt)
+    monkeypatch.setattr(Follower, "count", interrupt)
     tags = {"dagster/sensor_name": sensor} if sensor else {}
     ran = bench.embed_keys(tags, keys=["a", "b", "c", "d"])
     published = len(list(bench.output.glob("*/*.parquet")))

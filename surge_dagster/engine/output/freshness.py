@@ -27,7 +27,7 @@ from surge_dagster.engine.files.formats import (
 )
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.concurrent_reads import reads_ahead
-from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.store.store import Store, StoredObject
 from surge_dagster.engine.support.footer_memory import FooterMemory, Tag
 
 Status = Literal["fresh", "stale", "missing", "foreign", "unread"]
@@ -76,6 +76,7 @@ class OutputState:
         self.store = store
         self.space = space
         self._memory: FooterMemory[Found] = FooterMemory(f"output\0{store.identity}\0{space}")
+        self._refused: dict[str, tuple[StoredObject, InvalidFile]] = {}
         self.refresh()
 
     def refresh(self) -> None:
@@ -88,6 +89,9 @@ class OutputState:
         }
         self._memory.forget_others(self._listed)
         self._known = self._memory.known(self._tags(self._listed))
+        for name, (stored, invalid) in self._refused.items():
+            if self._listed.get(name) == stored:
+                self._known[name] = invalid
         self._unreadable: dict[str, TransientError] = {}
 
     def look_at(self, keys: Iterable[str]) -> None:
@@ -169,7 +173,9 @@ class OutputState:
 
         That is not remembered: a disk may fail once, and the next state reads the file again.
         """
-        self._known[file.stored.name] = InvalidFile(reason)
+        invalid = InvalidFile(reason)
+        self._refused[file.stored.name] = file.stored, invalid
+        self._known[file.stored.name] = invalid
 
     def _freshness(
         self, key: str, source_version: str, rows_version: str | None = None

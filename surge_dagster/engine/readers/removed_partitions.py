@@ -1,20 +1,20 @@
-"""Partitions that were removed from the source and still have files, in one small object of their
-space.
+"""Partitions that were removed from the source and still have files.
 
-A run over the whole catalog finds them, records them in `removed_partitions.json`, which readers
-leave out, and deletes their files where that is set. An entry holds for one version of a file: a
-partition that is embedded again is read. One that comes back unchanged is read after the next such
-run. Of a file that cannot be read now the entry stays.
+A run over the whole catalog records them in `removed_partitions.json` of their space, and deletes
+their files if that is set. Readers leave out what is recorded. An entry is about one version of a
+file: a partition that is embedded again is read, and one that comes back unchanged is read after
+the next such run.
 
-A source that is mounted wrongly lists too little. So more than a tenth of the catalog at a time is
-neither recorded nor deleted; what was recorded before is no part of it.
+A source that is mounted wrongly lists too little. So a run neither records nor deletes more than a
+tenth of the catalog at a time, without what was recorded before.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Container, Mapping, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.files.formats import PublishedFile, file_name
@@ -32,21 +32,80 @@ Versions = Mapping[str, list[str]]
 
 
 def is_removed(key: str, listed: Container[str]) -> bool:
-    """Whether the source lacks a partition; a long key that cannot be read is listed as the name of
-    its folder."""
-    return key not in listed and not (is_hashed(name := encode_key(key)) and name in listed)
+    """Return whether the source lacks a partition.
+
+    A source lists a long key that it cannot read as the name of its folder.
+    """
+    name = encode_key(key)
+    return key not in listed and not (is_hashed(name) and name in listed)
 
 
 def may_be_removed(partitions: int, total: int) -> bool:
-    """Whether so many of a catalog's partitions may have been removed at a time."""
+    """Return whether this number of partitions may have been removed at a time."""
     return partitions <= max(1, int(_LARGEST_SHARE * total))
+
+
+class RemovalReporter(Protocol):
+    """Takes what becomes of removed partitions."""
+
+    def found(self, keys: Sequence[str], refusal: str | None) -> None:
+        """Take the keys of the files, and why the listing is not trusted."""
+        ...
+
+    def keeps(self, key: str) -> bool:
+        """Return whether a file must stay, because another run holds its partition."""
+        ...
+
+    def deleting(self, key: str, location: str) -> None: ...
+
+    def deleted(self, key: str) -> None: ...
+
+
+def handle_removed(
+    outputs: OutputState,
+    space: Space,
+    listed: Collection[str],
+    reporter: RemovalReporter,
+    *,
+    delete: bool,
+    without_file: Sequence[str] = (),
+) -> str | None:
+    """Record partitions that the source does not list, and delete their files if that is set.
+
+    Args:
+        outputs: listed before the source was, so that no new partition seems removed.
+        listed: the keys of the source.
+        without_file: further removed keys, which have no file in this space.
+
+    Returns:
+        Why the listing is not trusted. Then what is new stays readable, and nothing is deleted.
+    """
+    files = find_removed(outputs, space, listed)
+    refusal = record_removed(outputs, space, files, listed)
+    without_file = [key for key in without_file if key not in files]
+    total = len(listed) + len(without_file)
+    if delete and not refusal and not may_be_removed(len(without_file), total):
+        refusal = (
+            f"{len(without_file):,} of {counted(total, 'partition')} were removed from the source "
+            f"and have no file in {space.name}, such as {without_file[0]!r}. Nothing was deleted. "
+            "If the source's listing is incomplete, fix it. Otherwise remove what is left of them"
+        )
+    reporter.found(list(files), refusal)
+    if delete and not refusal:
+        for key in (*files, *without_file):
+            name = file_name(space.name, key)
+            if reporter.keeps(key) or not outputs.is_as_listed(name):  # a run has published it
+                continue
+            reporter.deleting(key, outputs.store.location(name))
+            outputs.store.delete(name)
+            reporter.deleted(key)
+    return refusal
 
 
 def find_removed(
     outputs: OutputState, space: Space, listed: Collection[str]
 ) -> dict[str, PublishedFile]:
-    """The valid files, by key, whose partitions the source does not list; list the files first,
-    then the source."""
+    """Return the valid files, by key, whose partitions the source does not list."""
     files: dict[str, PublishedFile] = {}
     for name, found in outputs.files_beside(listed).items():
         with suppress(DataError, TransientError):
@@ -59,46 +118,42 @@ def find_removed(
 def record_removed(
     outputs: OutputState, space: Space, files: Mapping[str, PublishedFile], listed: Collection[str]
 ) -> str | None:
-    """Record these files, which `find_removed` gave for what the source lists, as those that
-    readers leave out.
-
-    Returns:
-        Why the listing is not trusted; then those that are new stay readable, and nothing may be
-            deleted.
-    """
+    """Record files of removed partitions, which readers leave out; return why it is refused."""
     store = outputs.store
-    known, found = (
-        recorded_removed(store, space),
-        {key: _version(file) for key, file in files.items()},
-    )
-    new = sorted(key for key in found if known.get(key) != found[key])
+    known = recorded_removed(store, space)
+    entries = {key: _version(file) for key, file in files.items()}
+    new = sorted(key for key, version in entries.items() if known.get(key) != version)
     total = len(listed) + len(new)
     is_trusted = not new or (len(listed) > 0 and may_be_removed(len(new), total))
-    entries = {key: version for key, version in found.items() if is_trusted or key not in new}
-    unread = {
-        name
-        for name, file in outputs.files_beside(listed).items()
-        if isinstance(file, TransientError)
-    }
-    kept = [
-        key for key in known if is_removed(key, listed) and file_name(space.name, key) in unread
-    ]
-    entries |= {key: known[key] for key in kept}
+    if not is_trusted:
+        for key in new:
+            del entries[key]
+
+    # The entry of a file that cannot be read now stays.
+    for name, file in outputs.files_beside(listed).items():
+        if isinstance(file, TransientError):
+            for key, version in known.items():
+                if file_name(space.name, key) == name and is_removed(key, listed):
+                    entries[key] = version
     if entries != known:
         write_document(store, _name(space), {"partitions": entries}, lambda: None)
     if is_trusted:
         return None
     return (
-        f"{len(new):,} of {counted(total, 'partition')} were removed from the source, such as {new[0]!r}. Nothing was "
-        f"deleted or hidden from readers, since at most {_LARGEST_SHARE:.0%} of the catalog may be at a time; "
-        "everything else was embedded. If the source's listing is incomplete, fix it. If the partitions are no longer "
-        f"needed, remove their files from {store.location(space.name)!r}"
+        f"{len(new):,} of {counted(total, 'partition')} were removed from the source, such as "
+        f"{new[0]!r}. Nothing was deleted or hidden from readers, since at most "
+        f"{_LARGEST_SHARE:.0%} of the catalog may be at a time; everything else was embedded. If "
+        "the source's listing is incomplete, fix it. If the partitions are no longer needed, "
+        f"remove their files from {store.location(space.name)!r}"
     )
 
 
 def recorded_removed(store: Store, space: Space) -> Versions:
-    """The recorded files, those of a derived space as its parent has them; a `ConfigError` for a
-    damaged record."""
+    """Return the recorded files, those of a derived space as its parent has them.
+
+    Raises:
+        ConfigError: the record is damaged.
+    """
     try:
         with store.open(_name(space)) as source:
             entries = dict(json.loads(source.read())["partitions"])
@@ -109,15 +164,15 @@ def recorded_removed(store: Store, space: Space) -> Versions:
         return {}
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(
-            f"{store.location(_name(space))!r} cannot be used: {error}. Remove it; until the next run over the whole "
-            "catalog writes it again, readers get removed partitions, too."
+            f"{store.location(_name(space))!r} cannot be used: {error}. Remove it; until the next "
+            "run over the whole catalog writes it again, readers get removed partitions, too."
         ) from error
 
 
 def without_removed(
     files: Mapping[str, Found | TransientError], removed: Versions
 ) -> dict[str, Found | TransientError]:
-    """The files that are not recorded as those of removed partitions."""
+    """Return the files that are not recorded as those of removed partitions."""
     return {
         name: file
         for name, file in files.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from surge_dagster.engine.errors import (
@@ -12,7 +12,7 @@ from surge_dagster.engine.errors import (
     SurgeError,
     TransientError,
 )
-from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.output.freshness import Freshness, OutputState
 from surge_dagster.engine.run.failures import failure_of
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.run.superbatch import PartitionToRead
@@ -28,6 +28,7 @@ def decide(
     *,
     force: bool = False,
     ranges: Sequence[PartitionRange] = (),
+    known: Mapping[str, Freshness] | None = None,
 ) -> Iterator[Receipt | Failure | PartitionToRead]:
     """Yield what each partition needs, in their order: nothing (a receipt), to be read, or an
     operator (a failure).
@@ -35,6 +36,7 @@ def decide(
     Args:
         force: read fresh partitions too.
         ranges: what is read of their partitions; the others are read whole.
+        known: freshness of all partitions by key, if the caller has asked for it.
 
     Raises:
         Cancelled: the run is stopping.
@@ -45,12 +47,13 @@ def decide(
     divided: dict[str, list[PartitionRange]] = {}
     for rows in ranges:
         divided.setdefault(rows.key, []).append(rows)
-    for partition in outputs.looked_at(partitions):
+    for partition in outputs.looked_at(partitions) if known is None else partitions:
         stop.require_running()
         try:
             _require_new(partition, keys)
             keys.add(partition.key)
-            decision = _decision(partition, outputs, force)
+            freshness = outputs.freshness(partition) if known is None else known[partition.key]
+            decision = _decision(partition, freshness, outputs, force)
             parts = divided.pop(partition.key, [])
             if parts and isinstance(decision, PartitionToRead):
                 for rows in parts:
@@ -106,8 +109,9 @@ def _require_new(partition: Partition, keys: Collection[str]) -> None:
         )
 
 
-def _decision(partition: Partition, outputs: OutputState, force: bool) -> Receipt | PartitionToRead:
-    freshness = outputs.freshness(partition)
+def _decision(
+    partition: Partition, freshness: Freshness, outputs: OutputState, force: bool
+) -> Receipt | PartitionToRead:
     file = freshness.file
     if freshness.error is not None:
         raise freshness.error

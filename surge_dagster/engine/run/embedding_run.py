@@ -17,7 +17,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from surge_dagster.engine.encoder.pool import EncoderPool
@@ -25,7 +25,7 @@ from surge_dagster.engine.errors import Cancelled, ConfigError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.output.current_space import keep_current
-from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.output.freshness import Freshness, OutputState
 from surge_dagster.engine.output.spaces import claim_space, list_spaces
 from surge_dagster.engine.run.deciding import decide
 from surge_dagster.engine.run.encoding import ReadAhead, encoded_superbatches
@@ -72,6 +72,8 @@ class EmbeddingRun:
             file, else it reports nothing of it. Excludes `force`.
         outputs: the files of the pool's space, if the caller has listed them; None: the run lists
             them.
+        known: freshness of all partitions by key, if the caller has asked for it; the run does not
+            ask again.
         include_text: write the text column.
         memory_limit_bytes: data that may be resident at any time; None is half of the memory that
             the process may use, of which three SuperBatches take what they need.
@@ -98,6 +100,7 @@ class EmbeddingRun:
         force: bool = False,
         ranges: Sequence[PartitionRange] = (),
         outputs: OutputState | None = None,
+        known: Mapping[str, Freshness] | None = None,
         include_text: bool = True,
         memory_limit_bytes: int | None = None,
         grace_seconds: float = 20.0,
@@ -123,6 +126,7 @@ class EmbeddingRun:
         self._force = force
         self._ranges = ranges
         self._outputs = outputs
+        self._known = known
         self._include_text = include_text
         self._memory_limit = memory_limit_bytes
         self._observer = observer
@@ -192,7 +196,12 @@ class EmbeddingRun:
             with gauge:
                 outputs = self.listed_outputs()
                 decisions = decide(
-                    self._partitions, outputs, self._stop, force=self._force, ranges=self._ranges
+                    self._partitions,
+                    outputs,
+                    self._stop,
+                    force=self._force,
+                    ranges=self._ranges,
+                    known=self._known,
                 )
                 due = yield from self._first_due(decisions, fresh_keys)
                 if due is not None:

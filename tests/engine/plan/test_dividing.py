@@ -1,0 +1,149 @@
+"""Work is divided by weight: every partition and every row is in one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from surge_dagster.engine.plan.dividing import Divider, cut, range_from, weight_of
+from surge_dagster.engine.sources.partition import Partition
+from tests.small_catalogs import partition_of
+
+
+def borders(rows: int, wanted: int, groups: Sequence[int]) -> list[int]:
+    """Of the ranges of a partition, the first and the last among them."""
+    partition, found = replace(partition_of("k", []), rows=rows), [0]
+    while found[-1] < rows:
+        part = range_from(partition, found[-1], wanted, groups)
+        assert (part.key, part.source_version, part.start) == ("k", "v1", found[-1])
+        found.append(part.stop)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rows", "groups", "expected"),
+    [
+        (1_000, [], [0, 250, 500, 750, 1_000]),
+        (1_000, [0, 1_000], [0, 250, 500, 750, 1_000]),
+        (1_000, [0, 240, 512, 730, 1_000], [0, 240, 512, 730, 1_000]),
+        (1_000, [0, 100, 400, 900, 1_000], [0, 250, 500, 750, 1_000]),
+        (1_100, [0, 550, 1_100], [0, 250, 550, 800, 1_100]),
+        (560, [0, 187, 374, 560], [0, 250, 560]),
+        (312, [0, 156, 312], [0, 312]),
+        (313, [], [0, 250, 313]),
+    ],
+)
+def test_ranges_begin_at_row_groups_that_are_near(
+    rows: int, groups: list[int], expected: list[int]
+) -> None:
+    assert borders(rows, 250, groups) == expected
+
+
+@given(st.integers(1, 10_000), st.integers(1, 3_000), st.lists(st.integers(0, 10_000), max_size=30))
+def test_no_range_is_much_longer_than_wanted_or_shorter_but_the_last(
+    rows: int, wanted: int, groups: list[int]
+) -> None:
+    found = borders(
+        rows, wanted, sorted({0, *(border for border in groups if border < rows), rows})
+    )
+    lengths = [stop - start for start, stop in pairwise(found)]
+    assert max(lengths) <= 1.25 * wanted and min(lengths[:-1], default=wanted) >= 0.75 * wanted
+
+
+def of_sizes(sizes: Sequence[int | None]) -> list[Partition]:
+    partitions = []
+    for number, size in enumerate(sizes):
+        partitions.append(replace(partition_of(f"p{number}", []), text_bytes=size))
+    return partitions
+
+
+SIZES = st.lists(st.none() | st.integers(0, 10**9), min_size=1, max_size=60)
+
+
+@given(SIZES, st.integers(1, 12), st.integers(1, 10**9))
+def test_pieces_hold_every_partition_once_in_the_given_order(
+    sizes: list[int | None], most: int, least: int
+) -> None:
+    partitions = of_sizes(sizes)
+    pieces = cut(partitions, most, least)
+    assert [key for piece in pieces for key in piece.keys] == [each.key for each in partitions]
+    assert all(piece.keys for piece in pieces)
+    assert len(pieces) <= most
+
+
+@given(SIZES, st.integers(1, 12))
+def test_no_piece_is_heavier_than_its_share_and_one_partition(
+    sizes: list[int | None], most: int
+) -> None:
+    weights = [weight_of(partition) for partition in of_sizes(sizes)]
+    heaviest = max(piece.weight for piece in cut(of_sizes(sizes), most, 1))
+    assert heaviest <= sum(weights) / most + max(weights) + 1
+
+
+def test_little_work_is_one_piece() -> None:
+    partitions = of_sizes([1_000_000] * 7)
+    assert len(cut(partitions, 3, 16 << 20)) == 1
+    pieces = cut(partitions, 3, 1_000_000)
+    assert [len(piece.keys) for piece in pieces] == [2, 3, 2]
+
+
+@given(st.lists(st.integers(1, 3_000), min_size=1, max_size=12), st.data())
+def test_every_row_is_in_one_piece_and_one_partition_at_a_time_is_divided(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    partitions = {}
+    for number, size in enumerate(sizes):
+        partitions[f"p{number}"] = replace(
+            partition_of(f"p{number}", []),
+            rows=size,
+            text_bytes=size * 100,
+            read_range=lambda start, stop: iter(()),
+            borders=lambda: [0, 500, 777],
+        )
+    divider = Divider(partitions.values(), divides_rows=True)
+    total = divider.weight
+    given_rows = dict.fromkeys(partitions, 0)
+    weight = 0
+    while divider:
+        piece = divider.take(data.draw(st.floats(10, 100_000)))
+        weight += piece.weight
+        for key in piece.keys:
+            others = [other for other in partitions if other != key]
+            assert all(given_rows[each] in (0, partitions[each].rows) for each in others)
+            start = 0 if piece.rows is None else piece.rows.start
+            assert start == given_rows[key], "one after the other"
+            given_rows[key] = (partitions[key].rows or 0) if piece.rows is None else piece.rows.stop
+    assert given_rows == {key: each.rows for key, each in partitions.items()}
+    assert weight == total
+    assert divider.weight == 0
+
+
+@pytest.mark.parametrize(
+    ("can_read", "divides_rows", "expected"),
+    [(True, True, (0, 250)), (False, True, None), (True, False, None)],
+)
+def test_rows_are_divided_only_if_the_source_can_read_them(
+    can_read: bool, divides_rows: bool, expected: tuple[int, int] | None
+) -> None:
+    partition = replace(partition_of("k", []), rows=1_000, text_bytes=1 << 20)
+    if can_read:
+        partition = replace(partition, read_range=lambda start, stop: iter(()))
+    piece = Divider([partition], divides_rows=divides_rows).take(weight_of(partition) / 4)
+    assert (piece.rows and (piece.rows.start, piece.rows.stop)) == expected
+
+
+def test_no_further_rows_of_a_dropped_partition_are_given_out() -> None:
+    partition = replace(
+        partition_of("k", []), rows=1_000, text_bytes=1 << 20, read_range=lambda *_: iter(())
+    )
+    divider = Divider([partition], divides_rows=True)
+    divider.take(10_000)
+    assert divider.has_rows_of("k")
+    divider.drop("k")
+    assert not divider
+    assert divider.weight == 0
