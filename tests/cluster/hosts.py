@@ -2,8 +2,7 @@
 
 A host has an address, a host name, a process 1, and a /tmp, a cache and a /dev/shm of its own. They
 are in memory, and are gone when the host is killed. Other folders are those of the machine, as a
-shared file system is; the ones that lie in /tmp are named. A host also has a cgroup for its share
-of the processors, where one can be made.
+shared file system is; the ones that lie in /tmp are named.
 
 This needs root, the Debian package iproute2, and kernel namespaces, as in `sudo make soak
 ARGS=tests/cluster`. Tests are skipped without. A container needs the capability SYS_ADMIN, and
@@ -29,13 +28,11 @@ from tests.service.lanes import until
 
 ROOT = Path(__file__).parent.parent.parent
 _NUMBERS = itertools.count(1)
-_FIRST_GROUP = Path("/sys/fs/cgroup/cpu")  # of cgroups v1
-_PERIOD = 100_000  # microseconds
 # `$@` are the folders that keep their place in /tmp. Process 1 leaves dead children to the kernel.
 _BOOT = """
 set -e
 hostname "$0"
-mount -t tmpfs -o "size=$DISK,mode=1777" tmpfs /mnt
+mount -t tmpfs -o "size=2g,mode=1777" tmpfs /mnt
 mkdir /mnt/cache
 for folder; do mkdir -p "/mnt/${folder#/tmp/}"; mount --rbind "$folder" "/mnt/${folder#/tmp/}"; done
 mount --rbind /mnt /tmp
@@ -60,7 +57,6 @@ class Host:
     shared: tuple[Path, ...] = ()
     # process 1, as the test sees it
     _first: subprocess.Popen[str] | None = field(default=None, init=False)
-    _group: Path | None = field(default=None, init=False)
 
     @property
     def name(self) -> str:
@@ -74,28 +70,20 @@ class Host:
     def address(self) -> str:
         return f"10.77.0.{self.number}"
 
-    def boot(self, disk: str = "2g") -> None:
-        """Start it, with an empty disk of this size.
-
-        Args:
-            disk: size of /tmp, as `mount` takes it.
-        """
-        with_the_test = [
-            "setpriv",
-            "--pdeathsig",
-            "KILL",
-            "nsenter",
-            f"--net=/run/netns/{self.namespace}",
-        ]
-        words = [*with_the_test, "unshare", "--mount", "--uts", "--pid", "--fork"]
-        kept = [str(path) for path in self.shared if path.is_relative_to("/tmp")]
+    def boot(self) -> None:
+        """Start it, with an empty disk."""
+        kept = [path for path in self.shared if path.is_relative_to("/tmp")]
         self._first = self._spawn(
-            *words, "--kill-child", "--mount-proc", "sh", "-c", _BOOT, self.name, *kept,
-            env={"DISK": disk}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            *("setpriv", "--pdeathsig", "KILL", "nsenter", f"--net=/run/netns/{self.namespace}"),
+            *("unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"),
+            *("sh", "-c", _BOOT, self.name, *kept),
+            env={},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         assert self._first.stdout is not None
-        said = self._first.stdout.readline()
-        assert said == "up\n", said + self._first.stdout.read()
+        answer = self._first.stdout.readline()
+        assert answer == "up\n", answer + self._first.stdout.read()
 
     def popen(
         self, *command: object, env: Mapping[str, str] | None = None, **options: object
@@ -107,13 +95,9 @@ class Host:
             "XDG_CACHE_HOME": "/tmp/cache",
             "HOME": "/tmp",
         }
-        enter = ["nsenter", "--target", self._first_pid(), "--mount", "--uts", "--pid", "--net"]
         return self._spawn(
-            *enter,
-            "setpriv",
-            "--pdeathsig",
-            "KILL",
-            *command,
+            *("nsenter", "--target", self._first_pid(), "--mount", "--uts", "--pid", "--net"),
+            *("setpriv", "--pdeathsig", "KILL", *command),
             env={**given, **(env or {})},
             **options,
         )
@@ -156,31 +140,10 @@ class Host:
     def mend(self) -> None:
         _ip("-n", self.network, "link", "set", f"port{self.number}", "up")
 
-    def slow(self, rate: str) -> None:
-        """Limit its link to a rate in both directions, such as `1mbit`."""
-        for namespace, link in ((self.namespace, "eth0"), (self.network, f"port{self.number}")):
-            limited = ["tbf", "rate", rate, "burst", "32kb", "latency", "400ms"]
-            _do("tc", "-n", namespace, "qdisc", "replace", "dev", link, "root", *limited)
-
-    def throttle(self, cpus: float) -> None:
-        """Give it so many processors at most; skips the test where no cgroup can be made."""
-        if self._group is None:
-            pytest.skip("no cgroup of the controller cpu can be made here")
-        (self._group / "cpu.cfs_quota_us").write_text(str(round(_PERIOD * cpus)))
-
-    def fill_disk(self) -> None:
-        """Leave no room on its disk."""
-        self.popen("dd", "if=/dev/zero", "of=/tmp/full", "bs=1M", stderr=subprocess.DEVNULL).wait()
-
     def _spawn(
         self, *words: object, env: Mapping[str, str], **options: object
     ) -> subprocess.Popen[str]:
-        into = (
-            ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', self._group]
-            if self._group
-            else []
-        )
-        command = [str(word) for word in (*into, *words)]
+        command = list(map(str, words))
         return subprocess.Popen(command, text=True, env={**os.environ, **env}, **options)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
     def _first_pid(self) -> int:
@@ -224,27 +187,12 @@ def hosts(count: int, *shared: Path) -> Iterator[list[Host]]:
         _ip("-n", network, "link", "set", "bridge", "up")
         for host in made:
             port = f"port{host.number}"
-            _ip(
-                "-n",
-                network,
-                "link",
-                "add",
-                port,
-                "type",
-                "veth",
-                "peer",
-                "name",
-                "eth0",
-                "netns",
-                host.namespace,
-            )
+            veth = ("type", "veth", "peer", "name", "eth0", "netns", host.namespace)
+            _ip("-n", network, "link", "add", port, *veth)
             _ip("-n", network, "link", "set", port, "master", "bridge", "up")
             _ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", "eth0")
             for link in ("lo", "eth0"):
                 _ip("-n", host.namespace, "link", "set", link, "up")
-            if (group := _new_group(host.namespace)) is not None:
-                host._group = group
-                stack.callback(group.rmdir)
             stack.callback(host.kill)
             host.boot()
         yield made
@@ -259,21 +207,6 @@ def parquet_files(folder: Path) -> set[tuple[str, int]]:
             with suppress(FileNotFoundError):
                 found.add((path.name, path.stat().st_mtime_ns))
     return found
-
-
-def _new_group(name: str) -> Path | None:
-    """A cgroup of the controller `cpu`, below the one that the test is in."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if "cpu" in controllers.split(","):
-            group = _FIRST_GROUP / path.lstrip("/") / name
-            try:
-                group.mkdir()
-                (group / "cpu.cfs_period_us").write_text(str(_PERIOD))
-            except OSError:
-                return None
-            return group
-    return None
 
 
 def _ip(*words: str) -> None:

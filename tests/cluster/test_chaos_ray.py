@@ -1,30 +1,25 @@
 """Runs over a Ray cluster whose hosts, links and drivers fail: every file verified, nothing lost,
 nothing doubled.
 
-All of them together kill 60 hosts and 15 drivers, cut 15 links, and restart the database of
-Dagster's runs 10 times.
+All of them together kill 60 hosts and 15 drivers, and cut 15 links.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import dagster as dg
 import pytest
 
 from benchmarks.synthetic import build_synthetic_catalog
-from tests.cluster.hosts import ROOT, Host, hosts, parquet_files
-from tests.cluster.ray_hosts import MACHINE, MODEL, RayHosts
-from tests.cluster.servers import Bucket, Database, socket_folder
-from tests.dagster.conftest import NAMES
+from tests.cluster.hosts import Host, hosts, parquet_files
+from tests.cluster.ray_hosts import MACHINE, RayHosts
+from tests.cluster.servers import Bucket
 from tests.extras import require
 from tests.service.lanes import until
 
@@ -146,42 +141,6 @@ class Production:
         self.cluster.verify(self.catalog)
 
 
-@dataclass
-class NightlyRuns(Production):
-    """Whose drivers are runs of Dagster; one that fails is followed by the next.
-
-    Attributes:
-        env: of the runs, beside the cluster's.
-        failed: how many did.
-    """
-
-    env: Mapping[str, str] = field(default_factory=dict)
-    failed: int = 0
-
-    def begin(self) -> subprocess.Popen[str]:
-        settings = {
-            "source": self.catalog,
-            "output": self.root / "output",
-            "model": MODEL,
-            "cluster": "auto",
-        }
-        given = {f"SURGE_{name.upper()}": str(value) for name, value in settings.items()}
-        command = (sys.executable, "-m", "tests.dagster.requested_run", NAMES.refresh_job)
-        with self.log.open("a") as log:
-            run = self.cluster.head.popen(
-                *command, env={**self.env, **given}, stdin=subprocess.PIPE, stdout=log, stderr=log
-            )
-        assert run.stdin is not None
-        with run.stdin:
-            run.stdin.write(json.dumps({"run_config": {}, "tags": {}}))
-        return run
-
-    def drive(self) -> None:
-        if self._driver is not None and self._driver.poll() == 1:
-            self._driver, self.failed = None, self.failed + 1
-        super().drive()
-
-
 def is_dead(cluster: RayHosts, host: Host) -> bool:
     return host.address not in cluster.alive()
 
@@ -216,32 +175,3 @@ def test_partitions_survive_killed_hosts_cut_links_and_killed_drivers(
                     production.until(partial(is_dead, cluster, victim))
                 victim.mend()
         production.end()
-
-
-@pytest.mark.parametrize("restarts", [10])
-def test_runs_of_dagster_over_a_cluster_survive_restarts_of_their_database(
-    tmp_path: Path, restarts: int
-) -> None:
-    require("ray", "ray")
-    require("postgres", "psycopg2", "dagster_postgres")
-    with socket_folder() as sockets, hosts(4, tmp_path, sockets) as made:
-        database = Database(made[-1], sockets)
-        database.start()
-        cluster = RayHosts(made[:-1])
-        cluster.start()
-        env = {"DAGSTER_HOME": str(database.home(tmp_path / "hosts")), "PYTHONPATH": str(ROOT)}
-        production = NightlyRuns(cluster, None, tmp_path, texts=800_000, env=env)
-        production.change()
-        for _ in range(restarts):
-            production.until_more_is_published()
-            database.restart()
-        production.end()
-        assert production.failed <= restarts // 3, "a restart costs an attempt"
-        keys = {
-            path.name.removeprefix("partition=") for path in production.catalog.glob("partition=*")
-        }
-        with dg.DagsterInstance.from_config(
-            str(database.home(tmp_path / "test", of_test=True))
-        ) as instance:
-            assert instance.get_materialized_partitions(NAMES.embeddings) == keys
-            assert len(keys) == PARTITIONS

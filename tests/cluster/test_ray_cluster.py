@@ -3,6 +3,8 @@ hosts."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -78,6 +80,22 @@ def test_run_whose_driver_ends_is_continued_by_the_next_and_leaves_no_machine_at
         process.wait(400)
     assert process.returncode == 0, log.read_text()
     assert done > 0 and "150 partitions written" not in log.read_text()
+    cluster.verify(catalog)
+
+
+def test_machine_whose_process_is_killed_starts_again_and_goes_on(
+    cluster: RayHosts, catalog: Path, tmp_path: Path
+) -> None:
+    killed = cluster.hosts[1]
+    log = tmp_path / "log"
+    with cluster.embedding(catalog, log) as process:
+        until(lambda: files(catalog) >= 10 or process.poll() is not None)
+        for pid in killed.pids():
+            if MACHINE in Path(f"/proc/{pid}/cmdline").read_text():
+                os.kill(pid, signal.SIGKILL)
+        until(lambda: process.poll() is not None or killed.runs(MACHINE))
+    assert process.returncode == 0, log.read_text()
+    assert "150 partitions written" in log.read_text()
     cluster.verify(catalog)
 
 
