@@ -57,7 +57,7 @@ PLAIN = (
     "2020-01-01T00:00:00Z",
     "[]",
 )
-Catalog = dict[str, Rows]
+Catalog = Mapping[str, Rows]
 Found = dict[str, tuple[list[Any], list[str] | None, str, bytes]]
 
 

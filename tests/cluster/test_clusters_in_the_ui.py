@@ -70,9 +70,8 @@ def test_partitions_turn_green_and_the_page_of_a_run_names_the_host_that_was_los
         address = f"ray://{cluster.head.address}:10001"
         joins = (sys.executable, "-c", "import sys, ray; ray.init(sys.argv[1])", address)
         until(lambda: subprocess.run(joins, check=False, capture_output=True).returncode == 0, 200)
-        settings = {"cluster": address, "model": "hash://64"}
         with (
-            dev_server(tmp_path, **settings) as server,
+            dev_server(tmp_path, cluster=address, model="hash://64") as server,
             camera_on(server, tmp_path / "pictures") as camera,
         ):
             run = server.launch("catalog_refresh")

@@ -144,7 +144,7 @@ def as_read(bench: Workbench, run_id: str) -> dict[str, Any]:
 
 def timeless(entry: Any) -> Any:
     """Return an event without the id of its run."""
-    event = entry.dagster_event if isinstance(entry, dg.EventLogEntry) else entry
+    event = entry.get_dagster_event() if isinstance(entry, dg.EventLogEntry) else entry
     return event._replace(logging_tags={**(event.logging_tags or {}), "run_id": ""})
 
 
