@@ -34,13 +34,12 @@ from benchmarks.harness import (
 )
 from benchmarks.paced_runs import BACKEND, SECONDS_PER_TEXT
 from benchmarks.synthetic import build_synthetic_catalog, draw_texts
+from surge_dagster import EncoderPool, EncodingSpec
 from surge_dagster.catalogs.folder import write_partition
 from surge_dagster.cluster.cluster_run import open_run
 from surge_dagster.cluster.machine_work import MachineWork
 from surge_dagster.config.run_setup import RunSetup
 from surge_dagster.config.settings import load_settings
-from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.model.spec import EncodingSpec
 from tests.cluster.hosts import ROOT, Host, hosts
 
 _SIGMAS = (1.0, 1.72, 2.5)
@@ -130,7 +129,7 @@ def driven(host: Host, catalog: Path, cluster: str, speeds: Sequence[float]) -> 
     possible = 0.0
     for number, work in machines.items():
         possible += speeds[int(number)] * (ended - work["begun"])
-    return run | {"efficiency": run["texts"] / possible, "speeds": list(speeds)}
+    return run | {"efficiency": run["texts"] / possible}
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,6 @@ def _machines_of(works: Mapping[str, MachineWork]) -> dict[int, Document]:
                 "begun": work.spans[0].begun,
                 "ended": work.spans[-1].ended,
                 "texts": work.texts,
-                "stretches": work.stretches,
             }
     return machines
 
@@ -211,7 +209,7 @@ _SCENARIOS: dict[str, Callable[[argparse.Namespace, Path], Document]] = {
 
 def main() -> None:
     options = Options(__doc__)
-    options.add_names("--scenarios", _SCENARIOS, _SCENARIOS, _SCENARIOS)
+    options.add_names("--scenarios", _SCENARIOS)
     options.add_size("--machines", 8, 2)
     options.add_size("--speed", 1500.0, 500.0, "texts per second of a machine")
     options.add_size("--seconds", 150.0, 5.0, "that all machines together need at best")
@@ -226,7 +224,7 @@ def main() -> None:
         for name in arguments.scenarios:
             document[name] = _SCENARIOS[name](arguments, folder)
             say("\n".join(lines({name: document[name]})))
-    print_document(document, lines(document), targets(document))
+    print_document(document, lines, targets)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ the files. All are rows per second of processor time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from statistics import median
 from time import process_time
 
@@ -30,13 +29,14 @@ from benchmarks.harness import (
 from benchmarks.output import drawn_rows, write_output
 from benchmarks.paced_runs import DIMENSION
 from benchmarks.synthetic import draw_texts
+from surge_dagster import EncodingSpec
 from surge_dagster.engine.derived.conversion import convert, cut
 from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.derived.parent_files import parent_rows
 from surge_dagster.engine.files.facts import FileFacts, desired_version
 from surge_dagster.engine.files.formats import file_name, is_output_file, read_published_file
 from surge_dagster.engine.model.derivation import DerivedDtype
-from surge_dagster.engine.model.spec import EncodingSpec, Space
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store.local_store import LocalStore
 
@@ -153,18 +153,17 @@ def main() -> None:
     options.add_size("--rows", 50_000, 200, "of the space")
     options.add_size("--partitions", 10, 2)
     options.add_size("--rounds", 3, 1)
-    options.add_argument("--folder", type=Path, help="of the files (that of temporary files)")
     arguments = options.parse_args()
     document = start_document("derive", arguments, ("numpy", "pyarrow"))
     space = EncodingSpec(f"hash://{DIMENSION}").resolve()
     _, _, matrix = drawn_rows(arguments.rows)
-    with temporary_folder(arguments.folder) as folder:
+    with temporary_folder() as folder:
         store = LocalStore(folder / "out")
         write_parent(store, space, matrix, arguments.partitions)
         parent = Parent(store, space, matrix, arguments.rounds)
         document["reading_rows_per_second"] = parent.reading_rate()
         document["kinds"] = [parent.measure(*kind) for kind in _KINDS]
-    print_document(document, lines(document), targets(document))
+    print_document(document, lines, targets)
 
 
 if __name__ == "__main__":

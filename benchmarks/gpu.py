@@ -15,15 +15,14 @@ import argparse
 import contextlib
 import json
 import os
+import platform
 import shutil
-import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -35,9 +34,11 @@ import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from benchmarks.gpu_models import SHAPES, make_model
-from benchmarks.harness import Options, seconds_of, temporary_folder
+from benchmarks.harness import Options, seconds_of, temporary_folder, versions_of
+from benchmarks.paced_runs import embed
 from benchmarks.synthetic import draw_texts
-from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster import EncoderPool, EncodingSpec, open_source, open_store
+from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.worker import parity
 from surge_dagster.engine.encoder.worker.backends.base import (
     BackendSettings,
@@ -51,10 +52,7 @@ from surge_dagster.engine.inference.packed_attention import packed_attention
 from surge_dagster.engine.inference.packed_backend import load_packed
 from surge_dagster.engine.inference.packing import CELL, LONGEST_IN_CELLS
 from surge_dagster.engine.inference.torch_backend import load_torch
-from surge_dagster.engine.model.spec import EncodingSpec, Space
-from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.store import open_store
-from surge_dagster.engine.tables.opening import open_source
+from surge_dagster.engine.model.spec import Space
 
 _PACKAGES = (
     "torch",
@@ -71,6 +69,7 @@ _BYTES_OF_TOKENS = {11: 47, 57: 260, 256: 1_280}
 # Of an H100 or H200 SXM by NVIDIA's data sheet: dense fp16 and bf16, floating-point operations per
 # second.
 _SHEET_FLOPS = 989e12
+_PARTS = ("encode", "tokenize", "forward", "copy", "read", "serialize", "upload")
 
 
 class Bench:
@@ -82,10 +81,10 @@ class Bench:
         self.device = torch.device(settings.device)
         self.on_cuda = self.device.type == "cuda"
         self.kind = torch.float16
-        self.precisions: list[str] = settings.precisions.split(",")
+        self.precision = "fp16"
         if not self.on_cuda:
             self.kind = torch.float32
-            self.precisions = ["fp32"]
+            self.precision = "fp32"
         self.began = time.monotonic()
         self.folder = folder
         self.results = Path(settings.out)
@@ -136,7 +135,7 @@ class Bench:
         return EncoderPool(
             EncodingSpec(self.model(name)),
             devices=[str(self.device)] * workers,
-            precision=self.precisions[0],
+            precision=self.precision,
             backend=backend,
         )
 
@@ -188,12 +187,9 @@ class Bench:
 
 def environment(bench: Bench) -> None:
     """Versions, and facts of the card."""
-    found: dict[str, str] = {}
-    for name in _PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
     cores = len(os.sched_getaffinity(0))
-    bench.say("environment", python=sys.version.split()[0], cores=cores, **found)
+    python = platform.python_version()
+    bench.say("environment", python=python, cores=cores, **versions_of(_PACKAGES))
     if bench.on_cuda:
         facts = torch.cuda.get_device_properties(bench.device)
         gigabytes = facts.total_memory / 1e9
@@ -274,7 +270,7 @@ def passes(bench: Bench) -> None:
     """Forward passes of ids that are on the host: padded (torch) and packed, by the backends' own
     `forward`."""
     max_length = None if bench.quick else 512
-    for name, precision in product(bench.first_if_quick(list(SHAPES)), bench.precisions):
+    for name in bench.first_if_quick(list(SHAPES)):
         space = EncodingSpec(bench.model(name), max_length=max_length).resolve()
         reference = load_reference(space, str(bench.device))
         expected = reference_vectors(reference, space, parity.PARITY_TEXTS)
@@ -286,8 +282,8 @@ def passes(bench: Bench) -> None:
                 weights += weight.numel()
         del reference, encoder, weight
         for kind in ("padded", "packed"):
-            if bench.has_time(20, f"passes: {name} {precision} {kind}"):
-                names = {"model": name, "precision": precision, "passes": kind}
+            if bench.has_time(20, f"passes: {name} {kind}"):
+                names = {"model": name, "precision": bench.precision, "passes": kind}
                 _measure_passes(bench, space, names, expected, PassCosts(config, weights))
                 if bench.on_cuda:
                     torch.cuda.empty_cache()
@@ -463,11 +459,12 @@ def _time_pool(
         mtok_per_s=costs.tokens / costs.encode_seconds / 1e6,
         padding=costs.padding_ratio,
         gpu=metrics.gpu_utilisation,
-        encode=costs.encode_seconds,
-        tokenize=costs.tokenize_seconds,
-        forward=costs.forward_seconds,
-        copy=costs.copy_seconds,
+        **_seconds_by_part(costs, _PARTS[:4]),
     )
+
+
+def _seconds_by_part(costs: Costs, parts: Iterable[str]) -> dict[str, float]:
+    return {part: getattr(costs, f"{part}_seconds") for part in parts}
 
 
 def run(bench: Bench) -> None:
@@ -489,11 +486,7 @@ def run(bench: Bench) -> None:
         encoders.start()
         output = bench.folder / "output"
         source = open_source(catalog)
-        embedding = EmbeddingRun(source, open_store(output), encoders, publish_threads=threads)
-        for _ in embedding:
-            pass
-        report = embedding.report
-        costs = report.costs
+        report = embed(encoders, source, open_store(output), publish_threads=threads)
         bench.say(
             "run",
             workers=workers,
@@ -502,14 +495,7 @@ def run(bench: Bench) -> None:
             b_min=report.b_min,
             texts_per_s=count / report.wall_seconds,
             wall_seconds=report.wall_seconds,
-            failed=len(report.partitions_failed),
-            encode=costs.encode_seconds,
-            tokenize=costs.tokenize_seconds,
-            forward=costs.forward_seconds,
-            copy=costs.copy_seconds,
-            read=costs.read_seconds,
-            serialize=costs.serialize_seconds,
-            upload=costs.upload_seconds,
+            **_seconds_by_part(report.costs, _PARTS),
         )
         shutil.rmtree(output)
     bench.close_encoders()
@@ -560,16 +546,17 @@ class Lane:
         self.texts = texts
         self._pool = pool
         self._arena = pool.arena(slots=1, max_texts=len(texts), max_bytes=texts.nbytes)
+        self._slot = self._arena.acquire()
 
     def encode(self, count: int) -> float:
         """Return the seconds of a call of the first texts."""
-        slot = self._arena.acquire()
-        slot.append(self.texts[:count])
-        seconds = seconds_of(partial(self._pool.encode, slot))
-        slot.release()
-        return seconds
+        if len(self._slot) != count:
+            self._slot.truncate(0)
+            self._slot.append(self.texts[:count])
+        return seconds_of(partial(self._pool.encode, self._slot))
 
     def close(self) -> None:
+        self._slot.release()
         self._arena.close()
 
 
@@ -639,8 +626,7 @@ def main() -> None:
     options = Options(__doc__)
     options.add_argument("--model", help="folder of all-MiniLM-L6-v2, also in fp16")
     options.add_argument("--device", default="cuda:0")
-    options.add_argument("--precisions", default="fp16", help="the first one is the pool's too")
-    options.add_names("--stages", _STAGES, _STAGES, _STAGES)
+    options.add_names("--stages", _STAGES)
     options.add_argument("--seconds", type=float, default=470.0, help="when nothing new begins")
     options.add_argument("--out", default=os.environ.get("OUT", "gpu-results"))
     settings = options.parse_args()

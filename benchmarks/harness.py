@@ -87,9 +87,18 @@ class Options(argparse.ArgumentParser):
         )
 
     def add_names(
-        self, name: str, known: Iterable[str], default: Iterable[str], quick: Iterable[str]
+        self,
+        name: str,
+        known: Iterable[str],
+        default: Iterable[str] = (),
+        quick: Iterable[str] = (),
     ) -> None:
-        """Add an option that takes some of the known names, separated by commas."""
+        """Add an option that takes some of the known names, separated by commas.
+
+        Args:
+            default: all if it is empty.
+            quick: with `--quick`; the default if it is empty.
+        """
         choices = tuple(known)
 
         def parse(text: str) -> list[str]:
@@ -99,12 +108,10 @@ class Options(argparse.ArgumentParser):
                 raise argparse.ArgumentTypeError(f"{unknown}: choose from {', '.join(choices)}")
             return names
 
-        self.add_argument(
-            name,
-            type=parse,
-            default=list(quick if self._is_quick else default),
-            help=f"of {','.join(choices)}",
-        )
+        names = list(default or choices)
+        if quick and self._is_quick:
+            names = list(quick)
+        self.add_argument(name, type=parse, default=names, help=f"of {','.join(choices)}")
 
 
 def seconds_of(work: Callable[[], object]) -> float:
@@ -204,26 +211,34 @@ def first_line(error: BaseException) -> str:
 
 def start_document(name: str, arguments: argparse.Namespace, libraries: Iterable[str]) -> Document:
     """Return what results depend on in addition to the code: machine, versions, settings."""
-    settings = {key: str(value) for key, value in vars(arguments).items()}
+    return {
+        "benchmark": name,
+        "machine": _machine(),
+        "versions": versions_of(libraries),
+        "settings": {key: str(value) for key, value in vars(arguments).items()},
+    }
+
+
+def versions_of(libraries: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those that are installed."""
     versions = {}
     for library in libraries:
         with contextlib.suppress(PackageNotFoundError):
             versions[library] = version(library)
-    return {
-        "benchmark": name,
-        "machine": _machine(),
-        "versions": versions,
-        "settings": settings,
-    }
+    return versions
 
 
-def print_document(document: Document, lines: Iterable[str], aims: Iterable[Target]) -> None:
+def print_document(
+    document: Document,
+    lines: Callable[[Document], Iterable[str]],
+    targets: Callable[[Document], Iterable[Target]],
+) -> None:
     """Print the table, the aims and, as the last line, the document."""
     machine = document["machine"]
-    aims = list(aims)
+    aims = list(targets(document))
     load = f"load average {machine['load_average']:.1f} before and {os.getloadavg()[0]:.1f} after"
     print(f"{machine['processor']}, {machine['cores']} cores, {load}")
-    print(*lines, *aim_lines(aims), sep="\n")
+    print(*lines(document), *aim_lines(aims), sep="\n")
     print(json.dumps(document | {"targets": [aim.as_dict() for aim in aims]}))
 
 

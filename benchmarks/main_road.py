@@ -38,14 +38,10 @@ from benchmarks.harness import (
     start_document,
     temporary_folder,
 )
+from benchmarks.paced_runs import embed
+from surge_dagster import EncoderPool, EncodingSpec, open_source, open_store
 from surge_dagster.catalogs.demo import build_demo_catalog
-from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.plan.calibrating import learning
-from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.run.report import SuperBatchReport
-from surge_dagster.engine.store import open_store
-from surge_dagster.engine.tables.opening import open_source
+from surge_dagster.engine.run.report import Event, SuperBatchReport
 
 _LEARNED_RUNS = 2  # before predictions are accurate
 _SIGNALS = ("SIGTERM", "SIGKILL")
@@ -81,9 +77,8 @@ def main() -> int:
             stopped = stopped_run(catalog, folder / f"{name}-{share}", name, share)
             document["stopped"].append(stopped)
 
-    independent = list(machine_independent_targets(document))
-    print_document(document, table_of(document), [*independent, *idle_machine_targets(document)])
-    return int(not all(aim.met for aim in independent))
+    print_document(document, lines, targets)
+    return int(not all(aim.met for aim in machine_independent_targets(document)))
 
 
 def forced_run(catalog: Path, output: Path, number: int) -> Document:
@@ -98,21 +93,21 @@ def forced_run(catalog: Path, output: Path, number: int) -> Document:
 def timed_superbatches(catalog: Path, output: Path) -> list[Document]:
     """Return, of each SuperBatch of a run, its encode seconds and those in which its worker
     computed."""
-    store = open_store(output)
-    measured = []
+    measured: list[Document] = []
+
+    def note(event: Event) -> None:
+        if isinstance(event, SuperBatchReport):
+            measured.append(
+                {
+                    "index": event.index,
+                    "texts": event.costs.texts_computed,
+                    "encode_seconds": event.costs.encode_seconds,
+                    "busy_seconds": event.costs.forward_seconds,
+                }
+            )
+
     with EncoderPool(EncodingSpec(), devices="cpu") as pool:
-        run = EmbeddingRun(open_source(str(catalog)), store, pool, force=True)
-        for event in learning(run, pool, store):
-            if isinstance(event, SuperBatchReport):
-                costs = event.costs
-                measured.append(
-                    {
-                        "index": event.index,
-                        "texts": costs.texts_computed,
-                        "encode_seconds": costs.encode_seconds,
-                        "busy_seconds": costs.forward_seconds,
-                    }
-                )
+        embed(pool, open_source(catalog), open_store(output), seen=note, learns=True)
     return sorted(measured, key=lambda superbatch: superbatch["index"])
 
 
@@ -157,6 +152,12 @@ def _texts_in(chunks: Path) -> int:
     return sum(map(int, chunks.read_text().split()))
 
 
+def targets(document: Document) -> Iterator[Target]:
+    """Yield all aims."""
+    yield from machine_independent_targets(document)
+    yield from idle_machine_targets(document)
+
+
 def machine_independent_targets(document: Document) -> Iterator[Target]:
     """Yield what holds on any machine that encodes a SuperBatch within half of the grace time."""
     counts = _values(document["runs"], "superbatches")
@@ -197,7 +198,7 @@ def _most_lost(document: Document, signal_name: str) -> int:
     return max(each["lost"] for each in document["stopped"] if each["signal"] == signal_name)
 
 
-def table_of(document: Document) -> Iterator[str]:
+def lines(document: Document) -> Iterator[str]:
     """Yield the three tables."""
     yield (
         f"{'run':>4}{'B_min':>8}{'SuperBatches':>14}{'first file':>12}{'wall':>9}"

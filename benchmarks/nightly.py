@@ -35,14 +35,10 @@ from benchmarks.harness import (
     start_document,
     temporary_folder,
 )
+from benchmarks.paced_runs import embed
 from benchmarks.synthetic import draw_texts
-from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster import EncoderPool, EncodingSpec, open_source, open_store
 from surge_dagster.engine.feed.change_files import ChangeFeed
-from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.plan.calibrating import learning
-from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.store import open_store
-from surge_dagster.engine.tables.opening import open_source
 
 _CHANGED_SHARE = 0.01
 _COPIED_SHARE = 0.13
@@ -69,12 +65,12 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, list[Docum
 
         def full_and_incremental() -> tuple[Document, Document]:
             shutil.rmtree(folder / "out", ignore_errors=True)
-            full = embed(pool, folder / "before", folder / "out")
-            return full, embed(pool, folder / "after", folder / "out")
+            full = embed_catalog(pool, folder / "before", folder / "out")
+            return full, embed_catalog(pool, folder / "after", folder / "out")
 
         def embed_anew(name: str) -> Document:
             shutil.rmtree(folder / "out", ignore_errors=True)
-            return embed(pool, folder / name, folder / "out")
+            return embed_catalog(pool, folder / name, folder / "out")
 
         sides: Mapping[str, Callable[[], object]] = {
             "both": full_and_incremental,
@@ -86,16 +82,12 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, list[Docum
     return {"full": full, "incremental": incremental, **runs}
 
 
-def embed(pool: EncoderPool, catalog: Path, output: Path) -> Document:
+def embed_catalog(pool: EncoderPool, catalog: Path, output: Path) -> Document:
     """Run as the command and Dagster do, and return the report."""
-    store = open_store(output)
-    run = EmbeddingRun(open_source(catalog), store, pool, observer=ChangeFeed(always=False))
-    for _ in learning(run, pool, store):
-        pass
-    if run.failed:
-        raise RuntimeError(f"Partitions failed: {run.report.partitions_failed[0].reason}")
+    changes = ChangeFeed(always=False)
+    report = embed(pool, open_source(catalog), open_store(output), learns=True, observer=changes)
     sizes = [path.stat().st_size for path in output.rglob("*") if path.is_file()]
-    return run.report.as_dict() | {"output_bytes": sum(sizes)}
+    return report.as_dict() | {"output_bytes": sum(sizes)}
 
 
 def draw_catalog(partitions: int, rows: int) -> tuple[Catalog, list[str]]:
@@ -144,10 +136,10 @@ def write(folder: Path, catalog: Catalog) -> None:
         pq.write_table(pa.table({"id": ids, "text": texts}), path)
 
 
-def lines(runs: Mapping[str, list[Document]]) -> Iterator[str]:
+def lines(document: Document) -> Iterator[str]:
     """Yield a line for each run."""
     yield f"{'run':14}{'encoded':>10}{'reused':>10}{'copies':>9}{'encoder s':>11}{'wall s':>9}"
-    for name, reports in runs.items():
+    for name, reports in document["runs"].items():
         for report in reports:
             yield (
                 f"{name:14}{report['texts_encoded']:>10,}{report['rows_reused']:>10,}"
@@ -156,8 +148,9 @@ def lines(runs: Mapping[str, list[Document]]) -> Iterator[str]:
             )
 
 
-def targets(runs: Mapping[str, list[Document]]) -> Iterator[Target]:
+def targets(document: Document) -> Iterator[Target]:
     """Yield the aims."""
+    runs = document["runs"]
 
     def ratio(metric: str, run: str, other_run: str) -> float:
         ours = [report[metric] for report in runs[run]]
@@ -184,7 +177,7 @@ def main() -> None:
     document = start_document("nightly", arguments, ("pyarrow", "torch", "openvino"))
     with temporary_folder() as folder:
         document["runs"] = measure(arguments, folder)
-    print_document(document, lines(document["runs"]), targets(document["runs"]))
+    print_document(document, lines, targets)
 
 
 if __name__ == "__main__":

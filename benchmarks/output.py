@@ -1,9 +1,9 @@
 """The path from vectors to files: writing files, and the bound on memory.
 
-    python -m benchmarks.output [--scenarios serialization,tiny,bound] [--quick]
+    TMPDIR=FOLDER python -m benchmarks.output [--scenarios serialization,tiny,bound] [--quick]
 
 - serialization: a matrix of 384 columns with ids and texts through the engine's file writer, to
-  tmpfs and to a disk.
+  tmpfs and to the disk of the folder for temporary files.
 - tiny: partitions of ten texts that lie ready in memory, with an encoder that takes no time. Only
   the path from the aggregator to the published file counts.
 - bound: the ledger stays within its limit for any input, and the process's memory follows the
@@ -49,18 +49,17 @@ from benchmarks.harness import (
 )
 from benchmarks.paced_runs import DIMENSION, drawn_partitions, embed, paced_pool, ready_partitions
 from benchmarks.synthetic import draw_texts
+from surge_dagster import EmbeddingRun, open_source
 from surge_dagster.engine.files.facts import FileFacts
 from surge_dagster.engine.files.formats import new_writer
 from surge_dagster.engine.files.rows import FileRows, schema
 from surge_dagster.engine.files.validation import invalid_row
-from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import Upload
 from surge_dagster.engine.support.process_memory import MemoryGauge
 from surge_dagster.engine.support.text_hash import text_hashes
-from surge_dagster.engine.tables.opening import open_source
 
 _SCENARIOS = ("serialization", "tiny", "bound")
 _MEMORY = Path("/dev/shm")
@@ -348,14 +347,13 @@ def targets(document: Document) -> Iterator[Target]:
 
 def main() -> None:
     options = Options(__doc__)
-    options.add_names("--scenarios", _SCENARIOS, _SCENARIOS, _SCENARIOS)
+    options.add_names("--scenarios", _SCENARIOS)
     options.add_size("--rounds", 3, 1, "times that the sides take turns")
     options.add_size("--tiny-partitions", 20_000, 100, "of ten texts")
-    options.add_names("--cases", _CASES, _CASES, [_STALLS])
+    options.add_names("--cases", _CASES, quick=[_STALLS])
     options.add_size("--bound-texts", 500_000, 2_000, "of the largest partition")
     options.add_size("--bound-partitions", 2_000, 20, "small ones next to it")
     options.add_size("--stall-seconds", 30.0, 0.1, "that a store stalls")
-    options.add_argument("--disk-folder", type=Path, help="on the disk (that of temporary files)")
     arguments = options.parse_args()
 
     document = start_document("output", arguments, ("pyarrow", "numpy"))
@@ -366,9 +364,9 @@ def main() -> None:
     }
     for scenario in arguments.scenarios:
         say(scenario)
-        with temporary_folder(arguments.disk_folder) as disk:
+        with temporary_folder() as disk:
             document[scenario] = measures[scenario](arguments, disk)
-    print_document(document, lines(document), targets(document))
+    print_document(document, lines, targets)
 
 
 if __name__ == "__main__":

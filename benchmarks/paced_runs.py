@@ -21,14 +21,14 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.synthetic import draw_texts
+from surge_dagster import EmbeddingRun, EncoderPool, EncodingSpec, RunReport
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics
 from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Progress, Rows
-from surge_dagster.engine.model.spec import EncodingSpec, Space
-from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.run.report import Event, RunReport
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.plan.calibrating import learning
+from surge_dagster.engine.run.report import Event
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store.store import Store
@@ -196,15 +196,21 @@ def embed(
     thresholds: Thresholds | None = None,
     *,
     seen: Callable[[Event], None] = lambda event: None,
-    publish_threads: int | None = None,
+    learns: bool = False,
+    **options: Any,
 ) -> RunReport:
-    """Execute a run to its end, calling `seen` with every event.
+    """Execute a run to its end.
+
+    Args:
+        seen: gets every event.
+        learns: as the runs of the command and of Dagster do.
+        options: those of `EmbeddingRun`.
 
     Raises:
         RuntimeError: a partition failed.
     """
-    run = EmbeddingRun(partitions, store, pool, thresholds, publish_threads=publish_threads)
-    for event in run.events():
+    run = EmbeddingRun(partitions, store, pool, thresholds, **options)
+    for event in learning(run, pool, store) if learns else run.events():
         seen(event)
     if run.failed:
         raise RuntimeError(f"Partitions failed in the run: {run.report.partitions_failed[:3]}")

@@ -38,18 +38,13 @@ from benchmarks.harness import (
     start_document,
     temporary_folder,
 )
-from benchmarks.paced_runs import paced_pool
+from benchmarks.paced_runs import embed, paced_pool
 from benchmarks.synthetic import build_synthetic_catalog
-from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.plan.calibrating import learning
+from surge_dagster import EncoderPool, open_source, open_store, plan
 from surge_dagster.engine.plan.calibration_run import calibrate
-from surge_dagster.engine.plan.planned_run import plan
-from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.run.report import RunReport
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition, RowBatch
-from surge_dagster.engine.store import StorageOptions, open_store
-from surge_dagster.engine.tables.opening import open_source
+from surge_dagster.engine.store import StorageOptions
 
 _MODELS = (*SHAPES, "simulated")
 _SIMULATED_SPEED = 5_000.0  # texts per second of one worker
@@ -110,9 +105,9 @@ def measure_case(
     plans = []
     reports = []
     for number in range(arguments.repeats):
-        output = folder / f"output-{number}"
-        plans.append(plan(partitions, open_store(output), pool, pinned))
-        reports.append(embed(pool, partitions, output, pinned))
+        store = open_store(folder / f"output-{number}")
+        plans.append(plan(partitions, store, pool, pinned))
+        reports.append(embed(pool, partitions, store, pinned, learns=True))
     predicted = [planned.forecast.wall_seconds for planned in plans]
     walls = [report.wall_seconds for report in reports]
     errors = [planned / wall - 1 for planned, wall in zip(predicted, walls, strict=True)]
@@ -138,17 +133,6 @@ def build_catalog(
     return list(open_source(str(folder)))
 
 
-def embed(
-    pool: EncoderPool, partitions: list[Partition], output: Path, thresholds: Thresholds
-) -> RunReport:
-    """Run as the command does, which learns."""
-    store = open_store(output)
-    run = EmbeddingRun(partitions, store, pool, thresholds)
-    for _ in learning(run, pool, store):
-        pass
-    return run.report
-
-
 def embed_another_catalog(history: str, pool: EncoderPool, seconds: float, folder: Path) -> None:
     """Embed another catalog after the pool has forgotten its runs."""
     pool.measure_speed(anew=True)
@@ -170,7 +154,7 @@ def embed_another_catalog(history: str, pool: EncoderPool, seconds: float, folde
             other = "bge-base" if pool.space.dimension == 384 else "minilm"
             pool = stack.enter_context(open_pool(other, pool.speed.workers, folder))
             pool.measure_speed(anew=True)
-        embed(pool, partitions, folder / "output", Thresholds())
+        embed(pool, partitions, open_store(folder / "output"), learns=True)
 
 
 @contextlib.contextmanager
@@ -248,18 +232,18 @@ def main() -> None:
     histories = ("calibration", *_HISTORIES)
     sigmas = ("1.0", "1.72", "2.5")
     options = Options(__doc__)
-    options.add_names("--models", _MODELS, _MODELS, ["simulated"])
-    options.add_names("--sigmas", sigmas, sigmas, ["1.0"])
+    options.add_names("--models", _MODELS, quick=["simulated"])
+    options.add_names("--sigmas", sigmas, quick=["1.0"])
     options.add_names("--workers", ["1", "2", "3", "4"], ["1", "2"], ["1"])
     options.add_size("--seconds", 60.0, 0.2, "of each run, about")
     options.add_size("--repeats", 3, 2)
-    options.add_names("--histories", histories, ["calibration"], ["calibration"])
+    options.add_names("--histories", histories, ["calibration"])
     arguments = options.parse_args()
     document = start_document(
         "prediction", arguments, ("openvino", "torch", "sentence-transformers")
     )
     document["cases"] = measure_models(arguments)
-    print_document(document, lines(document), targets(document))
+    print_document(document, lines, targets)
 
 
 if __name__ == "__main__":

@@ -35,13 +35,10 @@ from benchmarks.harness import (
     start_document,
     temporary_folder,
 )
+from benchmarks.paced_runs import embed
 from benchmarks.serve_client import Client
 from benchmarks.synthetic import build_synthetic_catalog
-from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.store import open_store
-from surge_dagster.engine.tables.opening import open_source
+from surge_dagster import EncoderPool, EncodingSpec, open_source, open_store
 
 _PEERS = ("sentence-transformers", "infinity-emb")
 _LOOPS = 16
@@ -55,7 +52,7 @@ def measure(arguments: argparse.Namespace) -> Document:
     spec = EncodingSpec(arguments.model)
     document: Document = {}
     with temporary_folder() as folder:
-        embed(folder / "first", spec, texts=100)
+        embed_catalog(folder / "first", spec, texts=100)
         output = str(folder / "first" / "output")
         command = [sys.executable, "-m", "surge_dagster", "serve", output]
         command += ["--batches", f"{folder}/batches", "--port"]
@@ -68,7 +65,7 @@ def measure(arguments: argparse.Namespace) -> Document:
                 url, lambda client: client.batch(texts)
             )
         document["service"] = service
-        document["run_texts_per_second"] = embed(folder / "second", spec, texts=count)
+        document["run_texts_per_second"] = embed_catalog(folder / "second", spec, texts=count)
 
     for name, (command, ready_path) in peer_commands(arguments).items():
         say(f"  {name}")
@@ -90,7 +87,7 @@ def with_client(url: str, work: Callable[[Client], Awaitable[Result]]) -> Result
     return asyncio.run(run())
 
 
-def embed(folder: Path, spec: EncodingSpec, texts: int) -> float:
+def embed_catalog(folder: Path, spec: EncodingSpec, texts: int) -> float:
     """Embed a catalog, and return the texts per second."""
     build_synthetic_catalog(
         folder / "catalog", texts=texts, partitions=max(4, texts // 600), seed=3
@@ -98,9 +95,8 @@ def embed(folder: Path, spec: EncodingSpec, texts: int) -> float:
     partitions = list(open_source(str(folder / "catalog")))
     with EncoderPool(spec) as pool:
         pool.start()
-        run = EmbeddingRun(partitions, open_store(folder / "output"), pool)
-        list(run.events())
-    return texts / run.report.wall_seconds
+        report = embed(pool, partitions, open_store(folder / "output"))
+    return texts / report.wall_seconds
 
 
 def peer_commands(arguments: argparse.Namespace) -> dict[str, tuple[list[str], str]]:
@@ -274,7 +270,7 @@ def main() -> None:
     document = start_document("serve", arguments, libraries) | measure(arguments)
     if arguments.chart:
         draw(document["service"], arguments.chart)
-    print_document(document, lines(document), targets(document))
+    print_document(document, lines, targets)
 
 
 if __name__ == "__main__":

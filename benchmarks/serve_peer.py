@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster import EncodingSpec
 
 
 def main() -> None:

@@ -14,11 +14,7 @@ import os
 import sys
 from pathlib import Path
 
-from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.store import open_store
-from surge_dagster.engine.tables.opening import open_source
+from surge_dagster import EmbeddingRun, EncoderPool, EncodingSpec, open_source, open_store
 from surge_dagster.terminal import TERMINATED_CODE, Terminated, terminable
 
 # Too short for the next SuperBatch to end, so that it cannot hide that the one before was not

@@ -27,15 +27,13 @@ import pyarrow as pa
 from benchmarks.harness import Document, in_turns, median_ratio, say, seconds_of
 from benchmarks.paced_runs import paced_pool
 from benchmarks.synthetic import draw_texts
+from surge_dagster import EncoderPool, EncodingSpec
 from surge_dagster.engine.encoder.devices import usable_cores
-from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.model.spec import EncodingSpec
 
 _SIZES = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
 # sentence-transformers cuts a call into ten chunks per process; smaller calls have fewer chunks and
 # lie on another line.
 _PEER_SIZES = (100, 200, 500, 1_000, 3_000, 10_000)
-_PUBLISHED_MS = 87.0
 _LOAD = """
 import sys
 from sentence_transformers import SentenceTransformer
@@ -45,10 +43,9 @@ SentenceTransformer(sys.argv[1], device="cpu", local_files_only=True)
 
 @dataclass(frozen=True, slots=True)
 class CallCost:
-    """The line seconds = intercept + slope · size, and the 95 % interval of its intercept."""
+    """The intercept of a line through seconds by size, and its 95 % interval."""
 
     intercept: float
-    slope: float
     low: float
     high: float
 
@@ -56,7 +53,6 @@ class CallCost:
         return {
             "c_ipc_ms": 1e3 * self.intercept,
             "interval_ms": [1e3 * self.low, 1e3 * self.high],
-            "microseconds_per_text": 1e6 * self.slope,
         }
 
 
@@ -72,7 +68,6 @@ def call_cost_document(is_quick: bool) -> Document:
     return {
         "pool": ours.as_dict(),
         "sentence_transformers_pool": theirs.as_dict(),
-        "published_ms": _PUBLISHED_MS,
     }
 
 
@@ -143,7 +138,7 @@ def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> CallCost:
     freedom = len(y) - 2
     variance = float(weights @ (y - intercept - slope * x[:, 1]) ** 2) / freedom
     margin = float(stats.t.ppf(0.975, freedom)) * float(np.sqrt(variance * inverse[0, 0]))
-    return CallCost(intercept, slope, intercept - margin, intercept + margin)
+    return CallCost(intercept, intercept - margin, intercept + margin)
 
 
 def start_cost_document(rounds: int) -> Document:

@@ -20,10 +20,10 @@ from tokenizers import Tokenizer
 
 from benchmarks.gpu_models import SHAPES, make_model
 from benchmarks.synthetic import draw_texts, partition_sizes
+from surge_dagster import EncodingSpec, open_source
 from surge_dagster.catalogs.demo import build_demo_catalog
-from surge_dagster.engine.model.spec import EncodingSpec, Space
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.keys import encode_key
-from surge_dagster.engine.tables.opening import open_source
 
 INPUTS = ("demo", "short", "long")
 _LONG_TOKENS = (16, 512)
@@ -47,10 +47,6 @@ class Workload:
     texts: list[str]
     partitions: list[tuple[str, int]]
     max_length: int | None = None
-
-    @property
-    def mean_text_bytes(self) -> float:
-        return len("".join(self.texts).encode()) / len(self.texts)
 
     def write_catalog(self, folder: Path) -> Path:
         """Write these texts as a catalog for a whole run to read."""

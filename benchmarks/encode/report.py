@@ -26,7 +26,6 @@ def lines(document: Document) -> Iterator[str]:
         low, high = call[name]["interval_ms"]
         cost = call[name]["c_ipc_ms"]
         yield f"fixed cost of a call, {name}: {cost:.3f} ms (95 %: {low:.3f} to {high:.3f})"
-    yield f"fixed cost of a call, published system: {call['published_ms']:.0f} ms"
     start = document["start"]
     load = start["sentence_transformers_load_seconds"]
     yield f"start with warm caches: pool {start['pool_start_seconds']:.2f} s, load {load:.2f} s"
@@ -35,8 +34,8 @@ def lines(document: Document) -> Iterator[str]:
 def _workload(workload: Document) -> Iterator[str]:
     yield ""
     yield (
-        f"{workload['input']}: {workload['texts']:,} texts of {workload['mean_text_bytes']:.1f} "
-        f"bytes and {workload['mean_tokens']:.1f} tokens on average"
+        f"{workload['input']}: {workload['texts']:,} texts of {workload['mean_tokens']:.1f} "
+        "tokens on average"
     )
     yield f"{'':40}{'texts/s':>10}{'ratio':>8}{'rounds':>14}{'lowest cos':>12}"
     for row in workload["rows"]:

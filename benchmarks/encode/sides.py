@@ -30,12 +30,9 @@ from benchmarks.encode.peers import (
     Setting,
 )
 from benchmarks.harness import Document, cpu_instructions, first_line, say, seconds_of
+from benchmarks.paced_runs import embed
+from surge_dagster import EncoderPool, EncodingSpec, open_source, open_store
 from surge_dagster.engine.encoder.calls import EncodeMetrics
-from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.store import open_store
-from surge_dagster.engine.tables.opening import open_source
 
 REFERENCE = "sentence-transformers"
 PEERS: dict[str, Callable[[Setting], Peer]] = {
@@ -137,7 +134,6 @@ def open_pool(
     stack.callback(call.close)
     facts = {
         "precision": precision,
-        "backend": started.backend,
         "device_reason": started.device_reason,
         "cold_texts_per_second": len(texts) / seconds_of(lambda: call.encode(texts)),
     }
@@ -152,12 +148,9 @@ def run_side(call: PoolCall, workload: Workload, scratch: Path) -> Side:
     idle: list[float] = []
 
     def work(_: list[str]) -> float:
-        run = EmbeddingRun(open_source(catalog), open_store(output), call.pool)
-        list(run.events())
+        report = embed(call.pool, open_source(catalog), open_store(output))
         shutil.rmtree(output)
-        if run.failed:
-            raise RuntimeError(f"Partitions failed in the run: {run.report.partitions_failed[:3]}")
-        idle.append(run.report.worker_idle_ratio)
-        return run.report.wall_seconds
+        idle.append(report.worker_idle_ratio)
+        return report.wall_seconds
 
     return Side(f"run {call.pool.precision}", "run", work, {"idle_ratios": idle})

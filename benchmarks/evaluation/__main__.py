@@ -59,17 +59,16 @@ def _environment(document: Document) -> Document:
 
 
 def write(document: Document, path: Path) -> None:
-    """Write a document, its page and its charts, and print the aims."""
+    """Write a document, its page and its charts."""
     path.write_text(json.dumps(document, indent=1) + "\n")
     path.with_suffix(".md").write_text(render(document))
     draw(rows_of(document), path.parent / "images")
-    print(*aim_lines(aims(rows_of(document))), sep="\n")
 
 
 def main() -> None:
     options = Options(__doc__)
     options.add_argument("--scale", choices=SCALES, default="eval", help="of the sizes (eval)")
-    options.add_names("--only", EXPERIMENTS, EXPERIMENTS, EXPERIMENTS)
+    options.add_names("--only", EXPERIMENTS)
     options.add_argument(
         "--document",
         type=Path,
@@ -82,12 +81,11 @@ def main() -> None:
         arguments.scale = "tiny"
     path = arguments.document
     before = json.loads(path.read_text()) if path.exists() else {}
-    if arguments.render:
-        write(before, path)
-        return
-    # After each experiment, so that an interrupted evaluation goes on with --only.
-    for document in measure(arguments, before):
+    document = before
+    # Written after each experiment, so that an interrupted evaluation goes on with --only.
+    for document in [before] if arguments.render else measure(arguments, before):
         write(document, path)
+    print(*aim_lines(aims(rows_of(document))), sep="\n")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ brings both together.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +60,10 @@ def end_to_end(scale: Scale) -> Iterator[Document]:
         ("SURGE sync", "surge-sync", published.B_MIN),
         (*_SURGE, published.B_MIN),
     ):
-        case = case_of(published.MINILM, scale.end_to_end, clock=scale.clock, b_min=b_min)
+        case = _minilm(scale, scale.end_to_end, b_min=b_min)
         yield _measured(name, strategy, case)
     workers = published.MINILM.workers
-    divided = case_of(published.MINILM, scale.end_to_end, clock=scale.clock, processes=workers)
+    divided = _minilm(scale, scale.end_to_end, processes=workers)
     yield _measured("SURGE async, 4 processes", "surge-async", divided)
 
 
@@ -92,7 +92,7 @@ def bound(scale: Scale) -> Iterator[Document]:
 
 def ablation(scale: Scale) -> Iterator[Document]:
     """Table 3."""
-    case = case_of(published.MINILM, scale.ablation, clock=scale.clock)
+    case = _minilm(scale, scale.ablation)
     with opened(case) as pool:
         for name, strategy in (
             ("full", "surge-async"),
@@ -141,19 +141,19 @@ def real_models(scale: Scale) -> Iterator[Document]:
 
 def profiles(scale: Scale) -> Iterator[Document]:
     """Table 6."""
-    with opened(case_of(published.MINILM, scale.profiles, clock=scale.clock)) as pool:
+    with opened(_minilm(scale, scale.profiles)) as pool:
         for profile in PROFILES:
-            case = case_of(published.MINILM, scale.profiles, clock=scale.clock, profile=profile)
+            case = _minilm(scale, scale.profiles, profile=profile)
             for name in ("sync", "async"):
                 yield _measured(name, f"surge-{name}", case, profile, pool)
 
 
 def thresholds(scale: Scale) -> Iterator[Document]:
     """Table 7."""
-    with opened(case_of(published.MINILM, scale.thresholds, clock=scale.clock)) as pool:
+    with opened(_minilm(scale, scale.thresholds)) as pool:
         for b_min in published.THRESHOLDS:
             count = int(b_min.replace(",", ""))
-            case = case_of(published.MINILM, scale.thresholds, clock=scale.clock, b_min=count)
+            case = _minilm(scale, scale.thresholds, b_min=count)
             yield _measured(b_min, "surge-async", case, pool=pool)
 
 
@@ -205,7 +205,7 @@ def scaling(scale: Scale) -> Iterator[Document]:
 
 def table_10(scale: Scale) -> Iterator[Document]:
     """See `failures`."""
-    return map(asdict, failures(scale.failures))
+    return failures(scale.failures)
 
 
 EXPERIMENTS: dict[str, Callable[[Scale], Iterator[Document]]] = {
@@ -224,9 +224,13 @@ EXPERIMENTS: dict[str, Callable[[Scale], Iterator[Document]]] = {
 }
 
 
+def _minilm(scale: Scale, texts: int, **options: Any) -> Case:
+    return case_of(published.MINILM, texts, clock=scale.clock, **options)
+
+
 def _measured(name: str, strategy: str, case: Case, group: str = "", pool: Any = None) -> Document:
     """Run a strategy, in its own process or on a pool that is there."""
     say(f"  {group} {name}, {case.texts:,} texts")
     if pool is None:
-        return asdict(measure(name, strategy, case, group))
-    return asdict(measure_on(pool, name, strategy, case, group))
+        return measure(name, strategy, case, group)
+    return measure_on(pool, name, strategy, case, group)

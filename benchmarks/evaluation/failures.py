@@ -13,21 +13,17 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from benchmarks.harness import say, temporary_folder
+from benchmarks.harness import Document, say, temporary_folder
 from benchmarks.paced_runs import paced_pool
 from benchmarks.synthetic import build_synthetic_catalog
-from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.run.report import Receipt
+from surge_dagster import EmbeddingRun, EncoderPool, Receipt, open_source, verify
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.tables.opening import open_source
-from surge_dagster.engine.verify.verification import Violation, verify
+from surge_dagster.engine.verify.verification import Violation
 
 _WORKERS = 2
 _DIMENSION = 64
@@ -39,31 +35,17 @@ _SUPERBATCHES = 40
 AtHalf = Callable[[int, EmbeddingRun], None]  # called with the texts that are published
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """What became of a run that met a failure, and of the run after it, if any.
+def failures(texts: int) -> Iterator[Document]:
+    """Run without a failure, then with each.
 
-    Attributes:
-        published_before: texts in files when it happened; None if it had no moment.
-        encoded_after: texts encoded by the run that completed the output.
-        in_flight: most texts that were admitted and not published: what a kill can lose.
-        repeated: chunks that another worker encoded again.
-        refused: partitions.
-        wrong: partitions that are missing or differ from the source, the refused ones left out.
+    Yields:
+        - published_before: texts in files when it happened; None if it had no moment.
+        - encoded_after: texts encoded by the run that completed the output.
+        - in_flight: most texts that were admitted and not published: what a kill can lose.
+        - repeated: chunks that another worker encoded again.
+        - refused: partitions.
+        - wrong: partitions that are missing or differ from the source, without the refused ones.
     """
-
-    name: str
-    texts: int
-    published_before: int | None
-    encoded_after: int
-    in_flight: int
-    repeated: int
-    refused: int
-    wrong: int
-
-
-def failures(texts: int) -> Iterator[Failed]:
-    """Yield a run without a failure, then one with each."""
     with temporary_folder("/dev/shm") as folder, _pool() as pool:
         catalog = folder / "catalog"
         output = folder / "output"
@@ -86,7 +68,7 @@ def failures(texts: int) -> Iterator[Failed]:
 
 def _run(
     name: str, pool: EncoderPool, catalog: Path, store: Store, at_half: AtHalf | None = None
-) -> Failed:
+) -> Document:
     say(f"  {name}")
     source = open_source(str(catalog))
     texts = sum(partition.rows or 0 for partition in source)
@@ -107,19 +89,19 @@ def _run(
     for result in verify(source, store, run.space):
         if isinstance(result, Violation) and result.key not in refused:
             wrong += 1
-    return Failed(
-        name=name,
-        texts=texts,
-        published_before=published_before,
-        encoded_after=report.texts_encoded,
-        in_flight=report.max_in_flight_texts,
-        repeated=report.costs.replays,
-        refused=len(refused),
-        wrong=wrong,
-    )
+    return {
+        "name": name,
+        "texts": texts,
+        "published_before": published_before,
+        "encoded_after": report.texts_encoded,
+        "in_flight": report.max_in_flight_texts,
+        "repeated": report.costs.replays,
+        "refused": len(refused),
+        "wrong": wrong,
+    }
 
 
-def _killed_and_resumed(pool: EncoderPool, catalog: Path, output: Path) -> Failed:
+def _killed_and_resumed(pool: EncoderPool, catalog: Path, output: Path) -> Document:
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     mortal = context.Process(target=_die_at_half, args=(catalog, output, sender))
@@ -128,7 +110,7 @@ def _killed_and_resumed(pool: EncoderPool, catalog: Path, output: Path) -> Faile
     mortal.join()
     assert mortal.exitcode == -signal.SIGKILL
     resumed = _run("the run is killed at half", pool, catalog, LocalStore(output))
-    return replace(resumed, published_before=published, in_flight=in_flight)
+    return resumed | {"published_before": published, "in_flight": in_flight}
 
 
 def _die_at_half(catalog: Path, output: Path, sender: Connection) -> None:
@@ -140,7 +122,7 @@ def _die_at_half(catalog: Path, output: Path, sender: Connection) -> None:
         _run("", pool, catalog, LocalStore(output), die)
 
 
-def _with_faults(pool: EncoderPool, catalog: Path) -> Failed:
+def _with_faults(pool: EncoderPool, catalog: Path) -> Document:
     # imports of some seconds
     from tests.engine.store.object_server import ObjectServer, RandomFaults, open_bucket
 

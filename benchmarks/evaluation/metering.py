@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from surge_dagster import EncoderPool
 from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics
-from surge_dagster.engine.encoder.pool import EncoderPool
 
 _SAMPLE_SECONDS = 0.02
 _BLOCK_BYTES = 512

@@ -33,19 +33,17 @@ from benchmarks.evaluation.baselines import (
 )
 from benchmarks.evaluation.metering import Meter, MeteredPool, covered
 from benchmarks.evaluation.stores import PROFILES, SlowStore, StorageProfile
-from benchmarks.harness import in_own_process, temporary_folder
+from benchmarks.harness import Document, in_own_process, temporary_folder
 from benchmarks.paced_runs import DIMENSION, drawn_partitions, embed, paced_pool
 from benchmarks.synthetic import LOG_SIGMA, partition_sizes
+from surge_dagster import EncoderPool
 from surge_dagster.engine.encoder.calls import EncodeCall
-from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.files import rows
 from surge_dagster.engine.run.report import Event, SuperBatchReport
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition
 
 MEMORY_FOLDER = "/dev/shm"
-
-Strategy = Callable[[Iterable[Partition], SlowStore, Any, Thresholds], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,53 +80,31 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """A strategy's run.
+class Work:
+    """What a strategy gets.
 
     Attributes:
-        group: what the run is one of: a model, a sigma, a profile, a number of texts. Empty if
-            there is one group.
-        throughput: texts/s at the paper's clock; with a real encoder, as measured.
-        encoding: the same of the encode calls only.
-        memory: GB above the start.
-        ttfo: seconds until the first file, at the paper's scale; with a real encoder, as measured.
-        ttfo_seconds: as measured.
-        largest: texts of one encode call.
-        wall_seconds: from a pool that is ready to the last file.
-        exposed: seconds in which files were written and nothing was encoded, before the last call
-            ended.
-        tail: seconds after the last call.
+        pool: a `MeteredPool`, or for baselines also `LibraryTexts`.
     """
 
-    name: str
-    group: str
-    texts: int
-    partitions: int
-    throughput: float
-    encoding: float
-    memory: float
-    ttfo: float
-    ttfo_seconds: float
-    largest: int
-    b_max: int
-    wall_seconds: float
-    exposed: float
-    tail: float
+    partitions: Iterable[Partition]
+    store: SlowStore
+    pool: Any
+    thresholds: Thresholds
 
 
-def surge_async(
-    partitions: Iterable[Partition], store: SlowStore, pool: Any, thresholds: Thresholds
-) -> None:
+Strategy = Callable[[Work], object]
+
+
+def surge_async(work: Work) -> None:
     """Run the engine as it is."""
-    embed(pool, partitions, store, thresholds)
+    embed(work.pool, work.partitions, work.store, work.thresholds)
 
 
-def surge_sync(
-    partitions: Iterable[Partition], store: SlowStore, pool: Any, thresholds: Thresholds
-) -> None:
+def surge_sync(work: Work) -> None:
     """Publish each SuperBatch, file by file, before the next one is encoded."""
-    front: Any = OneAtATime(pool)
-    embed(front, partitions, store, thresholds, seen=front.seen, publish_threads=1)
+    pool: Any = OneAtATime(work.pool)
+    embed(pool, work.partitions, work.store, work.thresholds, seen=pool.seen, publish_threads=1)
 
 
 class OneAtATime:
@@ -155,16 +131,12 @@ class OneAtATime:
             self._may_encode.release()
 
 
-def surge_without_superbatches(
-    partitions: Iterable[Partition], store: SlowStore, pool: Any, thresholds: Thresholds
-) -> None:
+def surge_without_superbatches(work: Work) -> None:
     """Call for each partition, while the file of the previous one is written."""
-    embed(pool, partitions, store, replace(thresholds, b_min=1))
+    surge_async(replace(work, thresholds=replace(work.thresholds, b_min=1)))
 
 
-def surge_without_zero_copy(
-    partitions: Iterable[Partition], store: SlowStore, pool: Any, thresholds: Thresholds
-) -> None:
+def surge_without_zero_copy(work: Work) -> None:
     """Turn vectors into Python lists of floats on their way into the Arrow column (the paper's
     listing 1)."""
 
@@ -172,21 +144,19 @@ def surge_without_zero_copy(
         return pa.array([row.tolist() for row in matrix], columns.field("embedding").type)
 
     with patch.object(rows, "embedding_array", from_lists):
-        embed(pool, partitions, store, thresholds)
+        surge_async(work)
 
 
-def _baseline(work: Callable[[Iterable[Partition], Encoder, Files, int], None]) -> Strategy:
+def _baseline(run: Callable[[Iterable[Partition], Encoder, Files, int], None]) -> Strategy:
     """Return a baseline with batches of B_min texts, on this engine's pool or on the library's."""
 
-    def strategy(
-        partitions: Iterable[Partition], store: SlowStore, pool: Any, thresholds: Thresholds
-    ) -> None:
+    def strategy(work: Work) -> None:
         with contextlib.ExitStack() as opened:
-            encoder = pool
-            if not isinstance(pool, LibraryTexts):
-                encoder = opened.enter_context(closing(PoolTexts(pool)))
-            files = opened.enter_context(closing(Files(store, encoder.space)))
-            work(partitions, encoder, files, thresholds.b_min or published.B_MIN)
+            encoder = work.pool
+            if not isinstance(encoder, LibraryTexts):
+                encoder = opened.enter_context(closing(PoolTexts(encoder)))
+            files = opened.enter_context(closing(Files(work.store, encoder.space)))
+            run(work.partitions, encoder, files, work.thresholds.b_min or published.B_MIN)
 
     return strategy
 
@@ -202,20 +172,35 @@ STRATEGIES: dict[str, Strategy] = {
 }
 
 
-def measure(name: str, strategy: str, case: Case, group: str) -> Measured:
+def measure(name: str, strategy: str, case: Case, group: str) -> Document:
     """Run a strategy in its own process."""
     return in_own_process(_measure, name, strategy, case, group)
 
 
-def _measure(name: str, strategy: str, case: Case, group: str) -> Measured:
+def _measure(name: str, strategy: str, case: Case, group: str) -> Document:
     with opened(case) as pool:
         return measure_on(pool, name, strategy, case, group)
 
 
 def measure_on(
     pool: EncoderPool | LibraryTexts, name: str, strategy: str, case: Case, group: str
-) -> Measured:
-    """Run a strategy in this process, on a pool of the case."""
+) -> Document:
+    """Run a strategy in this process, on a pool of the case.
+
+    Returns:
+        - group: a model, a sigma, a profile or a number of texts; empty if there is one group.
+        - throughput: texts/s at the paper's clock; with a real encoder, as measured.
+        - encoding: the same of the encode calls only.
+        - memory: GB above the start.
+        - ttfo: seconds until the first file, at the paper's scale; with a real encoder, as
+          measured.
+        - ttfo_seconds: as measured.
+        - largest: texts of one encode call.
+        - wall_seconds: from a pool that is ready to the last file.
+        - exposed: seconds in which files were written and nothing was encoded, before the last call
+          ended.
+        - tail: seconds after the last call.
+    """
     sizes = partition_sizes(case.texts, case.partitions, case.sigma, case.seed).tolist()
     meter = Meter()
     if isinstance(pool, LibraryTexts):
@@ -225,8 +210,9 @@ def measure_on(
         front = MeteredPool(pool, meter)
     with temporary_folder(MEMORY_FOLDER) as folder:
         store = SlowStore(folder, case.profile, case.clock)
+        work = Work(drawn_partitions(sizes), store, front, case.thresholds)
         with meter:
-            STRATEGIES[strategy](drawn_partitions(sizes), store, front, case.thresholds)
+            STRATEGIES[strategy](work)
 
     texts = sum(meter.call_texts)
     assert texts == case.texts
@@ -237,22 +223,22 @@ def measure_on(
     encode_seconds = covered(meter.calls)
     tail_seconds = max(0.0, last_file - meter.calls[-1][1])
     exposed_seconds = covered([*meter.calls, *store.files]) - encode_seconds
-    return Measured(
-        name=name,
-        group=group,
-        texts=texts,
-        partitions=case.partitions,
-        throughput=texts / wall_seconds / case.clock,
-        encoding=texts / encode_seconds / case.clock,
-        memory=meter.grown_bytes / 1e9,
-        ttfo=first_seconds * case.clock * _first_output_factor(strategy, case),
-        ttfo_seconds=first_seconds,
-        largest=max(meter.call_texts),
-        b_max=case.thresholds.b_max or 0,
-        wall_seconds=wall_seconds,
-        exposed=max(0.0, exposed_seconds - tail_seconds),
-        tail=tail_seconds,
-    )
+    return {
+        "name": name,
+        "group": group,
+        "texts": texts,
+        "partitions": case.partitions,
+        "throughput": texts / wall_seconds / case.clock,
+        "encoding": texts / encode_seconds / case.clock,
+        "memory": meter.grown_bytes / 1e9,
+        "ttfo": first_seconds * case.clock * _first_output_factor(strategy, case),
+        "ttfo_seconds": first_seconds,
+        "largest": max(meter.call_texts),
+        "b_max": case.thresholds.b_max or 0,
+        "wall_seconds": wall_seconds,
+        "exposed": max(0.0, exposed_seconds - tail_seconds),
+        "tail": tail_seconds,
+    }
 
 
 def _first_output_factor(strategy: str, case: Case) -> float:
