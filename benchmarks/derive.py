@@ -33,7 +33,6 @@ from surge_dagster import EncodingSpec
 from surge_dagster.engine.derived.conversion import convert, cut
 from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.derived.parent_files import parent_rows
-from surge_dagster.engine.files.facts import FileFacts, desired_version
 from surge_dagster.engine.files.formats import file_name, is_output_file, read_published_file
 from surge_dagster.engine.model.derivation import DerivedDtype
 from surge_dagster.engine.model.spec import Space
@@ -57,14 +56,12 @@ def write_parent(store: LocalStore, parent: Space, matrix: np.ndarray, partition
     claim_space(store, parent)
     for number, part in enumerate(np.array_split(matrix, partitions)):
         key = f"p{number}"
-        count = len(part)
-        version = desired_version(key, parent.name)
-        facts = FileFacts(key, parent.name, "m", "fp32", "v1", key, version, count, DIMENSION, 0)
-        rows = np.arange(count, dtype=np.uint64)
+        rows = np.arange(len(part), dtype=np.uint64)
         ids = pa.array(rows).cast(pa.string())
         drawn = draw_texts(0, number, rows, _MEAN_TEXT_BYTES)
         texts: pa.LargeStringArray = drawn.cast(pa.large_string())  # pyright: ignore[reportAssignmentType]
-        write_output(store.root / file_name(parent.name, key), facts, ids, texts, part)
+        path = store.root / file_name(parent.name, key)
+        write_output(path, ids, texts, part, key=key, space=parent.name, digest=key)
 
 
 class Parent:

@@ -50,7 +50,7 @@ from benchmarks.harness import (
 from benchmarks.paced_runs import DIMENSION, drawn_partitions, embed, paced_pool, ready_partitions
 from benchmarks.synthetic import draw_texts
 from surge_dagster import EmbeddingRun, open_source
-from surge_dagster.engine.files.facts import FileFacts
+from surge_dagster.engine.files.facts import FileFacts, desired_version
 from surge_dagster.engine.files.formats import new_writer
 from surge_dagster.engine.files.rows import FileRows, schema
 from surge_dagster.engine.files.validation import invalid_row
@@ -98,10 +98,10 @@ def measure_serialization(arguments: argparse.Namespace, disk: Path) -> list[Doc
 def _serialize(rows: int, rounds: int, memory: Path, disk: Path) -> Document:
     say(f"  {rows:,} rows")
     ids, texts, matrix = drawn_rows(rows)
-    write_rows(memory / "one.parquet", ids[:10], texts[:10], matrix[:10])  # loads code and codecs
+    write_output(memory / "one.parquet", ids[:10], texts[:10], matrix[:10])  # loads code and codecs
 
     def write(folder: Path) -> None:
-        write_rows(folder / "one.parquet", ids, texts, matrix)
+        write_output(folder / "one.parquet", ids, texts, matrix)
 
     def write_and_flush() -> None:
         write(disk)
@@ -132,20 +132,24 @@ def drawn_rows(rows: int) -> tuple[pa.Array, pa.LargeStringArray, np.ndarray]:
     return pa.array(np.arange(rows)).cast(pa.string()), texts, matrix  # pyright: ignore[reportReturnType]
 
 
-def write_rows(path: Path, ids: pa.Array, texts: pa.LargeStringArray, matrix: np.ndarray) -> None:
-    """Write a file of these rows."""
-    digest = "0" * 32
-    facts = FileFacts(
-        "all", "space", "model", "fp32", "v1", digest, digest, len(matrix), DIMENSION, 0
-    )
-    write_output(path, facts, ids, texts, matrix)
-
-
 def write_output(
-    path: Path, facts: FileFacts, ids: pa.Array, texts: pa.LargeStringArray, matrix: np.ndarray
+    path: Path,
+    ids: pa.Array,
+    texts: pa.LargeStringArray,
+    matrix: np.ndarray,
+    *,
+    key: str = "all",
+    space: str = "space",
+    source_version: str = "v1",
+    digest: str = "0" * 32,
 ) -> None:
     """Write an output file with the engine's writer."""
-    columns = schema(pa.string(), facts.dimension, "float32", include_text=True)
+    count, dimension = matrix.shape
+    version = desired_version(digest, space)
+    facts = FileFacts(
+        key, space, "model", "fp32", source_version, digest, version, count, dimension, 0
+    )
+    columns = schema(pa.string(), dimension, "float32", include_text=True)
     rows = FileRows([ids], ids.type, texts, text_hashes(texts), matrix)
     with pa.OSFile(str(path), "wb") as sink, new_writer(sink, columns, facts) as writer:
         writer.append_table(rows.table(columns))

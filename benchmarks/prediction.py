@@ -1,11 +1,10 @@
 """Prediction compared with outcome: plan a run, run it, and compare the wall times.
 
-    python -m benchmarks.prediction [--models minilm,bge-base,e5-large,simulated] [--sigmas 1.0,1.72,2.5]
-        [--workers 1,2] [--seconds 60] [--repeats 3] [--histories calibration,long,language,model,busy]
+    python -m benchmarks.prediction [--model minilm] [--seconds 60] [--repeats 3]
+        [--histories calibration,long,language,model,busy] [--quick]
 
-For each model shape, number of workers and spread of the partition sizes: calibrate on the catalog,
-or forget earlier runs and embed another catalog (of texts of 1 MB, in another language, with
-another model, or on a busy machine). Then plan and embed the catalog a few times, as on successive
+For each history: calibrate on the catalog, or forget earlier runs and embed another catalog (of
+texts of 1 MB, in another language, with another model, or on a busy machine). Then plan and embed the catalog a few times, as on successive
 nights: each plan learns from the runs before it. `simulated` is an encoder that sleeps for a fixed
 time per text; everything else of its run is real. The error of a case is the mean of its plans'
 errors without their signs. No prediction can be closer than the spread of the repeated runs.
@@ -20,7 +19,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from statistics import fmean
 
@@ -39,7 +37,7 @@ from benchmarks.harness import (
     temporary_folder,
 )
 from benchmarks.paced_runs import embed, paced_pool
-from benchmarks.synthetic import build_synthetic_catalog
+from benchmarks.synthetic import LOG_SIGMA, build_synthetic_catalog
 from surge_dagster import EncoderPool, open_source, open_store, plan
 from surge_dagster.engine.plan.calibration_run import calibrate
 from surge_dagster.engine.run.thresholds import Thresholds
@@ -59,42 +57,23 @@ _HISTORIES = {"long": (20_000, 0.02), "language": (1, 0.3), "model": (1, 0.1), "
 _CYRILLIC = str.maketrans("abcdefghijklmnoprstuvz", "абцдефгхийклмнопрстувз")
 
 
-def measure_models(arguments: argparse.Namespace) -> list[Document]:
-    """Plan and embed each combination."""
-    cases = []
-    for model, workers in product(arguments.models, map(int, arguments.workers)):
-        with temporary_folder() as folder, open_pool(model, workers, folder) as pool:
-            for sigma, history in product(map(float, arguments.sigmas), arguments.histories):
-                say(f"{model}, {workers} workers, sigma {sigma}, after {history}")
-                case = {
-                    "model": model,
-                    "workers": workers,
-                    "sigma": sigma,
-                    "history": history,
-                    "precision": pool.precision,
-                }
-                case_folder = folder / f"{sigma}-{history}"
-                cases.append(case | measure_case(pool, sigma, history, arguments, case_folder))
-    return cases
-
-
 @contextlib.contextmanager
-def open_pool(model: str, workers: int, folder: Path) -> Iterator[EncoderPool]:
-    """Yield a pool of this model."""
+def open_pool(model: str, folder: Path) -> Iterator[EncoderPool]:
+    """Yield a pool of this model with two workers."""
     if model == "simulated":
-        pool = paced_pool(_SIMULATED_SPEED, workers=workers)
+        pool = paced_pool(_SIMULATED_SPEED, workers=2)
     else:
-        pool = EncoderPool(spec_of(model, folder), devices=",".join(["cpu"] * workers))
+        pool = EncoderPool(spec_of(model, folder), devices="cpu,cpu")
     with pool as opened:
         yield opened
 
 
 def measure_case(
-    pool: EncoderPool, sigma: float, history: str, arguments: argparse.Namespace, folder: Path
+    pool: EncoderPool, history: str, arguments: argparse.Namespace, folder: Path
 ) -> Document:
     """Plan and embed one catalog a few times."""
     seconds = arguments.seconds
-    partitions = build_catalog(folder / "catalog", pool, seconds, sigma, seed=1)
+    partitions = build_catalog(folder / "catalog", pool, seconds, LOG_SIGMA, seed=1)
     if history in _HISTORIES:
         embed_another_catalog(history, pool, seconds, folder / "other")
     else:
@@ -112,6 +91,7 @@ def measure_case(
     walls = [report.wall_seconds for report in reports]
     errors = [planned / wall - 1 for planned, wall in zip(predicted, walls, strict=True)]
     return {
+        "history": history,
         "texts": plans[0].texts,
         "partitions": len(partitions),
         "plan": plans[0].as_dict(),
@@ -152,7 +132,7 @@ def embed_another_catalog(history: str, pool: EncoderPool, seconds: float, folde
             stack.enter_context(_busy_machine())
         if history == "model":
             other = "bge-base" if pool.space.dimension == 384 else "minilm"
-            pool = stack.enter_context(open_pool(other, pool.speed.workers, folder))
+            pool = stack.enter_context(open_pool(other, folder))
             pool.measure_speed(anew=True)
         embed(pool, partitions, open_store(folder / "output"), learns=True)
 
@@ -180,16 +160,15 @@ def _spin() -> None:
 def lines(document: Document) -> Iterator[str]:
     """Yield the table."""
     yield (
-        f"{'model':12}{'after':12}{'workers':>8}{'sigma':>7}{'texts':>10}{'measured s':>12}{'error':>8}"
-        f"{'spread':>8}{'flushes':>9}  errors of each plan"
+        f"{'after':12}{'texts':>10}{'measured s':>12}{'error':>8}{'spread':>8}{'flushes':>9}"
+        "  errors of each plan"
     )
     for case in document["cases"]:
         planned = case["plan"]["superbatches"]
         done = case["runs"][0]["superbatches"]
         errors = " ".join(f"{error:+.1%}" for error in case["prediction_errors"])
         yield (
-            f"{case['model']:12}{case['history']:12}{case['workers']:8}{case['sigma']:7.2f}"
-            f"{case['texts']:10,}{fmean(case['wall_seconds']):12.1f}{error_of(case):8.1%}"
+            f"{case['history']:12}{case['texts']:10,}{fmean(case['wall_seconds']):12.1f}{error_of(case):8.1%}"
             f"{case['spread']:8.1%}{planned:5} /{done:3}  {errors}"
         )
 
@@ -201,10 +180,7 @@ def targets(document: Document) -> Iterator[Target]:
     The first plan after another catalog may be wrong by 10 %, and its tokens by 2 %.
     """
     for case in document["cases"]:
-        name = (
-            f"{case['model']}, {case['workers']} workers, sigma {case['sigma']:g}, "
-            f"after {case['history']}"
-        )
+        name = f"after {case['history']}"
         aim = first_aim = max(_LARGEST_ERROR, case["spread"])
         if case["history"] in _HISTORIES:
             first_aim = max(aim, _LARGEST_FIRST_ERROR)
@@ -230,19 +206,20 @@ def error_of(case: Document) -> float:
 
 def main() -> None:
     histories = ("calibration", *_HISTORIES)
-    sigmas = ("1.0", "1.72", "2.5")
     options = Options(__doc__)
-    options.add_names("--models", _MODELS, quick=["simulated"])
-    options.add_names("--sigmas", sigmas, quick=["1.0"])
-    options.add_names("--workers", ["1", "2", "3", "4"], ["1", "2"], ["1"])
+    options.add_argument("--model", choices=_MODELS, default="minilm", help="(minilm)")
     options.add_size("--seconds", 60.0, 0.2, "of each run, about")
     options.add_size("--repeats", 3, 2)
     options.add_names("--histories", histories, ["calibration"])
     arguments = options.parse_args()
-    document = start_document(
-        "prediction", arguments, ("openvino", "torch", "sentence-transformers")
-    )
-    document["cases"] = measure_models(arguments)
+    libraries = ("openvino", "torch", "sentence-transformers")
+    document = start_document("prediction", arguments, libraries)
+    document["cases"] = []
+    with temporary_folder() as folder, open_pool(arguments.model, folder) as pool:
+        for history in arguments.histories:
+            say(f"after {history}")
+            case = measure_case(pool, history, arguments, folder / history)
+            document["cases"].append(case)
     print_document(document, lines, targets)
 
 

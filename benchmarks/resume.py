@@ -32,7 +32,6 @@ from benchmarks.harness import (
 )
 from benchmarks.output import write_output
 from surge_dagster import open_store
-from surge_dagster.engine.files.facts import FileFacts, desired_version
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.sources.partition import Partition
@@ -55,13 +54,16 @@ def write_outputs(folder: Path, outputs: int) -> None:
     (folder / _SPACE).mkdir()
     for index, count in enumerate(rows.tolist()):
         key = _key(index)
-        digest = f"{index:032x}"
-        version = desired_version(digest, _SPACE)
-        facts = FileFacts(
-            key, _SPACE, "bench", "fp32", f"v{index}", digest, version, count, _DIMENSION, 0
+        write_output(
+            folder / file_name(_SPACE, key),
+            ids[:count],
+            texts[:count],
+            matrix[:count],
+            key=key,
+            space=_SPACE,
+            source_version=f"v{index}",
+            digest=f"{index:032x}",
         )
-        path = folder / file_name(_SPACE, key)
-        write_output(path, facts, ids[:count], texts[:count], matrix[:count])
 
 
 def decide(folder: Path, outputs: int) -> Document:

@@ -126,19 +126,13 @@ def measure_calls(call: Callable[[int], object], sizes: Sequence[int], calls: in
 
 
 def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> CallCost:
-    """Return weighted least squares with weights 1 / seconds², and the 95 % interval of the
-    intercept."""
+    """Fit a line by least squares with weights 1 / seconds²."""
     from scipy import stats  # takes a second of every process that imports this module
 
-    y = np.asarray(seconds, np.float64)
-    x = np.column_stack([np.ones(len(y)), np.asarray(sizes, np.float64)])
-    weights = 1 / y**2
-    inverse = np.linalg.inv(x.T @ (weights[:, None] * x))
-    intercept, slope = (inverse @ (x.T @ (weights * y))).tolist()
-    freedom = len(y) - 2
-    variance = float(weights @ (y - intercept - slope * x[:, 1]) ** 2) / freedom
-    margin = float(stats.t.ppf(0.975, freedom)) * float(np.sqrt(variance * inverse[0, 0]))
-    return CallCost(intercept, intercept - margin, intercept + margin)
+    weights = 1 / np.asarray(seconds)
+    (_, intercept), covariance = np.polyfit(sizes, seconds, 1, w=weights, cov=True)
+    margin = stats.t.ppf(0.975, len(sizes) - 2) * np.sqrt(covariance[1, 1])
+    return CallCost(float(intercept), float(intercept - margin), float(intercept + margin))
 
 
 def start_cost_document(rounds: int) -> Document:

@@ -23,7 +23,7 @@ from benchmarks.evaluation.scales import Scale, case_of
 from benchmarks.evaluation.stores import PROFILES
 from benchmarks.evaluation.strategies import MEMORY_FOLDER, Case, measure, measure_on, opened
 from benchmarks.harness import Document, in_own_process, say, seconds_of, temporary_folder
-from benchmarks.output import drawn_rows, write_rows
+from benchmarks.output import drawn_rows, write_output
 from surge_dagster.engine.plan.cost_model import CostConstants
 from surge_dagster.engine.run.thresholds import Thresholds
 
@@ -163,7 +163,7 @@ def serialization(scale: Scale) -> Iterator[Document]:
     for rows in scale.serialization:
         say(f"  {rows:,} rows")
         naive_seconds, naive_mb = in_own_process(_write_one, rows, _write_naively)
-        seconds, mb = in_own_process(_write_one, rows, write_rows)
+        seconds, mb = in_own_process(_write_one, rows, write_output)
         yield {
             "rows": rows,
             "seconds": seconds,
@@ -178,7 +178,7 @@ def _write_one(rows: int, write: Callable[..., None]) -> tuple[float, float]:
     ids, texts, matrix = drawn_rows(rows)
     with temporary_folder(MEMORY_FOLDER) as folder:
         path = folder / "one.parquet"
-        write_rows(path, ids[:10], texts[:10], matrix[:10])  # loads code and codecs
+        write_output(path, ids[:10], texts[:10], matrix[:10])  # loads code and codecs
         with Meter() as meter:
             seconds = seconds_of(lambda: write(path, ids, texts, matrix))
         return seconds, meter.grown_bytes / 1e6
