@@ -216,7 +216,7 @@ def test_bigquery_gives_what_folders_with_sorted_ids_give(
     from surge_dagster.engine.tables.bigquery import BigQueryCatalog
     from tests.engine.tables.bigquery_fake import TABLE, FakeBigQuery
 
-    in_order = {key: sorted(rows) for key, rows in catalog().items()}
+    in_order: Catalog = {key: sorted(rows) for key, rows in catalog().items()}
     folders = Folders(in_order, hash_pool, tmp_path)
     source = f"bigquery://{TABLE}"
 

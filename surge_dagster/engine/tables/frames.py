@@ -325,8 +325,12 @@ def _schema(key: str, frame: Any) -> pa.Schema:
 
     if hasattr(frame, "collect_schema"):  # polars
         return pa.RecordBatchReader.from_stream(frame.collect_schema().to_frame()).schema
-    if hasattr(frame, "with_format"):  # Hugging Face; a stream may have to be read for its columns
-        return (frame.features or frame._resolve_features().features).arrow_schema
+    if hasattr(frame, "with_format"):  # Hugging Face
+        if frame.features is not None:
+            return frame.features.arrow_schema
+        # A stream may not know its columns before it is read.
+        first = next(frame.with_format("arrow").iter(batch_size=_BATCH_ROWS), pa.table({}))
+        return first.schema
     if isinstance(getattr(frame, "schema", None), pa.Schema):
         return frame.schema
     return pa.RecordBatchReader.from_stream(frame).schema
