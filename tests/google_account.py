@@ -1,5 +1,4 @@
-"""A service account of Google, whose tokens a server on 127.0.0.1 gives; the real google-auth asks
-for them.
+"""A service account of Google, and a server on 127.0.0.1 that the real google-auth asks for tokens.
 
 The same server stands for Google's buckets: none has an object, and it records which token a
 request carries.

@@ -25,7 +25,8 @@ def interrupted_in_another_thread(after: Callable[[], object] = lambda: True) ->
     left = threading.Event()
 
     def interrupt() -> None:
-        main, before = threading.main_thread().ident or 0, None
+        main = threading.main_thread().ident or 0
+        before = None
         while not left.wait(_LOOK_SECONDS):
             frame = sys._current_frames()[main]
             now = (frame.f_code, frame.f_lasti)

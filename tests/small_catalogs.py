@@ -172,10 +172,12 @@ def assert_embedded(
 def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **facts: object) -> None:
     """Write a file again as this project would, with other rows and matching facts: only the
     content is wrong."""
-    table, old = pq.read_table(path), read_facts(pq.read_metadata(path))
+    table = pq.read_table(path)
+    old = read_facts(pq.read_metadata(path))
     table = change(table)
     with pa.OSFile(str(path), "wb") as sink:
-        carried, kind = carried_columns(table.schema), table.schema.field("id").type
+        carried = carried_columns(table.schema)
+        kind = table.schema.field("id").type
         columns = schema(kind, DIMENSION, "float32", include_text=True, carried=carried)
         new = replace(old, rows=table.num_rows, **facts)  # pyright: ignore[reportArgumentType]
         with new_writer(sink, columns, new) as writer:
@@ -193,7 +195,7 @@ def tamper(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
 
 
 def narrow(table: pa.Table, dimension: int = DIMENSION // 2) -> pa.Table:
-    """A file's rows with vectors of fewer dimensions, or (-1) in a column whose type has none."""
+    """A file's rows with vectors of fewer dimensions, or (-1) in a column without any."""
     vectors = [
         vector[:dimension] if dimension > 0 else vector
         for vector in table.column("embedding").to_pylist()
@@ -220,7 +222,7 @@ def with_vectors(table: pa.Table, change: Callable[[np.ndarray], np.ndarray]) ->
 
 
 class FailingFile(io.FileIO):
-    """A file of which only the end can be read, as on a disk with a bad sector."""
+    """A file that can be read only at its end, as on a disk with a bad sector."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if self.tell() + (size or 0) < os.fstat(self.fileno()).st_size:
@@ -255,7 +257,8 @@ def keys_of(events: Iterable[Any]) -> list[str]:
 def make_unreadable(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     """Have the system refuse to open what has `part` in its name in a local output; until
     `monkeypatch.undo()`."""
-    open_file, open_end = LocalStore.open, os.open
+    open_file = LocalStore.open
+    open_end = os.open
 
     def refuse(name: object) -> None:
         if part in str(name):

@@ -55,7 +55,7 @@ class Spaces:
         return self.root / "output" / self.of(model).name / f"{key}.parquet"
 
     def copy_to(self, root: Path, models: tuple[str, ...] = MODELS) -> Spaces:
-        """A copy with these spaces alone, none of them current."""
+        """Return a copy with only these spaces; none of them is current."""
         shutil.copytree(self.root / "catalog", root / "catalog")
         for model in models:
             name = self.of(model).name

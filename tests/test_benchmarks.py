@@ -83,7 +83,6 @@ def test_evaluation_page_is_that_of_the_measured_document(tmp_path: Path) -> Non
     assert document.read_text() == (DOCS / "evaluation.json").read_text()
 
     images = re.findall(r"\(images/([\w-]+\.svg)\)", page)
-
     assert images == [path.name for path in (tmp_path / "images").iterdir()]
 
 

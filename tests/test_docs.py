@@ -78,5 +78,4 @@ def test_first_steps_run(
     assert len(hits) == 2
 
     space = EncodingSpec("hash://8").resolve().name
-
     assert (tmp_path / "data" / "embeddings" / space / "shoes.parquet").is_file()

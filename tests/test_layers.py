@@ -190,7 +190,6 @@ def test_core_embeds_a_catalog_with_every_satellite_deleted(tmp_path: Path) -> N
     assert ended.returncode == 0, ended.stderr
 
     where, first, second = ended.stdout.splitlines()
-
     assert where.startswith(str(tmp_path))
     assert first == "[('a', 3), ('b', 5)] 0"
     assert second == "[] 2"

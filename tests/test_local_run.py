@@ -36,43 +36,40 @@ def embedded(output: str) -> list[tuple[Any, ...]]:
     return sorted(open_embeddings(output).lazy().select("partition", "id", "text").collect().rows())
 
 
-def test_a_file_and_the_frame_of_its_rows_give_the_same_embeddings(
-    tmp_path: Path, surge: Command
-) -> None:
+GIVEN: dict[str, Any] = {"partition_by": "kind", **COLUMNS, **MODEL, "quiet": True}
+
+
+def test_file_and_the_frame_of_its_rows_give_the_same_embeddings(tmp_path: Path) -> None:
     (tmp_path / "products.csv").write_bytes(FRAME.write_csv().encode("cp1252"))
-    given = {"partition_by": "kind", **COLUMNS, **MODEL}
 
-    report = embed(Path("products.csv"), Path("of-file"), encoding="cp1252", **given, quiet=True)
+    of_file = embed(Path("products.csv"), Path("of-file"), encoding="cp1252", **GIVEN)
+    of_frame = embed(FRAME, "of-frame", **GIVEN)
 
-    assert report.partitions_written == 2
-    assert report.texts_encoded == 3
-
-    report = embed(FRAME, "of-frame", **given)
-
-    assert report.partitions_written == 2
-    assert report.partitions_failed == []
+    assert of_file.partitions_written == of_frame.partitions_written == 2
+    assert of_file.texts_encoded == 3
     assert embedded("of-file") == embedded("of-frame") == IN_FILES
 
-    report = embed({"a": FRAME.lazy(), "b": lambda: FRAME}, "of-frames", **COLUMNS, **MODEL)
+
+def test_mapping_of_frames_or_of_functions_is_embedded() -> None:
+    frames = {"a": FRAME.lazy(), "b": lambda: FRAME}
+
+    report = embed(frames, "of-frames", **COLUMNS, **MODEL)
 
     assert report.partitions_written == 2
     assert report.texts_encoded == 6
 
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
 
-    command = surge.json("embed", "products.csv", "of-file", "--encoding=cp1252", *flags)
+def test_frame_is_refused_for_the_output_of_a_file() -> None:
+    FRAME.write_csv("products.csv")
+    embed("products.csv", "out", **GIVEN)
 
-    assert command["partitions_skipped"] == 2
-    assert command["partitions_written"] == 0, "the command goes on from there"
-
-    with pytest.raises(
-        ConfigError, match=r"of the catalog '.*products.csv', and this run reads 'frame://python'"
-    ):
-        embed(FRAME, "of-file", **given, force=True)
+    with pytest.raises(ConfigError, match=r"catalog '.*products.csv', and this run reads 'frame:"):
+        embed(FRAME, "out", **GIVEN, force=True)
 
 
 def test_frames_are_the_whole_catalog_only_where_they_name_it() -> None:
-    frames, quiet = dict.fromkeys("abc", FRAME), {**COLUMNS, **MODEL, "quiet": True}
+    frames = dict.fromkeys("abc", FRAME)
+    quiet = {**COLUMNS, **MODEL, "quiet": True}
     for key in frames:
         embed({key: FRAME}, "pieces", **quiet)
 
@@ -147,9 +144,7 @@ def failed() -> PartitionsFailed:
     return raised.value
 
 
-def test_failed_partitions_raise_after_the_others_are_published(
-    failed: PartitionsFailed,
-) -> None:
+def test_failed_partitions_raise_after_the_others_are_published(failed: PartitionsFailed) -> None:
     assert len(failed.report.partitions_failed) == 12
     assert failed.report.partitions_written == 1
     assert len(embedded("out")) == 3

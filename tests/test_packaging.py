@@ -241,7 +241,6 @@ def test_every_imported_package_is_declared_and_that_of_s3_is_an_extra() -> None
     assert names(extras["s3"]) - core == {"boto3"}
 
     product = [extra for extra in extras if extra not in ("bench", "dev", "integrations")]
-
     assert imported_distributions() <= core | {
         name for extra in product for name in names(extras[extra])
     }
@@ -252,9 +251,7 @@ def test_constraints_pin_the_declared_dependencies() -> None:
 
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
 
-    assert pins["torch"] == "2.13.0"  # a local version would rule out the other build
-    assert pins["dagster"] == pins["dagster-webserver"] == "1.13.27"
-    assert pins["dagster-gcp"] == "0.29.27"
+    assert "+" not in pins["torch"], "a local version would rule out the other build"
 
     project = SETTINGS["project"]
     for requirement in chain(project["dependencies"], *project["optional-dependencies"].values()):

@@ -287,7 +287,8 @@ class Workbench:
         ]
 
     def sources(self) -> dict[str, str]:
-        kind, tag = dg.DagsterEventType.ASSET_MATERIALIZATION, "dagster/data_version"
+        kind = dg.DagsterEventType.ASSET_MATERIALIZATION
+        tag = "dagster/data_version"
         storage = self.instance.event_log_storage
         found = storage.get_latest_tags_by_partition(NAMES.source_partitions, kind, [tag])
         return {key: tags[tag] for key, tags in found.items()}

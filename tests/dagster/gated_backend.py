@@ -3,8 +3,7 @@ PATH.reached says that it does, and holds the name of the host.
 
 So a test can stop a run at a known point, look at what is there, and let it go on, without ever
 guessing a time. `break before PATH` breaks the device unless PATH exists: its worker dies, and no
-other one can start. `$GATED_DEVICE` says where the device is: the same PATH. `take SECONDS` takes
-so long, as a device does that is slowed down.
+other one can start. `$GATED_DEVICE` says where the device is: the same PATH.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import os
 import platform
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +44,6 @@ class GatedBackend(HashBackend):
                 while not gate.exists():
                     progress()
                     threading.Event().wait(0.02)
-            if text.startswith("take "):
-                time.sleep(float(text.removeprefix("take ")))
             if (
                 text.startswith("break before ")
                 and not (repaired := Path(text.removeprefix("break before "))).exists()

@@ -90,7 +90,8 @@ def postgres_server(*, durable: bool = True) -> Iterator[PostgresServer]:
         owner = pwd.getpwnam(_USER)
         os.chown(folder, owner.pw_uid, owner.pw_gid)
     try:
-        data, log = folder / "data", folder / "log"
+        data = folder / "data"
+        log = folder / "log"
         initdb = [
             programs / "initdb",
             "-D",

@@ -254,37 +254,28 @@ def test_ticks_that_fail_ten_times_in_a_row_are_posted_once(
     assert sensor_ticks.posted() == 0
 
     sensor_ticks.fail(10, 10)
-
     assert sensor_ticks.posted() == 1
 
     sensor_ticks.fail(11, 12)
-
     assert sensor_ticks.posted() == 1
 
     [alert] = listener.alerts()
-
     assert alert["message"].startswith("The last 10 ticks of new_partitions failed.\nConfigError: ")
 
 
-def test_ticks_that_fail_again_after_a_success_are_posted_again(
-    sensor_ticks: SensorTicks,
-) -> None:
+def test_ticks_that_fail_again_after_a_success_are_posted_again(sensor_ticks: SensorTicks) -> None:
     sensor_ticks.fail(1, 10)
 
     assert sensor_ticks.posted() == 1
 
     sensor_ticks.store("SKIPPED", 0)
-
     assert sensor_ticks.posted() == 1
 
     sensor_ticks.fail(1, 10)
-
     assert sensor_ticks.posted() == 2
 
 
-def test_failing_ticks_of_another_code_location_are_not_posted(
-    sensor_ticks: SensorTicks,
-) -> None:
+def test_failing_ticks_of_another_code_location_are_not_posted(sensor_ticks: SensorTicks) -> None:
     sensor_ticks.fail(1, 12, location="another")
 
     assert sensor_ticks.posted() == 0
@@ -301,7 +292,6 @@ def test_alert_of_failing_ticks_is_posted_until_it_is_delivered(
     assert sensor_ticks.posted() == 2
 
     listener.status = 200
-
     assert sensor_ticks.posted() == 3
     assert sensor_ticks.posted() == 3
 

@@ -27,13 +27,11 @@ def test_partition_whose_run_failed_is_requested_again_after_a_minute(bench: Wor
 
     assert requested(waiting) == []
 
-    told = "1 waiting after a failure (attempt 1), the next ones until 2"
-
-    assert told in waiting.skip_message
+    waits = "1 waiting after a failure (attempt 1), the next ones until 2"
+    assert waits in waiting.skip_message
     assert requested(bench.later(seconds=30)) == []
 
     found = bench.later(seconds=31)
-
     assert requested(found) == [["a"]]
     assert found.run_requests[0].tags["surge/attempt"] == "2"
 
@@ -46,7 +44,6 @@ def test_other_partitions_do_not_wait_with_one_that_failed(bench: Workbench) -> 
     assert requested(bench.tick()) == []
 
     bench.write("b")
-
     assert requested(bench.tick()) == [["b"]]
 
 
@@ -66,9 +63,7 @@ def test_wait_begins_when_the_run_has_ended(bench: Workbench) -> None:
     assert requested(bench.later(seconds=31)) == [["a"]]
 
 
-def test_run_that_dagster_launches_again_counts_as_the_same_attempt(
-    bench: Workbench,
-) -> None:
+def test_run_that_dagster_launches_again_counts_as_the_same_attempt(bench: Workbench) -> None:
     bench.write("a")
     found = bench.tick()
 
@@ -77,7 +72,6 @@ def test_run_that_dagster_launches_again_counts_as_the_same_attempt(
     assert requested(bench.tick()) == []
 
     [again] = bench.pretend(found, STARTED)
-
     assert requested(bench.later(hours=1)) == []
 
     bench.ahead = timedelta()
@@ -104,9 +98,7 @@ def test_run_that_is_not_on_record_keeps_no_partition_waiting(
     assert requested(bench.tick()) == [["a"]]
 
 
-def test_partitions_of_a_canceled_run_wait_until_their_source_changes(
-    bench: Workbench,
-) -> None:
+def test_partitions_of_a_canceled_run_wait_until_their_source_changes(bench: Workbench) -> None:
     bench.fill("ab")
     [run] = bench.pretend(bench.tick(), STARTED)
     bench.instance.report_run_canceled(run)
@@ -114,7 +106,7 @@ def test_partitions_of_a_canceled_run_wait_until_their_source_changes(
     quiet = bench.later(days=2)
 
     assert requested(quiet) == []
-    assert "2 left alone after a canceled run" in (quiet.skip_message or "")
+    assert "2 left alone after a canceled run" in quiet.skip_message
     assert requested(bench.later(days=2)) == [], "the canceled run is still on record"
 
     bench.write("a", 4, version="v2")
@@ -124,9 +116,7 @@ def test_partitions_of_a_canceled_run_wait_until_their_source_changes(
     assert requested(bench.tick()) == [["a"]], "b has not changed"
 
 
-def test_partitions_of_another_canceled_run_are_requested(
-    bench: Workbench,
-) -> None:
+def test_partitions_of_another_canceled_run_are_requested(bench: Workbench) -> None:
     bench.write("a")
 
     run = bench.pretend_run("catalog_refresh", STARTED)
@@ -134,7 +124,6 @@ def test_partitions_of_another_canceled_run_are_requested(
     assert requested(bench.tick()) == []
 
     bench.instance.report_run_canceled(run)
-
     assert requested(bench.tick()) == [["a"]]
 
 
@@ -157,28 +146,4 @@ def test_partition_does_not_wait_after_a_setting_changed(
     assert requested(found) == [["a"]]
 
     bench.pretend(found, FAILURE)
-
     assert requested(bench.tick()) == []
-
-
-def test_new_partitions_are_requested_before_failing_ones(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("surge_dagster.automation.new_partitions._KEYS_PER_RUN", 2)
-    bench.fill("ab")
-
-    found = bench.tick()
-
-    assert requested(found) == [["a", "b"]]
-
-    bench.pretend(found, FAILURE)
-    bench.tick()
-    bench.fill("cd")
-
-    found = bench.later(hours=1)
-
-    assert requested(found) == [["c", "d"]]
-
-    bench.pretend(found, STARTED)
-
-    assert requested(bench.tick()) == [["a", "b"]]

@@ -163,7 +163,6 @@ def test_severities_of_catalog_checks_follow_the_settings(embedded: Workbench) -
     assert set(ran) == EVERYTHING - {"few_texts_are_truncated"}
 
     missing = ran["every_partition_is_embedded"]
-
     assert not missing.passed
     assert missing.severity == dg.AssetCheckSeverity.WARN
 
@@ -204,7 +203,6 @@ def test_unreadable_partition_is_reported_once_and_the_rest_is_read(
     assert checks["ids_match"].metadata["partitions_not_judged"].value == 1
 
     said = "2 partitions judged, 0 violations, 1 could not be read"
-
     assert str(checks["ids_match"].description).startswith(said)
 
 
@@ -274,7 +272,6 @@ def test_failure_table_is_valid_markdown_for_any_key() -> None:
     assert table.splitlines()[2] == "| `a\\|b'c ` | `line one line \\| two` |"
 
     image = "![x](http://127.0.0.1/x.png) [y](javascript:z) <b>"
-
     assert f"`{image}`" in failure_table([("a", image)]).value, (
         "as code, so that a browser loads nothing"
     )

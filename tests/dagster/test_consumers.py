@@ -39,17 +39,14 @@ def test_table_follows_the_embeddings_and_is_compared_with_the_files(
     assert bench.refresh().success
 
     ran = hand_over(bench)
-
     assert ran.success
     assert table.counts() == {"a": 3, "b, 50%": 3}
 
     check = ran.checks()[CHECK]
-
     assert check.passed
     assert check.description == "6 rows, 6 expected; a sample of 6 vectors compared"
 
     metadata = values_of(ran.materialized(NAMES.lancedb)[None])
-
     assert metadata["rows_sent"] == 6
     assert metadata["partitions"] == 2
 
@@ -85,7 +82,6 @@ def test_partition_that_cannot_be_handed_over_fails_the_run_by_name(
     assert "'a'" in ran.failure()
 
     check = ran.checks()[CHECK]
-
     assert not check.passed
     assert "1 partition not judged, because not handed over" in str(check.description)
     assert table.counts() == {"b": 3}
@@ -136,16 +132,13 @@ def test_hand_over_is_requested_once_nothing_embeds_any_more(
     assert hand_overs.attempts() == [], "nothing is embedded"
 
     embedding = bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.STARTED)
-
     assert bench.refresh().success
     assert hand_overs.attempts() == [], "another run embeds"
 
     bench.instance.report_run_failed(embedding)
-
     assert hand_overs.attempts() == ["1"]
 
     hand_overs.begin()
-
     assert hand_overs.attempts() == [], "it is active"
 
 
@@ -156,11 +149,9 @@ def test_hand_over_that_failed_is_requested_again_after_a_wait(
     assert hand_overs.attempts() == ["1"]
 
     bench.instance.report_run_failed(hand_overs.begin())
-
     assert hand_overs.attempts() == []
 
     bench.ahead += timedelta(minutes=1)
-
     assert hand_overs.attempts() == ["2"]
     assert bench.run(NAMES.hand_over_job, tags=hand_overs.tags).success
     assert hand_overs.attempts() == []
@@ -207,7 +198,6 @@ def test_asset_gets_the_changes_that_it_has_not_confirmed(bench: Workbench) -> N
     assert "holds no embeddings" in bench.run_downstream(search_index).failure()
 
     bench.write("a", 2)
-
     assert bench.refresh().success
 
     for _ in range(3):
@@ -265,6 +255,5 @@ def test_one_key_of_a_component_adds_a_table(monkeypatch: pytest.MonkeyPatch) ->
     assert "hunter2" not in repr(made)
 
     in_python = load_settings(pgvector={"dsn": dg.EnvVar("PG_DSN")}).pgvector
-
     assert in_python
     assert in_python.dsn.get_secret_value() == "postgresql://a:hunter2@b/c"

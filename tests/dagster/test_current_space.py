@@ -127,7 +127,6 @@ def test_refused_switch_lists_what_is_missing_and_changes_nothing(
     assert not ran.materialized(NAMES.current_space)
 
     bench.settings["model"] = "hash://8"
-
     assert "Launch catalog_refresh, then switch" in switch(bench).failure()
     assert "has no space 'x'; it holds" in switch(bench, "x").failure()
 
@@ -144,11 +143,9 @@ def test_event_of_the_current_space_appears_when_something_has_changed(bench: Wo
     assert bench.refresh().success
 
     first = "hash-16, 16 float32"
-
     assert shown() == [first]
 
     bench.settings["model"] = "hash://24"
-
     assert bench.refresh().success
     assert shown() == [first, first], "a space was added, and readers stay with theirs"
 

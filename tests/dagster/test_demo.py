@@ -41,26 +41,22 @@ def test_demo_embeds_checks_and_searches_and_encodes_nothing_again(
     assert small_demo() == 0
 
     printed = capfd.readouterr().out
-
     assert "docstrings of" in printed
     assert "SuperBatch 0:" in printed
     assert "rows and ids are those of the source" in printed
     assert "'parse a date string'" in printed
 
     runs = {run.job_name: run for run in bench.instance.get_runs()}
-
     assert set(runs) == {"catalog_refresh", "catalog_check"}
     assert all(run.is_success for run in runs.values())
     assert runs["catalog_refresh"].run_id in printed
 
     packages = bench.instance.get_dynamic_partitions("catalog")
-
     assert bench.instance.get_materialized_partitions(NAMES.embeddings) == set(packages)
 
     assert small_demo() == 0
 
     again = capfd.readouterr().out
-
     assert f"{len(packages)} partitions; nothing was encoded again" in again
     assert "SuperBatch" not in again
 
@@ -105,11 +101,11 @@ def test_demo_with_a_failed_run_prints_the_reason_and_returns_one(
     assert run_demo(catalog=str(bench.catalog), output=str(bench.output)) == 1
 
     printed = capfd.readouterr().out
-
     assert "Failed" in printed
     assert "nobody/nothing" in printed
     assert "Traceback" not in printed
 
 
 class _Summary:
-    texts, partitions = 3, 1
+    texts = 3
+    partitions = 1

@@ -49,13 +49,11 @@ def test_job_derives_what_is_stale_and_reports_each_file(bench: Workbench, made:
     assert list(ran.materialized(INT8)) == list(ran.materialized(SHORT)) == list(KEYS)
 
     space = str(ran.materialized(INT8)["a"].metadata["space"].value)
-
     assert space.startswith("hash-16-int8-16-")
     assert stale_status(bench, "a", INT8) == "FRESH"
     assert not bench.run(NAMES.derive_job).materialized(INT8)
 
     (made.root / "output" / space / "b.parquet").unlink()
-
     assert list(bench.run(NAMES.derive_job).materialized(INT8)) == ["b"]
 
 
@@ -66,14 +64,11 @@ def test_run_of_a_backfill_reports_fresh_partitions_too(bench: Workbench, made: 
     assert not bench.materialize({}, tags, INT8).materialized(INT8)
 
     again = bench.materialize({}, tags | {"dagster/backfill": "one"}, INT8)
-
     assert again.success
     assert list(again.materialized(INT8)) == ["a", "b"]
 
 
-def test_derived_spaces_follow_runs_with_a_refused_partition(
-    bench: Workbench,
-) -> None:
+def test_derived_spaces_follow_runs_with_a_refused_partition(bench: Workbench) -> None:
     bench.settings["derived"] = [{"dtype": "int8"}]
     bench.fill("ab", 3)
     bench.write("bad", [("x", None)])
@@ -81,7 +76,6 @@ def test_derived_spaces_follow_runs_with_a_refused_partition(
     assert not bench.refresh().success
 
     [ran] = follow(bench)
-
     assert ran.success
     assert list(ran.materialized(INT8)) == ["a", "b"]
     assert lag(ran, INT8) == (True, "2 of 2 partitions up to date")
@@ -94,7 +88,6 @@ def test_derived_spaces_follow_runs_with_a_refused_partition(
     )
 
     [ran] = follow(bench)
-
     assert list(ran.materialized(INT8)) == ["b"]
     assert follow(bench) == []
 
@@ -135,7 +128,6 @@ def test_run_of_the_sensor_begins_no_int8_space_with_few_of_the_vectors(
     assert bench.refresh().success
 
     [ran] = follow(bench)
-
     assert list(ran.materialized(INT8)) == [*KEYS, *"defg"]
 
 
@@ -167,7 +159,6 @@ def test_tables_are_handed_over_after_derived_spaces_even_where_these_fail(
     assert bench.refresh().success
 
     derive = tick()
-
     assert derive is not None
     assert derive.job_name == NAMES.derive_job
 

@@ -33,7 +33,6 @@ def test_the_sensor_requests_pieces_and_no_key_that_one_of_them_holds(
     assert requested(found) == [["a", "b"], ["c", "d"], ["e", "f"]]
 
     tags = [request.tags for request in found.run_requests]
-
     assert [tag["surge/piece"] for tag in tags] == ["1 of 3", "2 of 3", "3 of 3"]
 
     second = (found.run_requests)[1]
@@ -92,7 +91,6 @@ def test_new_space_begun_by_one_partition_is_then_divided(
     assert bench.run("embed_partitions", named).success
 
     found = bench.tick()
-
     assert requested(found) == [["a", "b"], ["d", "e"]] == nightly(bench)
 
     bench.settings["model"] = f"hash://{DIMENSION}"
@@ -130,13 +128,11 @@ def test_first_run_of_a_divided_refresh_reports_removed_partitions(
     assert not isinstance(requests, str)
 
     unattended = filter(None, (Unattended.of(request.tags) for request in requests))
-
     assert [each.removed_partitions for each in unattended] == ["report", None]
     assert bench.refresh().success
     assert nightly(bench) == [None], "one run that finds nothing to do"
 
     bench.instance.wipe_assets([NAMES.embeddings])
-
     assert nightly(bench) == [["a", "b"], ["c", "d"]], "to be adopted"
 
 
@@ -209,7 +205,6 @@ def test_nightly_tick_that_is_evaluated_again_launches_only_the_rest(
     assert [key for each in again for key in named(each) or ()] == sorted(rest)
 
     used = [requests[0].run_key, *(each.run_key for each in again)]
-
     assert all(used)
     assert len(set(used)) == len(used)
 

@@ -167,7 +167,6 @@ def test_current_space_is_loaded_unless_another_is_named(
     assert downstream.run().success
 
     output = OutputStore(url=str(bench.output), include_text=True)
-
     assert downstream.run(embeddings_input=EmbeddingsInput(output=output, space=first)).success
     assert downstream.given == [second, first]
 

@@ -235,7 +235,8 @@ class TestRuns:
 
 
 def test_examples_of_the_page_run(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    rain, gift = "shoes for rain", "a gift for a gardener"
+    rain = "shoes for rain"
+    gift = "a gift for a gardener"
     bench.write("shoes", [("1", rain), ("2", "sandals")])
     bench.write("garden", [("3", gift), ("4", "rake")])
 

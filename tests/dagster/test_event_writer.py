@@ -13,45 +13,18 @@ from surge_dagster.orchestration import events as events_module
 from surge_dagster.orchestration.events import BATCH_EVENTS, EventWriter
 from tests.dagster.conftest import Workbench, run_op
 from tests.service.lanes import until
-from tests.signals import interrupted_in_another_thread
 
 Store = Callable[[Sequence[int]], None]
 
 
-def stores_when(
-    opened: threading.Event, stored: list[int], begun: threading.Event | None = None
-) -> Store:
-    """An event log that stores nothing before `opened`."""
+def stores_when(opened: threading.Event, stored: list[int]) -> Store:
+    """Return an event log that stores nothing before `opened`."""
 
     def store(batch: Sequence[int]) -> None:
-        if begun is not None:
-            begun.set()
         assert opened.wait(60)
         stored.extend(batch)
 
     return store
-
-
-@pytest.mark.timeout(60)
-def test_signal_in_another_thread_interrupts_a_step_that_waits(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, opened, closing = threading.Event(), threading.Event(), threading.Event()
-    monkeypatch.setattr(events_module, "_WAITING_EVENTS", 1)
-
-    @dg.op
-    def work(context) -> None:
-        writer = EventWriter(context, stores_when(opened, [], begun), 0)
-        with interrupted_in_another_thread(after=closing.is_set), writer as events:
-            events.put(1)
-            assert begun.wait(60)
-            with interrupted_in_another_thread():
-                for number in range(2):
-                    events.put(number)
-            closing.set()
-        opened.set()
-
-    assert run_op(bench, work).success
 
 
 @pytest.mark.timeout(60)

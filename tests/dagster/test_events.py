@@ -75,7 +75,6 @@ def test_a_run_leaves_a_complete_record_on_every_storage(recorded: Workbench) ->
     assert_complete_record(recorded, keys)
 
     again = recorded.refresh()
-
     assert again.materialized() == {}
     assert again.sources() == {}
 
@@ -171,7 +170,8 @@ def test_postgres_has_room_for_the_longest_key_and_version(postgres_bench: Workb
     letters = random.Random(1).choices(
         string.ascii_letters + string.digits, k=MOST_BYTES + _VERSION_BYTES
     )
-    key, version = "".join(letters[:MOST_BYTES]), "".join(letters[MOST_BYTES:])
+    key = "".join(letters[:MOST_BYTES])
+    version = "".join(letters[MOST_BYTES:])
 
     partition = Partition(key, version, lambda: iter(()), lambda: version)
 
@@ -311,7 +311,6 @@ def test_source_partitions_show_their_version_and_rows(bench: Workbench) -> None
     assert found["c"] == {**shown, "key": "c"}
 
     changed = {"dagster/partition_row_count": 7, "source_version": "v2"}
-
     assert found["a"] == {**shown, **changed, "key": "a"}
     assert stale_status(bench, "a") == "STALE"
     assert stale_status(bench, "c") == "FRESH"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,30 +15,9 @@ from surge_dagster.engine.sources import FolderCatalog
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration import refresh
 from surge_dagster.orchestration.failures import table_of_failures
-from tests.dagster.conftest import NAMES, Ran, Workbench, shown, when_footers_are_checked
+from tests.dagster.conftest import NAMES, Ran, Workbench, shown
 
 NULL_TEXT = [("x", "fine"), ("y", None)]
-
-
-def damage(path: Path) -> None:
-    """Cut a file short, so that it has no footer."""
-    with path.open("r+b") as file:
-        file.truncate(path.stat().st_size - 8)
-
-
-def damage_when_published(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, keys: str, times: int | None = None
-) -> None:
-    """Damage the files of these partitions before the run that published them checks their footers,
-    so many times."""
-    left = [times]
-
-    def damage_first(key: str) -> None:
-        if key in keys and left[0] != 0:
-            left[0] = None if left[0] is None else left[0] - 1
-            damage(bench.file(key))
-
-    when_footers_are_checked(monkeypatch, damage_first)
 
 
 @pytest.mark.parametrize("launched", ["catalog_refresh", "a range"])
@@ -67,7 +45,6 @@ def test_failure_of_a_partition_is_reported_with_row_and_remedy(bench: Workbench
     assert [failed["key"] for failed in ran.metrics()["partitions_failed"]] == ["bad"]
 
     [row] = str(ran.metrics()["failed"]).splitlines()[2:]
-
     assert row.startswith(
         "| `bad` | `row 1: the text is null; every row needs one.` | `Fill or drop"
     )
@@ -107,7 +84,6 @@ def test_unknown_partition_keys_fail_without_stopping_others(bench: Workbench) -
     assert "partition '%FF' was added to Dagster" in ran.failure()
 
     rows = str(ran.metrics()["failed"]).splitlines()[2:]
-
     assert len(rows) == 2
     assert all(row.endswith("| `Delete it in Dagster.` |") for row in rows)
     assert shown(bench) == ({"a", "%25FE", "b"}, {"%FF", "50%"})
@@ -189,11 +165,9 @@ def test_run_that_an_error_ends_fails_its_check_with_a_remedy(
     assert str(error) in ran.failure()
 
     [check] = ran.evaluations()
-
     assert not check.passed
 
     row = str(ran.metrics()["failed"]).splitlines()[-1]
-
     assert row.startswith("| `(the whole run)` | ")
     assert row.endswith(f"| `{remedy}` |")
 

@@ -163,7 +163,6 @@ def test_pass_does_not_hide_a_failure_of_partitions_it_did_not_judge(
     assert bench.refresh().success
 
     tamper(bench.file("b"), lambda table: table.slice(0, 30))
-
     assert passed(bench.refresh(select="stale"))["row_counts_match"] is False
 
     bench.write("c", 3)

@@ -106,11 +106,9 @@ def test_run_whose_heartbeat_stands_still_for_a_minute_is_declared_failed(
     assert statuses(bench.instance, [dead, ended, queued]) == ["FAILURE", "STARTED", "QUEUED"]
 
     [failed] = bench.instance.all_logs(dead.run_id, of_type=dg.DagsterEventType.RUN_FAILURE)
-
     assert failed.dagster_event
 
     message = failed.dagster_event.message or ""
-
     assert "on the host gpu-7, has shown no sign of life for 60 seconds" in message
 
 
@@ -141,7 +139,6 @@ def test_run_that_is_declared_lost_holds_its_partitions_no_longer(bench: Workben
     assert requested(bench.tick()) == [], "it may touch everything"
 
     tick_for_a_minute(bench)
-
     assert requested(bench.tick()) == [["a"]]
 
 

@@ -26,9 +26,7 @@ def test_scattered_keys_are_embedded_by_one_run(bench: Workbench) -> None:
     assert bench.instance.get_materialized_partitions(NAMES.embeddings) == chosen
 
 
-def test_unknown_keys_are_refused_before_anything_is_encoded(
-    bench: Workbench,
-) -> None:
+def test_unknown_keys_are_refused_before_anything_is_encoded(bench: Workbench) -> None:
     bench.fill("abc")
     bench.instance.add_dynamic_partitions("catalog", ["left the catalog"])
 
@@ -50,7 +48,6 @@ def test_run_with_a_mistyped_key_evaluates_no_check(bench: Workbench, launched: 
     assert bench.refresh().success
 
     ran = bench.embed_keys(keys=["A"]) if launched == "job" else bench.embed("a", "b", keys=["A"])
-
     assert not ran.success
     assert ran.checks() == {}
     assert "does not have 1 key: 'A'" in ran.logged()[0]
@@ -66,7 +63,6 @@ def test_launch_with_an_empty_list_of_keys_is_refused_with_a_remedy(bench: Workb
     assert "leave keys out" in ran.failure()
 
     given: dict[str, Any] = {"select": None}
-
     assert LaunchConfig(**given).select is Select.all
 
 
@@ -118,7 +114,6 @@ def test_forced_run_that_continues_another_encodes_only_the_rest(bench: Workbenc
     assert resumed.metrics()["texts_encoded"] == 5
 
     whole = bench.embed_keys(parent, force=True)
-
     assert whole.metrics()["texts_encoded"] == 8, "executed again as a whole, it begins anew"
 
 

@@ -116,11 +116,9 @@ def test_sensor_starts_a_run_whose_partitions_appear_one_by_one(
     assert set(seen) <= {f"p{number:02}" for number in range(6)}, "the seventh is still held up"
 
     (folder / "gate").touch()
-
     assert server.finished(run_id) == "SUCCESS"
 
     server.stop_sensor()
-
     assert len(server.runs()) == 1
     assert server.partitions()["materialized"] == [f"p{number:02}" for number in range(12)]
     assert server.checked() == {"runId": run_id, "status": "SUCCEEDED"}
@@ -165,7 +163,6 @@ def test_terminated_run_leaves_no_process_and_no_partition_in_progress(
     assert "Launch catalog_refresh" in last
 
     bar = server.partitions()
-
     assert "q00" in bar["materialized"]
     assert bar["failed"] == bar["in progress"] == []
 
@@ -184,7 +181,6 @@ def test_killed_run_frees_its_slot_and_is_finished_by_a_retry(
     assert server.finished(run_id) == "FAILURE"
 
     bar = server.partitions()
-
     assert "r00" in bar["materialized"]
     assert bar["failed"] == bar["in progress"] == []
     assert sorted(server.embedded(run_id)) == ["q01", "r00"]
@@ -203,18 +199,16 @@ def test_backfill_is_one_run_that_encodes_what_is_missing(server: DevServer, fol
     (folder / "gate").touch()
     write(folder, "p03", ROWS + 1, version="v2")
     write(folder, "t,0")
-    server.register_partitions()  # those that no run has embedded
+    server.register_partitions()  # new keys, which no run has embedded
     bar = server.partitions()
     missing = set(bar["all"]) - set(bar["materialized"])
 
     assert "t%2C0" in missing
 
     ended = server.backfill(server.launch_backfill(bar["all"]))
-
     assert ended["status"] == "COMPLETED_SUCCESS"
 
     [run] = ended["runs"]
-
     assert sorted(server.embedded(run["runId"])) == sorted(bar["all"])
 
     events = [event for event in server.events(run["runId"]) if event["asset"] == "embeddings"]
@@ -223,9 +217,7 @@ def test_backfill_is_one_run_that_encodes_what_is_missing(server: DevServer, fol
     assert encoded == {"p03", *missing}
 
 
-def test_server_that_a_script_starts_heeds_sigint_and_sigterm(
-    server: DevServer,
-) -> None:
+def test_server_that_a_script_starts_heeds_sigint_and_sigterm(server: DevServer) -> None:
     [dev] = [process for process in server.processes() if "dev" in process.cmdline()]
     status = Path(f"/proc/{dev.pid}/status").read_text()
     [ignored] = [

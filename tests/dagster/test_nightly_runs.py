@@ -40,9 +40,7 @@ def test_pages_show_what_a_nightly_run_embedded_and_refused(second_night: Workbe
     assert shown(second_night) == ({"a", "b", "d", "e", "f", "g", "h", "new"}, {"c"})
 
 
-def test_partition_that_was_repaired_is_embedded_by_the_next_night(
-    second_night: Workbench,
-) -> None:
+def test_partition_that_was_repaired_is_embedded_by_the_next_night(second_night: Workbench) -> None:
     second_night.nightly()
     second_night.write("c", 5, version="v3")
 
@@ -59,6 +57,5 @@ def test_events_of_a_nightly_run_follow_its_work_and_not_the_catalog(bench: Work
     assert bench.nightly().success
 
     idle = bench.nightly()
-
     assert idle.materialized() == {}
     assert len(bench.instance.all_logs(idle.run_id)) < 40

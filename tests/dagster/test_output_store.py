@@ -46,15 +46,12 @@ def test_storage_options_reach_the_store_and_are_not_shown_by_dagster() -> None:
     assert isinstance(output, OutputStore)
 
     store = open_in_a_run(output)
-
     assert store._store.credential_provider()["secret_access_key"] == "hunter2"
 
     everything_the_ui_gets = shown_by_the_ui(definitions)
-
     assert "s3://vectors/out" in everything_the_ui_gets
     assert "hunter" not in everything_the_ui_gets + repr(output)
 
     shown = repr(settings) + str(settings.model_dump()) + settings.model_dump_json()
-
     assert "hunter2" not in shown + repr(StorageOptions(secret_access_key="hunter2"))
     assert "hunter3" not in shown

@@ -28,9 +28,7 @@ def test_every_key_survives_the_round_trip(key: str) -> None:
 
 @given(keys=st.lists(AWKWARD, min_size=20, max_size=20, unique=True))
 @settings(max_examples=3)
-def test_dagster_accepts_every_key(
-    keys: list[str],
-) -> None:
+def test_dagster_accepts_every_key(keys: list[str]) -> None:
     mapped = [to_partition_key(key) for key in keys]
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions("catalog", mapped)
@@ -79,7 +77,6 @@ def test_too_long_key_is_refused_under_the_name_of_its_folder(character: str, si
     assert [batch.ids.to_pylist() for batch in fits.read()] == [["1"]]
 
     [known] = with_short_keys([partition_of(too_long, [("1", "a")])], {to_partition_key(too_long)})
-
     assert known.key == too_long, "Dagster's database had room for it"
     assert refused.key == encode_key(too_long)
     assert refused.current_source_version() == "v1"

@@ -1,5 +1,4 @@
-"""Reading published files: in full beside their sources, those of a bucket together, and their
-footers alone."""
+"""Reading published files back: those of a bucket together."""
 
 from __future__ import annotations
 

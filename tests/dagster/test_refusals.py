@@ -29,7 +29,6 @@ def test_refusals_are_reported_by_a_run_that_another_error_ends(
     assert ran.failure().startswith("the store is down\n1 partition had failed by then:")
 
     whole, bad = str(ran.metrics()["failed"]).splitlines()[2:]
-
     assert whole == "| `(the whole run)` | `the store is down` | `Run again.` |"
     assert bad.startswith("| `bad` | `row 1")
     assert shown(bench) == ({"good"}, {"bad"})

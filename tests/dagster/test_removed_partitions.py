@@ -65,7 +65,6 @@ def test_removed_partition_is_reported_once_and_stays(bench: Workbench) -> None:
     assert bench.file("b").exists()
 
     quiet = bench.tick()
-
     assert quiet.skip_message == "3 partitions: 2 up to date, 1 removed from the source"
     assert not quiet.run_requests
 
@@ -83,9 +82,7 @@ def test_removed_partition_that_returns_is_reported_again(bench: Workbench) -> N
     assert history(bench, "b") == ["v1", "removed", "v1"]
 
 
-def test_file_of_a_partition_that_dagster_does_not_have_is_deleted(
-    bench: Workbench,
-) -> None:
+def test_file_of_a_partition_that_dagster_does_not_have_is_deleted(bench: Workbench) -> None:
     catalog_of(bench, *"ab")
     file = bench.file("b")
     remove(bench, "b")
@@ -128,9 +125,7 @@ def test_deleted_partition_that_returns_is_embedded(bench: Workbench) -> None:
     assert bench.file("b").exists()
 
 
-def test_nightly_run_that_an_operator_repeats_only_reports_removals(
-    bench: Workbench,
-) -> None:
+def test_nightly_run_that_an_operator_repeats_only_reports_removals(bench: Workbench) -> None:
     catalog_of(bench, *"ab")
     remove(bench, "b")
     by_operator = {"dagster/parent_run_id": "of last night"}
@@ -141,7 +136,6 @@ def test_nightly_run_that_an_operator_repeats_only_reports_removals(
     assert history(bench, "b") == ["removed", "v1"]
 
     by_dagster = by_operator | {"dagster/retry_number": "1"}
-
     assert bench.run(NAMES.refresh_job, tags=DELETING.tags | by_dagster).success
     assert registered(bench) == ["a"]
     assert history(bench, "b")[0] == "deleted"
@@ -170,7 +164,6 @@ def test_more_than_a_tenth_of_the_catalog_is_not_deleted(bench: Workbench) -> No
     assert "new" in ran.materialized(), "everything else is embedded"
 
     refusal = "3 of 21 partitions were removed from the source, such as 'p00'. Nothing was deleted"
-
     assert refusal in ran.failure()
     assert set(registered(bench)) == {*keys, "new"}
     assert bench.file("p00").exists()
@@ -189,7 +182,6 @@ def test_partition_that_an_active_run_holds_is_not_deleted(bench: Workbench) -> 
     assert registered(bench) == ["a", "b"]
 
     bench.instance.report_run_failed(run)
-
     assert bench.refresh(unattended=DELETING).success
     assert registered(bench) == ["a"]
 
@@ -219,9 +211,7 @@ def test_file_is_deleted_after_its_deletion_is_on_record(
     assert history(bench, "b") == ["deleted", "removed", "v1"]
 
 
-def test_partition_removed_while_its_run_waits_is_no_failure(
-    bench: Workbench,
-) -> None:
+def test_partition_removed_while_its_run_waits_is_no_failure(bench: Workbench) -> None:
     bench.fill("abc")
     found = bench.tick()
     remove(bench, "b")
@@ -253,7 +243,6 @@ def test_backfill_leaves_a_removed_partition_as_it_is(bench: Workbench, model: s
     assert ran.metrics()["partitions_removed"] == 1
 
     repeated, _ = events_of(bench, "b")
-
     assert repeated.tags == before.tags
     assert dict(repeated.metadata) == {**before.metadata, "reused": REUSED}
     assert [stale_status(bench, key) for key in "abc"] == ["FRESH", "STALE", "FRESH"]

@@ -18,9 +18,7 @@ def eager(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Workbench:
     return bench
 
 
-def test_run_is_launched_again_if_its_process_died(
-    eager: Workbench,
-) -> None:
+def test_run_is_launched_again_if_its_process_died(eager: Workbench) -> None:
     eager.write("a", [("x", None)])
 
     ran = eager.refresh()
@@ -28,7 +26,6 @@ def test_run_is_launched_again_if_its_process_died(
     assert not ran.success
 
     [failed] = eager.instance.get_runs(dg.RunsFilter([ran.run_id]))
-
     assert failed.tags["dagster/will_retry"] == "false"
 
     lost = eager.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.STARTED, tags=RUN_TAGS)

@@ -14,9 +14,7 @@ from tests.dagster.conftest import NAMES, Workbench, stale_status
 from tests.small_catalogs import assert_embedded, numbered_rows
 
 
-def test_launch_without_keys_embeds_unregistered_partitions_too(
-    bench: Workbench,
-) -> None:
+def test_launch_without_keys_embeds_unregistered_partitions_too(bench: Workbench) -> None:
     bench.fill(("a", "b", 'Köln, "x" [1]'), 5)
 
     ran = bench.refresh()
@@ -41,7 +39,6 @@ def test_superbatches_report_their_metrics(bench: Workbench) -> None:
     assert batch["space_title"] == "hash-16, 16 float32"
 
     plotted = ("texts_per_second", "duty_cycle", "overlap_ratio", "fill_ratio", "upload_seconds")
-
     assert all(isinstance(batch[name], int | float) for name in plotted)
 
 
@@ -60,9 +57,7 @@ def test_check_of_a_run_has_its_metrics(bench: Workbench) -> None:
     assert metrics["device"] == "cpu"
 
 
-def test_totals_of_a_run_have_other_names_than_its_superbatches(
-    bench: Workbench,
-) -> None:
+def test_totals_of_a_run_have_other_names_than_its_superbatches(bench: Workbench) -> None:
     bench.settings |= {"b_min": 10, "b_max": 20}
     bench.fill("ab", 25)
 
@@ -75,13 +70,10 @@ def test_totals_of_a_run_have_other_names_than_its_superbatches(
     assert totals["predicted_wall_seconds"] > 0
 
     plotted = set(ran.superbatches()[0]) - {"space", "space_title"}
-
     assert not plotted & set(totals)
 
 
-def test_partitions_are_fresh_when_the_settings_go_back_to_a_space(
-    bench: Workbench,
-) -> None:
+def test_partitions_are_fresh_when_the_settings_go_back_to_a_space(bench: Workbench) -> None:
     bench.fill("ab")
     bench.refresh()
     bench.settings["model"] = "hash://24"
@@ -90,7 +82,6 @@ def test_partitions_are_fresh_when_the_settings_go_back_to_a_space(
     assert {stale_status(bench, key) for key in "ab"} == {"FRESH"}
 
     del bench.settings["model"]
-
     assert [
         event.metadata["action"].value for event in bench.refresh().materialized().values()
     ] == ["adopted"] * 2
@@ -130,7 +121,6 @@ def test_run_says_in_one_line_what_it_did_with_each_partition(bench: Workbench) 
     assert ran.checks()[NAMES.run_check.name].description == line
 
     selected = bench.refresh(select="missing")
-
     assert "3 up to date, 1 left out by select, 0 failed" in (
         selected.checks()[NAMES.run_check.name].description or ""
     )
@@ -150,14 +140,11 @@ def test_replaced_partition_is_the_only_one_encoded(
     assert second.sources() == {"b": "v2"}
 
     before, after = (ran.materialized()["b"].tags or {} for ran in (first, second))
-
     assert before["dagster/data_version"] != after["dagster/data_version"]
     assert {stale_status(bench, key) for key in "abc"} == {"FRESH"}
 
 
-def test_partition_with_equal_content_keeps_its_data_version(
-    bench: Workbench,
-) -> None:
+def test_partition_with_equal_content_keeps_its_data_version(bench: Workbench) -> None:
     bench.write("a")
     first = bench.refresh()
     bench.write("a", version="v2")
@@ -168,7 +155,6 @@ def test_partition_with_equal_content_keeps_its_data_version(
     assert second.metrics()["partitions_republished"] == 1
 
     event = second.materialized()["a"]
-
     assert event.metadata["action"].value == "republished"
     assert (event.tags or {})["dagster/data_version"] == (first.materialized()["a"].tags or {})[
         "dagster/data_version"
@@ -195,20 +181,16 @@ def test_in_a_backfill_fresh_partitions_say_that_they_were_reused(bench: Workben
     assert ran.success
 
     events = ran.materialized()
-
     assert set(events) == {"a", "b", "c"}
     assert {key for key, event in events.items() if "reused" in event.metadata} == {"a", "c"}
 
     version = "dagster/data_version"
-
     assert (events["a"].tags or {})[version] == (first.materialized()["a"].tags or {})[version]
     assert ran.metrics()["texts_encoded"] == 6
     assert ran.metrics()["rows_reused"] == 3
 
 
-def test_unattended_run_begins_no_second_space(
-    bench: Workbench,
-) -> None:
+def test_unattended_run_begins_no_second_space(bench: Workbench) -> None:
     bench.write("a")
     bench.refresh(unattended=Unattended())  # the first space of an empty output
     bench.write("b")
@@ -252,7 +234,6 @@ def test_last_line_of_a_terminated_run_says_who_embeds_the_rest(
     assert f"{4 - published} not reached" in line or published == 4
 
     then = "leaves it alone until its source changes" if sensor else "requests what is missing"
-
     assert "Launch catalog_refresh for the rest" in line
     assert f"the sensor new_partitions {then}" in line
 

@@ -46,7 +46,6 @@ def test_nightly_refresh_without_an_answering_store_begins_no_space(
     assert expected_by(bench.scheduled()) == expected
 
     bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.QUEUED)
-
     assert "held by active runs" in str(bench.scheduled()), "there is one that tries again"
 
 
@@ -77,11 +76,9 @@ def test_scheduled_check_is_skipped_while_another_check_is_active(bench: Workben
     assert len(bench.scheduled(NAMES.check_schedule)) == 1
 
     run = bench.pretend_run(NAMES.check_job, dg.DagsterRunStatus.STARTED)
-
     assert f"active already: run {run.run_id}" in str(bench.scheduled(NAMES.check_schedule))
 
     bench.instance.report_run_failed(run)
-
     assert len(bench.scheduled(NAMES.check_schedule)) == 1
 
 

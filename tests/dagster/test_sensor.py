@@ -25,13 +25,11 @@ def test_new_partitions_are_registered_reported_and_embedded_in_one_run(bench: W
     assert set(bench.sources()) == {"a", "b", "x %221%22"}
 
     [ran] = bench.launch(found)
-
     assert ran.success
     assert set(ran.materialized()) == {"a", "b", "x %221%22"}
     assert ran.sources() == {}, "the sensor had reported them"
 
     quiet = bench.tick()
-
     assert not quiet.run_requests
     assert quiet.skip_message == "3 partitions: 3 up to date"
 
@@ -78,13 +76,10 @@ def test_partitions_held_by_an_active_run_are_not_requested(
     assert [key for keys in requested(bench.tick()) for key in keys] == free
 
     bench.instance.report_run_failed(run)
-
     assert requested(bench.tick()) == [["a", "b", "c%2C d"]]
 
 
-def test_partitions_of_a_range_that_an_active_run_holds_are_not_requested(
-    bench: Workbench,
-) -> None:
+def test_partitions_of_a_range_that_an_active_run_holds_are_not_requested(bench: Workbench) -> None:
     bench.fill("abcd")
     bench.instance.add_dynamic_partitions("catalog", list("abcd"))
     tags = {"dagster/asset_partition_range_start": "b", "dagster/asset_partition_range_end": "c"}
@@ -105,7 +100,6 @@ def test_pool_limit_is_recorded_before_the_first_run_is_queued(
     assert storage.get_pool_limits() == []
 
     bench.tick(sensor)
-
     assert [(pool.name, pool.limit, pool.from_default) for pool in storage.get_pool_limits()] == [
         ("gpu", 1, True)
     ]
@@ -178,7 +172,6 @@ def test_changed_partition_is_requested_with_refresh_stale(bench: Workbench) -> 
     assert requested(found) == [["b"]]
 
     [ran] = bench.launch(found)
-
     assert set(ran.materialized()) == {"b"}
 
 
@@ -215,7 +208,6 @@ def test_the_next_run_adopts_files_that_dagster_does_not_know(
     assert requested(found) == [["a", "b"]]
 
     [ran] = bench.launch(found)
-
     assert ran.success
     assert ran.metrics()["texts_encoded"] == 0
     assert all(event.metadata["action"].value == "adopted" for event in ran.materialized().values())

@@ -36,11 +36,9 @@ def test_arguments_override_the_environment_which_overrides_the_file(
     assert load_settings().b_min == 1
 
     monkeypatch.setenv("SURGE_B_MIN", "2")
-
     assert load_settings().b_min == 2
 
     settings = load_settings(b_min=3, b_max=None)
-
     assert settings.b_min == 3
     assert settings.b_max == 10
     assert settings.encoding_spec() == EncodingSpec(model="hash://8")

@@ -95,7 +95,7 @@ def test_catalog_without_a_name_has_plain_names(bench: Workbench) -> None:
 
 def test_names_of_two_catalogs_never_collide() -> None:
     """One catalog's name is a part of the plain names; a prefix could produce a plain name."""
-    alone = [
+    single = [
         everything_named(embedding_catalog(source="c", output="o", name=name))
         for name in (None, "a", "catalog")
     ]
@@ -105,7 +105,7 @@ def test_names_of_two_catalogs_never_collide() -> None:
         )
     )
     for kind, names in merged.items():
-        of_each = [one[kind] - {LOST_RUNS} for one in alone]
+        of_each = [one[kind] - {LOST_RUNS} for one in single]
         assert len(names - {LOST_RUNS}) == sum(map(len, of_each)), kind
 
     assert LOST_RUNS in merged["automation"], "one for all catalogs"
@@ -183,11 +183,9 @@ def test_checks_of_a_catalog_are_those_of_its_own_assets(
     assert run(bench, both, DOCS.refresh_job).success
 
     checks = run(bench, both, DOCS.check_job).checks()
-
     assert all(check.passed for check in checks.values())
 
     of_docs = {DOCS.source_partitions, DOCS.embeddings}
-
     assert {check.asset_key for check in checks.values()} == of_docs
 
 

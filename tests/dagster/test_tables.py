@@ -23,7 +23,6 @@ def test_columns_of_the_key_are_a_list_or_a_plain_string_everywhere(
     assert CatalogSource(url="t.csv", partition_by=given).partition_by == expected  # pyright: ignore
 
     attributes = {"source": "t.csv", "output": "out", "partition_by": given}
-
     assert (
         EmbeddingCatalog.from_attributes_dict(attributes=attributes).settings.partition_by
         == expected

@@ -95,7 +95,6 @@ def test_partitions_of_an_asset_become_those_of_the_catalog(location: Location) 
     assert location.launch(PARTS, location.tick(PARTS)).success
 
     location.assert_embedded(PARTS, {key: CATALOG[key] for key in "ab"})
-
     assert not location.tick(PARTS).run_requests
 
     location.materialize("products", ["ß, 50%"])
@@ -106,7 +105,6 @@ def test_partitions_of_an_asset_become_those_of_the_catalog(location: Location) 
     assert len(ran.materialized(PARTS.embeddings)) == 1
 
     location.assert_embedded(PARTS, CATALOG)
-
     assert location.run(PARTS.check_job).success
 
 
@@ -149,7 +147,6 @@ def test_tick_loads_no_table_and_its_run_loads_it_once(
     assert location.launch(WHOLE, first).success
 
     location.assert_embedded(WHOLE, CATALOG)
-
     assert loaded == [pl.DataFrame]
     assert "3 partitions" in location.tick(WHOLE).skip_message
     assert location.run(WHOLE.refresh_job).success
@@ -169,7 +166,6 @@ def test_table_that_was_materialized_again_is_requested_and_compared(location: L
     assert len(location.tick(WHOLE).run_requests) == 1
 
     ran = location.run(WHOLE.refresh_job)
-
     assert ran.materialized(WHOLE.embeddings).keys() == {"b", "new"}
 
     location.assert_embedded(WHOLE, changed)
@@ -186,7 +182,6 @@ def test_run_that_failed_to_list_the_asset_is_requested_again(
     assert not location.launch(WHOLE, location.tick(WHOLE)).success
 
     waiting = location.tick(WHOLE)
-
     assert not waiting.run_requests
     assert "(attempt 1)" in waiting.skip_message
 
@@ -197,7 +192,6 @@ def test_run_that_failed_to_list_the_asset_is_requested_again(
     assert [request.tags["surge/attempt"] for request in again.run_requests] == ["2"]
 
     (location.root / "away").rename(values)
-
     assert location.launch(WHOLE, again).success
     assert "3 partitions" in location.tick(WHOLE).skip_message
 
@@ -232,11 +226,11 @@ def test_an_asset_that_is_missing_or_never_materialized_is_named(
     assert not failed.success
     assert "asset 'table' was never materialized" in failed.failure()
 
-    alone = embedding_catalog(
+    without_asset = embedding_catalog(
         source="asset://products", output=str(bench.output), model="hash://16"
     )
 
-    result = alone.resolve_job_def("catalog_refresh").execute_in_process(
+    result = without_asset.resolve_job_def("catalog_refresh").execute_in_process(
         instance=bench.instance, raise_on_error=False, run_config=QUIET
     )
 
