@@ -190,7 +190,7 @@ def test_failed_partitions_are_only_reported_on_request() -> None:
             "its rows are a builtins list, which is not a frame",
         ),
         ("nowhere", {}, "there is no such file or folder"),
-        ("p.csv", {}, "is one file: name with partition_by which of its columns divides it"),
+        ("p.csv", {}, "is one file. Name the column that divides it into partitions"),
         (
             "p.csv",
             {"partition_by": "kind", "encoding": "cp-1252"},

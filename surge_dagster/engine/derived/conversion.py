@@ -1,10 +1,9 @@
-"""Vectors of a derived space, computed from float32 vectors, and back to what queries are compared
-with.
+"""Vectors of a derived space, computed from float32 vectors, and back for comparison with queries.
 
-The conventions are those of sentence-transformers' `quantize_embeddings`: "int8" has 255 steps
-between the smallest and the largest value of each dimension, and what lies beyond them is clipped;
-"binary" is its "ubinary": a bit per value, set where the value is above zero, eight bits to a byte,
-the first one highest. Tests compare both bit for bit.
+The conventions are those of sentence-transformers' `quantize_embeddings`, which tests compare bit
+for bit. "int8" has 255 steps between the smallest and the largest value of each dimension, and
+values beyond them are clipped. "binary" is its "ubinary": a bit per value, set if the value is
+above zero, eight bits to a byte, the first one highest.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ _TINY = np.finfo(np.float32).tiny
 
 
 def cut(matrix: np.ndarray, space: Space) -> np.ndarray:
-    """The leading dimensions of float32 vectors, [rows, dimension], scaled to length 1 where the
-    space normalizes.
+    """Return the leading dimensions of float32 vectors, [rows, dimension].
 
-    Vectors that keep all dimensions are returned as they are. One that is zero in the dimensions it
-    keeps stays zero.
+    They are scaled to length 1 if the space normalizes; a vector of zeros stays zero. Vectors that
+    keep all dimensions are returned as they are.
     """
     if matrix.shape[1] == space.dimension:
         return matrix
@@ -32,8 +30,7 @@ def cut(matrix: np.ndarray, space: Space) -> np.ndarray:
 
 
 def convert(vectors: np.ndarray, space: Space) -> np.ndarray:
-    """Float32 vectors as the space stores them: [rows, dimension]; of binary ones [rows, dimension
-    / 8] of uint8."""
+    """Return float32 vectors as the space stores them: [rows, dimension], or bits in bytes."""
     match space.dtype:
         case "int8":
             starts, steps = _steps(space)
@@ -48,8 +45,7 @@ def convert(vectors: np.ndarray, space: Space) -> np.ndarray:
 
 
 def comparable(stored: np.ndarray, space: Space) -> np.ndarray:
-    """Stored vectors (`matrix_of`) as float32 ones that a query's can be compared with, [rows,
-    dimension].
+    """Return stored vectors as float32, [rows, dimension], for comparison with a query's.
 
     An int8 value is the lower end of its step, as in sentence-transformers; a bit is 1 or -1.
     """
@@ -64,7 +60,7 @@ def comparable(stored: np.ndarray, space: Space) -> np.ndarray:
 
 
 def _steps(space: Space) -> tuple[np.ndarray, np.ndarray]:
-    """Where each dimension's steps begin, and how wide they are."""
+    """Return where each dimension's steps begin, and how wide they are."""
     assert space.derived and space.derived.ranges
     least, most = np.array(space.derived.ranges, np.float32)
     steps = (most - least) / 255

@@ -1,13 +1,11 @@
-"""Derived spaces: fewer dimensions or smaller types, computed from the float32 files of a space
-without a model.
+"""Derived spaces: fewer dimensions or smaller types, computed from float32 files without a model.
 
 A derived space has a file for each file of its parent: the same rows, other vectors. A file is
-fresh while it names the rows (`rows_version`) and the source version that the parent's file names
-now, so it is judged against the source as every other file is. Files pass through a row group at a
-time, several of them concurrently.
+fresh if it names the rows (`rows_version`) and the source version of the parent's file. Several
+files are converted concurrently, a row group at a time.
 
-The ranges of int8 are measured once, over all vectors of the parent, when the space is begun, and
-are part of it. Later values beyond them are clipped; `recall.py` measures what is lost, on request.
+The ranges of int8 are measured once over all vectors of the parent, and are part of the space.
+Later values beyond them are clipped; `recall.py` measures what is lost, on request.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import contextlib
 import itertools
 import os
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
@@ -51,12 +49,10 @@ class DeriveReport:
     """The metrics of one derivation.
 
     Attributes:
-        partitions_removed: keys or file names whose files in the parent were removed; deleted here
-            where requested.
+        partitions_removed: keys or file names whose files in the parent were removed.
         rows: written.
-        wall_seconds: of everything, calibration included; `convert_seconds` is that of the files
-            alone.
-        recall: where it was measured.
+        convert_seconds: of the files; `wall_seconds` includes the calibration.
+        recall: if it was measured.
     """
 
     space: str
@@ -78,28 +74,21 @@ class DeriveReport:
         return self.rows / self.convert_seconds if self.convert_seconds else 0.0
 
     def in_words(self) -> str:
-        """The report for people, in a line, and the recall in another one."""
-        removed = (
-            f", {len(self.partitions_removed):,} removed from the parent"
-            if self.partitions_removed
-            else ""
+        """Return the report for people in a line, and the recall in another one."""
+        partitions = (
+            f"{counted(self.partitions_written, 'partition')} written, "
+            f"{self.partitions_fresh:,} fresh, {len(self.partitions_failed):,} failed"
         )
-        pace = (
-            f" in {self.convert_seconds:.1f} s ({self.rows_per_second:,.0f} rows/s)"
-            if self.rows
-            else ""
-        )
-        line = (
-            f"{counted(self.partitions_written, 'partition')} written, {self.partitions_fresh:,} fresh, "
-            f"{len(self.partitions_failed):,} failed{removed}; {counted(self.rows, 'row')} derived{pace}"
-        )
+        if self.partitions_removed:
+            partitions += f", {len(self.partitions_removed):,} removed from the parent"
+        line = f"{partitions}; {counted(self.rows, 'row')} derived"
+        if self.rows:
+            line += f" in {self.convert_seconds:.1f} s ({self.rows_per_second:,.0f} rows/s)"
         return line if self.recall is None else f"{line}\n{self.recall.in_words()}"
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as the command prints it in JSON."""
-        failed = [
-            {"key": failure.key, "reason": failure.reason} for failure in self.partitions_failed
-        ]
+        """Return the report as the command prints it in JSON."""
+        failed = [{"key": each.key, "reason": each.reason} for each in self.partitions_failed]
         return asdict(self) | {
             "partitions_failed": failed,
             "rows_per_second": round(self.rows_per_second, 1),
@@ -107,20 +96,18 @@ class DeriveReport:
 
 
 class DeriveRun:
-    """Brings a derived space up to date with its parent; begins it where the output does not have
-    it yet.
+    """Brings a derived space up to date with its parent; begins it if the output does not have it.
 
     Args:
         dimension: leading dimensions that are kept; None is all.
-        removed: whether files whose parent's file was removed are deleted, or only reported.
+        removed: what to do with files whose parent's file was removed.
 
     Attributes:
         space: the derived space.
         report: the metrics, live.
 
     Raises:
-        ConfigError: such a space cannot be derived, or the parent holds no vectors to calibrate
-            int8 with.
+        ConfigError: such a space cannot be derived, or the parent has no vectors for int8's ranges.
     """
 
     def __init__(
@@ -134,15 +121,18 @@ class DeriveRun:
         threads: int = min(4, os.cpu_count() or 1),
     ) -> None:
         self._begun = perf_counter()
-        self._store, self._parent, self._removed = store, parent, removed
+        self._store = store
+        self._parent = parent
+        self._removed = removed
         self._threads = threads
         self._stop = threading.Event()
         self._parents = OutputState(store, parent.name)
         wanted = parent.derive(dtype, dimension)
-        space, calibrated = find_derived(store, wanted), 0
+        space = find_derived(store, wanted)
+        calibrated = 0
         if space is None and dtype == "int8":
             ranges, calibrated = find_ranges(store, parent, wanted, self._usable(), threads)
-            # Another run may have found other ranges meanwhile.
+            # Another run may have begun the space with other ranges since.
             space = find_derived(store, wanted) or parent.derive(dtype, dimension, ranges)
         space = space or wanted
         keep_current(store, space)
@@ -153,13 +143,13 @@ class DeriveRun:
         )
 
     def events(self, keys: Iterable[str] | None = None) -> Generator[Receipt | Failure]:
-        """Derive what is missing or stale; yields each partition as it is published, fresh ones
-        first.
+        """Derive what is missing or stale; yield fresh partitions, then each published one.
 
         Args:
             keys: partitions to bring up to date; None is all, and then removed ones are found too.
         """
-        report, requested = self.report, None if keys is None else list(keys)
+        report = self.report
+        requested = None if keys is None else list(keys)
         parents = self._parents.files(requested)
         outputs = OutputState(self._store, self.space.name)
         own = outputs.files(requested)
@@ -183,17 +173,21 @@ class DeriveRun:
             else:
                 yield self._fail(done)
         report.convert_seconds = perf_counter() - converting
-        for name, file in own.items() if requested is None else ():
-            if self._parent.name + name.removeprefix(self.space.name) not in parents:
-                report.partitions_removed.append(
-                    file.facts.partition_key if isinstance(file, PublishedFile) else name
-                )
-                if self._removed == "delete":
-                    self._store.delete(name)
+        if requested is None:
+            self._find_removed(own, parents)
         report.wall_seconds = perf_counter() - self._begun
 
+    def _find_removed(self, own: Mapping[str, Any], parents: Mapping[str, Any]) -> None:
+        for name, file in own.items():
+            if self._parent.name + name.removeprefix(self.space.name) in parents:
+                continue
+            key = file.facts.partition_key if isinstance(file, PublishedFile) else name
+            self.report.partitions_removed.append(key)
+            if self._removed == "delete":
+                self._store.delete(name)
+
     def measure_recall(self) -> None:
-        """Measure the recall of the space for the report; None where it has too few rows."""
+        """Measure the recall of the space for the report; None if it has too few rows."""
         self.report.recall = measure_recall(self._store, self._parent, self.space, self._usable())
 
     def _own_name(self, file: PublishedFile) -> str:
@@ -209,7 +203,7 @@ class DeriveRun:
     def _converted(
         self, files: Iterable[PublishedFile]
     ) -> Iterator[PublishedFile | DataError | TransientError]:
-        """Derive files in several threads; what is published is durable before it is yielded."""
+        """Derive files in several threads; a file is durable before it is yielded."""
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix="surge-derive")
         results = pool.map(self._derive, files)
         try:
@@ -221,8 +215,7 @@ class DeriveRun:
             pool.shutdown(cancel_futures=True)
 
     def _derive(self, file: PublishedFile) -> PublishedFile | DataError | TransientError:
-        """The file of one partition, or why there is none; a store that does not answer ends the
-        run."""
+        """Return the file of one partition or its error; a store that is down ends the run."""
         try:
             return self._write(file)
         except StoreUnavailable:
@@ -231,8 +224,9 @@ class DeriveRun:
             error.key = error.key or file.facts.partition_key
             return error
         except OSError as error:
-            reason = f"{self._store.location(self._own_name(file))!r} could not be written: {first_line(error)}"
             key = file.facts.partition_key
+            location = self._store.location(self._own_name(file))
+            reason = f"{location!r} could not be written: {first_line(error)}"
             return TransientError(f"partition {key!r}: {reason}. Run again.", key)
 
     def _write(self, file: PublishedFile) -> PublishedFile:
@@ -244,20 +238,17 @@ class DeriveRun:
             dimension=space.dimension,
             writer=WRITER,
         )
-        vectors = pa.field(
-            "embedding", embedding_type(space.dimension, space.dtype), nullable=False
-        )
-        columns = pa.schema(
-            [vectors if column.name == "embedding" else column for column in file.columns]
-        )
+        stored_type = embedding_type(space.dimension, space.dtype)
+        vectors = pa.field("embedding", stored_type, nullable=False)
+        columns = file.columns.set(file.columns.get_field_index("embedding"), vectors)
         with self._store.create(self._own_name(file)) as upload:
             write_rows(space, upload, columns, facts, self._rows(file, columns))
             return PublishedFile(upload.publish(lambda: None), facts, columns)
 
     def _rows(self, file: PublishedFile, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The rows of a parent's file with derived vectors; `columns` are those of the derived
-        file."""
-        row, space = 0, self.space
+        """Yield the rows of a parent's file with derived vectors, in the derived file's columns."""
+        space = self.space
+        row = 0
         for batch in parent_rows(self._store, self._parent, file):
             if self._stop.is_set():
                 raise Cancelled

@@ -1,5 +1,4 @@
-"""The rows of a derived space beside those of its parent: what a verification computes again
-instead of encoding."""
+"""The vectors of a derived space computed again from its parent, for verification."""
 
 from __future__ import annotations
 
@@ -23,16 +22,17 @@ _DERIVE_AGAIN = "Run `surge-dagster derive` again."
 
 
 class DerivedRows:
-    """Computes the vectors of a derived space again and compares them bit for bit; used as
-    `SampledRows` is.
+    """Computes the vectors of a derived space again and compares them bit for bit.
 
-    Rows come file by file and in their order, and all of them are compared.
+    It is used like `SampledRows`. Rows come file by file and in order, and all are compared.
     """
 
     def __init__(self, store: Store, space: Space) -> None:
         assert space.derived
-        self.compared, self.seed = 0, None
-        self._store, self._space = store, space
+        self.compared = 0
+        self.seed = None
+        self._store = store
+        self._space = space
         self._parent = named_space(store, space.derived.parent)
         self._files = OutputState(store, self._parent.name)
         self._wrong: dict[str, str] = {}
@@ -41,12 +41,12 @@ class DerivedRows:
         self._rest = np.empty((0, 0))
 
     def add(self, facts: FileFacts, first_row: int, texts: pa.Array, matrix: np.ndarray) -> None:
-        """Compare consecutive rows of a file with those of the parent; `matrix` has the stored
-        vectors."""
+        """Compare the stored vectors (`matrix`) of consecutive rows with those of the parent."""
         key = facts.partition_key
         try:
             if first_row == 0:
-                self._key, self._rest = key, matrix[:0]
+                self._key = key
+                self._rest = matrix[:0]
                 self._vectors = self._of_parent(facts)
             if self._key != key:  # it is known to be wrong
                 return
@@ -56,29 +56,29 @@ class DerivedRows:
             return
         self.compared += len(expected)
         if len(expected) != len(matrix):
-            self._report(
-                key, f"the parent's file has {first_row + len(expected):,} rows. {_DERIVE_AGAIN}"
-            )
-        elif not np.array_equal(expected.view(np.uint8), matrix.view(np.uint8)):
-            rows = (expected.view(np.uint8) != matrix.view(np.uint8)).any(axis=1)
-            row = first_row + int(np.flatnonzero(rows)[0])
-            self._report(
-                key, f"row {row}: its vector is not the one that follows from {self._parent.name}."
-            )
+            rows = first_row + len(expected)
+            self._report(key, f"the parent's file has {rows:,} rows. {_DERIVE_AGAIN}")
+            return
+        differs = (expected.view(np.uint8) != matrix.view(np.uint8)).any(axis=1)
+        if differs.any():
+            row = first_row + int(np.argmax(differs))
+            self._report(key, f"row {row}: its vector does not follow from {self._parent.name}.")
 
     def compare(self) -> None:
-        """Nothing waits: rows are compared as they come."""
+        """Do nothing: rows are compared as they come."""
 
     def wrong(self) -> dict[str, str]:
-        """What was found since the last call: partitions with the first row that differs."""
-        wrong, self._wrong = self._wrong, {}
+        """Return what was found since the last call: the first wrong row of each partition."""
+        wrong = self._wrong
+        self._wrong = {}
         return wrong
 
     def _report(self, key: str, finding: str) -> None:
-        self._wrong[key], self._key = finding, None
+        self._wrong[key] = finding
+        self._key = None
 
     def _of_parent(self, facts: FileFacts) -> Iterator[np.ndarray]:
-        """The vectors that the file should have, a few at a time."""
+        """Yield the vectors that the file should have, a few at a time."""
         listed = self._files.files([facts.partition_key])
         if not listed:
             raise DataError(
@@ -95,13 +95,8 @@ class DerivedRows:
             yield convert(cut(matrix_of(batch), self._space), self._space)
 
     def _next(self, rows: int) -> np.ndarray:
-        parts = [self._rest]
-        while sum(map(len, parts)) < rows and (more := next(self._vectors, None)) is not None:
-            parts.append(more)
-        joined = (
-            np.concatenate([part for part in parts if len(part)])
-            if any(map(len, parts))
-            else self._rest
-        )
+        joined = self._rest
+        while len(joined) < rows and (more := next(self._vectors, None)) is not None:
+            joined = np.concatenate([joined, more]) if len(joined) else more
         self._rest = joined[rows:]
         return joined[:rows]

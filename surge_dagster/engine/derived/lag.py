@@ -1,4 +1,4 @@
-"""How far a derived space lags behind its parent, from the footers of both: no row is read."""
+"""How far a derived space is behind its parent, from the footers of both: no row is read."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ class Lag:
     """What a derived space lacks of its parent.
 
     Attributes:
-        space: its name; empty where it has not been begun.
-        fresh: partitions whose file names the rows that the parent's file has.
-        missing, stale: keys of those without a file, and of those whose file was derived from
-            earlier rows.
-        not_judged: keys of those whose parent's file is damaged, or of which a file cannot be read,
-            with the reason.
+        space: its name; empty if the output does not have it.
+        fresh: number of partitions whose file names the rows of the parent's file.
+        missing: keys of partitions without a file.
+        stale: keys of partitions whose file was derived from earlier rows.
+        not_judged: keys of partitions with a file that cannot be read, and why.
     """
 
     space: str
@@ -37,24 +36,29 @@ class Lag:
         return self.fresh + len(self.missing) + len(self.stale)
 
     def in_words(self) -> str:
-        """The lag for people, in a line."""
+        """Return the lag for people in a line."""
         counts = {
             "missing": len(self.missing),
             "derived from earlier rows": len(self.stale),
             "not judged, because a file cannot be read": len(self.not_judged),
         }
-        parts = [
-            f"{self.fresh:,} of {counted(self.judged + len(self.not_judged), 'partition')} up to date"
-        ]
-        return ", ".join(parts + [f"{count:,} {what}" for what, count in counts.items() if count])
+        total = counted(self.judged + len(self.not_judged), "partition")
+        line = f"{self.fresh:,} of {total} up to date"
+        for what, count in counts.items():
+            if count:
+                line += f", {count:,} {what}"
+        return line
 
 
 def find_derived(store: Store, wanted: Space) -> Space | None:
-    """The derived space with the parent, dtype and dimension of `wanted`, whatever its ranges;
-    None: there is none."""
-    return next(
-        (space for space in list_spaces(store) if _conversion(space) == _conversion(wanted)), None
-    )
+    """Return the derived space with the parent, dtype and dimension of `wanted`, if there is one.
+
+    Its ranges may be other ones.
+    """
+    for space in list_spaces(store):
+        if _conversion(space) == _conversion(wanted):
+            return space
+    return None
 
 
 def _conversion(space: Space) -> tuple[str, str, int] | None:
@@ -77,8 +81,8 @@ def find_lag(store: Store, parent: Space, dtype: DerivedDtype, dimension: int | 
         file, freshness = judged
         if freshness.status == "fresh":
             lag.fresh += 1
+        elif freshness.status == "stale":
+            lag.stale.append(file.facts.partition_key)
         else:
-            (lag.stale if freshness.status == "stale" else lag.missing).append(
-                file.facts.partition_key
-            )
+            lag.missing.append(file.facts.partition_key)
     return lag

@@ -1,5 +1,4 @@
-"""The files of a space that another one is derived from: how fresh the derived ones are, rows, the
-ranges of int8."""
+"""The files of a space that another one is derived from: their rows, and the ranges of int8."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ _BATCH_ROWS = 1024
 def beside_parent(
     store: Store, parent: Space, listed: Mapping[str, Found | TransientError], derived: OutputState
 ) -> Iterator[tuple[PublishedFile, Freshness] | DataError | TransientError]:
-    """Each listed file of the parent with the freshness of its derived file, or why that cannot be
-    judged."""
+    """Yield each file of the parent with the freshness of its derived file, or the error."""
     for name, found in listed.items():
         try:
             file = usable_file(store, parent, name, found)
@@ -43,27 +41,22 @@ def beside_parent(
 def parent_rows(
     store: Store, parent: Space, file: PublishedFile, columns: list[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a file as it was listed, without empty batches; errors are those of
-    `open_listed`."""
+    """Yield the rows of a file as it was listed; errors are those of `open_listed`."""
     with open_listed(store, parent, file) as reader:
-        yield from (
-            batch
-            for batch in reader.read(columns=columns, batch_rows=_BATCH_ROWS)
-            if batch.num_rows
-        )
+        for batch in reader.read(columns=columns, batch_rows=_BATCH_ROWS):
+            if batch.num_rows:
+                yield batch
 
 
 def find_ranges(
     store: Store, parent: Space, wanted: Space, files: Iterable[PublishedFile], threads: int
 ) -> tuple[Ranges, int]:
-    """The smallest and the largest value of each dimension over all vectors, and the number of
-    vectors.
+    """Return the smallest and largest value of each dimension, and the number of vectors.
 
-    Files that are damaged or cannot be read now are left out; without any vectors it is a
-    `ConfigError`.
+    Files that are damaged or cannot be read now are left out; no vectors at all is a `ConfigError`.
 
     Args:
-        wanted: the space that is to be derived, still without ranges.
+        wanted: the space to derive, without ranges.
     """
 
     def of_file(file: PublishedFile) -> tuple[np.ndarray, np.ndarray, int] | None:
@@ -77,19 +70,17 @@ def find_ranges(
             raise
         except (DataError, TransientError) as error:
             log.warning(
-                "the ranges of int8 are found without this partition, whose values may be clipped: %s",
-                error,
+                "int8 has its ranges without this partition, which may be clipped: %s", error
             )
             return None
         return least, most, file.facts.rows
 
+    filled = [file for file in files if file.facts.rows]
     with ThreadPoolExecutor(threads, thread_name_prefix="surge-derive") as pool:
-        ranges = [
-            each for each in pool.map(of_file, (file for file in files if file.facts.rows)) if each
-        ]
+        ranges = [each for each in pool.map(of_file, filled) if each is not None]
     if not ranges:
         raise ConfigError(
-            f"the space {parent.name} holds no vectors to find the ranges of int8 in. Embed first "
+            f"the space {parent.name} has no vectors to find the ranges of int8 in. Embed first "
             "(`surge-dagster embed`), then derive."
         )
     least, most, rows = zip(*ranges, strict=True)

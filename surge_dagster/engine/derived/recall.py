@@ -1,11 +1,10 @@
-"""Recall@10 of a derived space: how many of a row's ten nearest rows by float32 vectors it finds
-too.
+"""Recall@10 of a derived space: how many of a row's ten nearest rows by float32 it finds too.
 
-Measured on a seeded sample of rows of the parent: some of them are the queries, all of them are
+Measured on a seeded sample of the parent's rows: some of them are queries, all of them are
 searched, and a row does not find itself. More rows have nearer neighbours, so the recall of the
-whole space is lower than that of a part; the numbers of both stand beside it. Queries keep their
-float32 vectors, cut as the space's are. Those of a binary space are compared by Hamming distance,
-and a second time with the forty nearest ranked again by int8 vectors, as sentence-transformers
+whole space is lower than that of a sample, and the report gives both numbers of rows. Queries keep
+their float32 vectors, cut as the space's are. Those of a binary space are compared by Hamming
+distance, and again with the forty nearest ranked by int8 vectors, as sentence-transformers
 recommends.
 """
 
@@ -42,7 +41,7 @@ class Recall:
         recall_at_10: mean over the queries, 0 to 1.
         rescored_at_10: of a binary space with int8 rescoring; else None.
         queries, rows, partitions: of the sample: rows that were looked up, rows that were searched,
-            and where they lie.
+            and partitions that have them.
     """
 
     recall_at_10: float
@@ -53,52 +52,44 @@ class Recall:
     total_rows: int
 
     def in_words(self) -> str:
-        rescored = (
-            ""
-            if self.rescored_at_10 is None
-            else f", {self.rescored_at_10:.3f} with int8 rescoring"
-        )
-        return (
-            f"recall@10 against float32: {self.recall_at_10:.3f}{rescored} ({self.queries:,} rows as queries among "
-            f"{self.rows:,} of {counted(self.total_rows, 'row')}, in {counted(self.partitions, 'partition')})"
-        )
+        line = f"recall@10 against float32: {self.recall_at_10:.3f}"
+        if self.rescored_at_10 is not None:
+            line += f", {self.rescored_at_10:.3f} with int8 rescoring"
+        rows = f"{self.rows:,} of {counted(self.total_rows, 'row')}"
+        partitions = counted(self.partitions, "partition")
+        return f"{line} ({self.queries:,} rows as queries among {rows}, in {partitions})"
 
 
 def measure_recall(
     store: Store, parent: Space, space: Space, files: Sequence[PublishedFile], seed: int = 0
 ) -> Recall | None:
-    """Measure a space on a sample of its parent's rows, at most 64 MiB of them; None where it has
-    fewer than two.
+    """Measure a space on a seeded sample of its parent's rows, at most 64 MiB of them.
 
-    Files of the parent that are damaged or cannot be read now give no rows. The same seed draws the
-    same rows.
+    Files that are damaged or cannot be read now give no rows; None if there are fewer than two.
     """
     sample, partitions = _sample(store, parent, files, random.Random(seed))
     if len(sample) < 2:
         return None
-    queries = np.array(
-        sorted(random.Random(seed).sample(range(len(sample)), min(QUERIES, len(sample))))
-    )
-    plain, rescored = recall_of(sample, queries, space)
-    total = sum(file.facts.rows for file in files)
+    drawn = random.Random(seed).sample(range(len(sample)), min(QUERIES, len(sample)))
+    plain, rescored = recall_of(sample, np.array(sorted(drawn)), space)
     return Recall(
-        round(plain, 4),
-        rescored and round(rescored, 4),
-        len(queries),
-        len(sample),
-        partitions,
-        total,
+        recall_at_10=round(plain, 4),
+        rescored_at_10=rescored and round(rescored, 4),
+        queries=len(drawn),
+        rows=len(sample),
+        partitions=partitions,
+        total_rows=sum(file.facts.rows for file in files),
     )
 
 
 def recall_of(matrix: np.ndarray, queries: np.ndarray, space: Space) -> tuple[float, float | None]:
-    """The recall@10 of a space among these rows, and for a binary space that with int8 rescoring.
+    """Return the recall@10 of a space among these rows, for a binary space also with rescoring.
 
     Rows that are equally near count equally, so that repeated texts neither raise nor lower it.
 
     Args:
-        matrix: float32 vectors of the parent, [rows, dimension]; `queries` are places of the rows
-            that are looked up.
+        matrix: float32 vectors of the parent, [rows, dimension].
+        queries: places of the rows that are looked up.
     """
     k = min(K, len(matrix) - 1)
     exact = _without_self(_units(matrix[queries]) @ _units(matrix).T, queries)
@@ -127,31 +118,42 @@ def recall_of(matrix: np.ndarray, queries: np.ndarray, space: Space) -> tuple[fl
 def _sample(
     store: Store, parent: Space, files: Sequence[PublishedFile], draw: random.Random
 ) -> tuple[np.ndarray, int]:
-    """Rows of some files, [rows, dimension], and of how many files: whole ones, or the beginnings
-    of large ones."""
+    """Return rows of some files, [rows, dimension], and the number of files.
+
+    Small files are taken whole; large ones give their first rows.
+    """
     most = max(2, _SAMPLE_BYTES // (4 * parent.dimension))
-    share = (
-        most
-        if sum(file.facts.rows for file in files) <= most
-        else max(1, most // _FILES_PER_SAMPLE)
-    )
-    samples: list[np.ndarray] = []
+    share = most
+    if sum(file.facts.rows for file in files) > most:
+        share = max(1, most // _FILES_PER_SAMPLE)
+    sample = [np.empty((0, parent.dimension), np.float32)]
+    rows = 0
+    partitions = 0
     for file in draw.sample(files, len(files)):
-        wanted = min(share, most - sum(map(len, samples)))
-        if not wanted:
-            break
-        taken: list[np.ndarray] = []
+        wanted = min(share, most - rows)
         try:
-            for batch in parent_rows(store, parent, file, ["embedding"]):
-                taken.append(matrix_of(batch)[: wanted - sum(map(len, taken))])
-                if sum(map(len, taken)) == wanted:
-                    break
+            taken = _first_rows(store, parent, file, wanted)
         except StoreUnavailable:
             raise
         except (DataError, TransientError):
             continue
-        samples += [np.concatenate(taken)] if taken else []
-    return np.concatenate([np.empty((0, parent.dimension), np.float32), *samples]), len(samples)
+        if taken:
+            sample += taken
+            rows += sum(map(len, taken))
+            partitions += 1
+    return np.concatenate(sample), partitions
+
+
+def _first_rows(store: Store, parent: Space, file: PublishedFile, rows: int) -> list[np.ndarray]:
+    taken: list[np.ndarray] = []
+    if not rows:
+        return taken
+    for batch in parent_rows(store, parent, file, ["embedding"]):
+        taken.append(matrix_of(batch)[:rows])
+        rows -= len(taken[-1])
+        if not rows:
+            break
+    return taken
 
 
 def _units(matrix: np.ndarray) -> np.ndarray:
@@ -166,5 +168,5 @@ def _without_self(scores: np.ndarray, queries: np.ndarray) -> np.ndarray:
 
 
 def _best(scores: np.ndarray, k: int) -> np.ndarray:
-    """The places of the `k` highest scores of each row, unordered."""
+    """Return the places of the `k` highest scores of each row, unordered."""
     return np.argpartition(scores, -k, axis=1)[:, -k:]

@@ -1,16 +1,13 @@
-"""Change files: which rows differ between two versions of a partition's file; what the change feed
-is made of.
+"""Change files: which rows differ between two versions of a partition's file.
 
     .changes/<space>/rows/<Unix seconds>-<version before>-<version after>.parquet
 
-A change file has the ids of the rows that were added, changed or deleted. Texts and vectors are not
-copied into it: whoever reads the feed takes them from the partition's file, so that they are always
-those of the file, and a change file of four rows has less than 2 KB. It is written before the file
-that it leads to. A run that dies between the two leaves a change file that leads to no file, and
-nobody follows it.
+A change file has the ids of the rows that were added, changed or deleted. Readers take texts and
+vectors from the partition's own file. A change file is written before the file that it leads to; a
+run that dies between the two leaves one that nobody follows.
 
-Versions are random (`FileFacts.rows_version`), so the names alone say how a version came to be.
-Where a change file is missing or damaged, a reader gives the whole partition instead.
+Versions are random (`FileFacts.rows_version`), so that names are enough to follow a partition's
+history. If a change file is missing or damaged, a reader gives the whole partition.
 """
 
 from __future__ import annotations
@@ -32,7 +29,13 @@ from surge_dagster.engine.feed.confirmations import (
     read_table,
     write_table,
 )
-from surge_dagster.engine.feed.row_comparison import ADDED, UNCHANGED, RowChanges, RowComparison
+from surge_dagster.engine.feed.row_comparison import (
+    ADDED,
+    CHANGED,
+    UNCHANGED,
+    RowChanges,
+    RowComparison,
+)
 from surge_dagster.engine.files.facts import WRITER, FileFacts, InvalidFile, guarded_metadata
 from surge_dagster.engine.files.parquet import OutputFile
 from surge_dagster.engine.store.store import Store
@@ -40,10 +43,10 @@ from surge_dagster.engine.store.store import Store
 log = logging.getLogger(__name__)
 
 FORMAT = "changes 1"
-DELETED = 3  # beside the operations of `RowChanges`
+DELETED = 3  # in addition to the operations of `RowChanges`
 DEFAULT_KEEP_DAYS = 7.0
-# Ids that a reader holds; where more rows changed, no file is written, and consumers take the whole
-# partition.
+# Ids that a reader keeps in memory. If more rows changed, no file is written, and consumers get the
+# whole partition.
 MOST_IDS = 1_000_000
 _NAME = re.compile(r"(?P<time>\d{1,12})-(?P<before>[0-9a-f]{32})-(?P<after>[0-9a-f]{32})\.parquet")
 _DAY_SECONDS = 24 * 60 * 60
@@ -69,12 +72,11 @@ class ChangeFile:
 
 
 class ChangeFeed:
-    """Writes the change files of one run, as its observer, and removes those that nobody needs any
-    more.
+    """Writes the change files of one run, as its observer, and removes those that nobody needs.
 
     Args:
         always: write them even if no consumer is registered in the output.
-        keep_days: how long they are kept for consumers that do not come.
+        keep_days: how long they are kept for consumers that do not confirm.
     """
 
     def __init__(self, *, always: bool = False, keep_days: float = DEFAULT_KEEP_DAYS) -> None:
@@ -84,7 +86,7 @@ class ChangeFeed:
         self._output: tuple[Store, str] | None = None
 
     def begin(self, store: Store, space: str) -> bool:
-        """Begin to watch a run; whether anybody wants its changes."""
+        """Begin to watch a run; return whether a consumer wants its changes."""
         store.sweep(f"{CHANGES}/{space}")
         self._output = store, space
         self._is_wanted = self._always or bool(consumers(store, space))
@@ -105,16 +107,18 @@ class ChangeFeed:
         schema = pa.schema([_OPERATIONS, pa.field("id", kinds.pop(), nullable=False)])
         both = np.concatenate([operations, np.full(len(rows.deleted), DELETED)]).astype(np.int8)
         named = pa.chunked_array(columns, schema.field("id").type)
-        before, after = rows.previous_rows_version, facts.rows_version
-        change = ChangeFacts(facts.partition_key, space, before, after, len(both))
+        change = ChangeFacts(
+            facts.partition_key, space, rows.previous_rows_version, facts.rows_version, len(both)
+        )
         table = pa.Table.from_arrays([pa.chunked_array([both]), named], schema=schema)
-        name = f"{_folder(space)}/{int(time.time())}-{before}-{after}.parquet"
+        versions = f"{change.before}-{change.after}"
+        name = f"{_folder(space)}/{int(time.time())}-{versions}.parquet"
         write_table(store, name, table, guarded_metadata(change, FORMAT))
 
     def end(self) -> None:
         """Remove the change files that are too old, and those that no named consumer needs.
 
-        They do no harm: where they cannot be removed, the log says so and the next run tries again.
+        They do no harm: if they cannot be removed, the next run tries again.
         """
         assert self._output is not None
         store, space = self._output
@@ -148,8 +152,10 @@ class ChangeFiles:
         return iter(self._by_after.values())
 
     def chain(self, before: str, after: str) -> list[ChangeFile] | None:
-        """The files that lead from one version of a partition's rows to a later one, in order; None
-        where one lacks."""
+        """Return the files that lead from one version of a partition's rows to a later one.
+
+        They are in order; None if one is missing.
+        """
         chain: list[ChangeFile] = []
         while after != before:
             last = self._by_after.get(after)
@@ -160,6 +166,7 @@ class ChangeFiles:
         return chain[::-1]
 
     def ahead_of(self, versions: Iterable[str]) -> set[str]:
+        """Return the names of the files that lead on from these versions."""
         leading: dict[str, list[ChangeFile]] = {}
         for file in self._by_after.values():
             leading.setdefault(file.before, []).append(file)
@@ -172,28 +179,25 @@ class ChangeFiles:
         return names
 
     def read(self, file: ChangeFile, key: str) -> pa.Table:
-        """The rows of a change file: operation (int8: added 1, changed 2, deleted 3) and id."""
+        """Return the rows of a change file: id and operation (int8; see `DELETED`)."""
         facts, table = read_table(self._store, file.name, ChangeFacts, FORMAT)
         expected = ChangeFacts(key, self._space, file.before, file.after, facts.rows, facts.writer)
         if facts != expected or facts.rows > MOST_IDS:
             raise InvalidFile(f"it states {facts}; expected {expected}")
-        operations = table.column("operation").to_numpy()
-        if (
-            table.num_rows != facts.rows
-            or not np.isin(operations, (ADDED, ADDED + 1, DELETED)).all()
-        ):
+        is_known = np.isin(table.column("operation").to_numpy(), (ADDED, CHANGED, DELETED))
+        if table.num_rows != facts.rows or not is_known.all():
             raise InvalidFile(
-                f"it has {table.num_rows:,} rows of {facts.rows:,}, or operations that there are not"
+                f"it has {table.num_rows:,} rows of {facts.rows:,}, or an unknown operation"
             )
         return table
 
 
 def _versions_of_consumers(store: Store, space: str) -> set[str]:
-    return {
-        version
-        for consumer in consumers(store, space)
-        for version in (confirmed_versions(store, space, consumer) or {}).values()
-    }
+    versions: set[str] = set()
+    for consumer in consumers(store, space):
+        confirmed = confirmed_versions(store, space, consumer) or {}
+        versions.update(confirmed.values())
+    return versions
 
 
 def _folder(space: str) -> str:

@@ -2,8 +2,8 @@
 
     .changes/<space>/consumers/<encoded name>.parquet
 
-A consumer is registered by its first confirmation. To forget one, remove its file. One that is
-damaged counts as empty, so that the consumer gets everything again.
+A consumer is registered by its first confirmation. To forget one, remove its file. A damaged file
+counts as empty, so that the consumer gets everything again.
 """
 
 from __future__ import annotations
@@ -45,38 +45,33 @@ class ConsumerFacts:
 
 
 def consumers(store: Store, space: str) -> list[str]:
-    """The encoded names of the registered consumers of a space."""
-    folder = _folder(space)
-    return sorted(
-        stored.name.removeprefix(f"{folder}/").removesuffix(".parquet")
-        for stored in store.list(folder)
-    )
+    """Return the encoded names of the registered consumers of a space."""
+    files = [stored.name.rpartition("/")[2] for stored in store.list(_folder(space))]
+    return sorted(name.removesuffix(".parquet") for name in files)
 
 
 def confirmed_versions(store: Store, space: str, consumer: str) -> dict[str, str] | None:
-    """The version of each partition's rows that a consumer (its encoded name) has applied; None:
-    not registered."""
+    """Return the version of each partition's rows that a consumer has applied.
+
+    Args:
+        consumer: its encoded name; None is returned if it is not registered.
+    """
     name = f"{_folder(space)}/{consumer}.parquet"
     try:
         facts, table = read_table(store, name, ConsumerFacts, FORMAT)
         if facts.space != space or encode_key(facts.consumer) != consumer:
-            raise InvalidFile(
-                f"it is that of the consumer {facts.consumer!r} and the space {facts.space!r}"
-            )
+            raise InvalidFile(f"it belongs to {facts.consumer!r} in the space {facts.space!r}")
         return dict(zip(table["partition"].to_pylist(), table["version"].to_pylist(), strict=True))
     except FileNotFoundError:
         return None
     except InvalidFile as error:
-        log.warning(
-            "%s counts as empty, so that the consumer gets everything: %s",
-            store.location(name),
-            error,
-        )
+        place = store.location(name)
+        log.warning("%s counts as empty, so that the consumer gets everything: %s", place, error)
         return None
 
 
 def confirm_versions(store: Store, space: str, consumer: str, versions: Mapping[str, str]) -> None:
-    """Replace the confirmations of a consumer, by its own name; they are durable when this returns."""
+    """Replace the confirmations of a consumer; they are durable when this returns."""
     facts = ConsumerFacts(consumer, space, len(versions))
     table = pa.Table.from_arrays(
         [pa.array(list(versions), pa.string()), pa.array(list(versions.values()), pa.string())],
@@ -88,10 +83,9 @@ def confirm_versions(store: Store, space: str, consumer: str, versions: Mapping[
 
 
 def forget_elsewhere(store: Store, space: str, consumer: str) -> None:
-    """Remove what a consumer has confirmed of other spaces, before its copy becomes one of this
-    space.
+    """Remove what a consumer has confirmed of other spaces, before its copy is of this one.
 
-    Else it would be given only the latest changes when it comes back to such a space, and its copy
+    Otherwise it would get only the latest changes when it comes back to such a space, and its copy
     would have vectors of two spaces.
     """
     own = encode_key(consumer)
@@ -115,7 +109,7 @@ def write_table(store: Store, name: str, table: pa.Table, metadata: Mapping[byte
 def read_table(
     store: Store, name: str, kind: type[AnyFacts], file_format: str
 ) -> tuple[AnyFacts, pa.Table]:
-    """The facts and rows of a file that `write_table` wrote; `InvalidFile` where it is damaged."""
+    """Return the facts and rows of a file of `write_table`; raise `InvalidFile` for damage."""
     with store.open(name) as source, invalid_when_damaged("content is"):
         reader = pq.ParquetFile(source, page_checksum_verification=True)
         facts = read_guarded(reader.metadata, kind, file_format)

@@ -1,5 +1,4 @@
-"""Comparison by id: which rows of a partition are new or changed since its old file, and which ids
-it no longer has."""
+"""Comparison by id: which rows of a partition differ from those of its old file."""
 
 from __future__ import annotations
 
@@ -23,11 +22,10 @@ class RowChanges:
     """How a partition's rows differ from those of the file that it replaces, compared by id.
 
     Attributes:
-        operations: one per row, in the partition's order, int8 [rows]: UNCHANGED where the old file
-            has the id with the same text, the same carried columns and the same vector, bit for
-            bit; ADDED where it does not have the id; CHANGED otherwise.
-        deleted: ids of the old file that the partition no longer has, in the old file's order and
-            type.
+        operations: one per row, int8 [rows]: UNCHANGED if the old file has the id with the same
+            text, carried columns and vector, bit for bit; ADDED if it does not have the id;
+            CHANGED otherwise.
+        deleted: ids of the old file that the partition no longer has.
         previous_rows_version: of the old file.
     """
 
@@ -36,7 +34,7 @@ class RowChanges:
     previous_rows_version: str
 
     def wanted_ids(self, first_row: int, ids: pa.Array) -> pa.Array:
-        """Those of consecutive rows' ids that were added or changed."""
+        """Return those ids of consecutive rows that were added or changed."""
         return ids.filter(pa.array(self.operations[first_row : first_row + len(ids)] != UNCHANGED))
 
 
@@ -44,7 +42,7 @@ class RowComparison:
     """Finds the rows of an old file by their ids.
 
     Args:
-        reserve: books bytes before they are held; False where they do not fit.
+        reserve: reserves bytes of memory; False if they do not fit.
 
     Attributes:
         is_possible: whether the ids could be read, and are of the partition's type.
@@ -59,25 +57,23 @@ class RowComparison:
         parts: list[pa.RecordBatch] = []
         for batch in reader.read(columns=["id", *self._carried_names]):
             parts.append(batch)
-            self.is_possible = self.is_possible and reserve(
-                _COPIES * batch.nbytes + (LOOKUP_BYTES + 2) * len(batch)
-            )
-            if not self.is_possible:
+            if not reserve(_COPIES * batch.nbytes + (LOOKUP_BYTES + 2) * len(batch)):
+                self.is_possible = False
                 return
-        kind = reader.columns.field("id").type
-        self._ids = OldValues(
-            pa.concat_arrays([part.column("id") for part in parts]) if parts else pa.array([], kind)
-        )
-        self._carried = (
-            pa.Table.from_batches(parts).drop_columns(["id"])
-            if self._carried_names and parts
-            else None
-        )
+        ids = pa.array([], reader.columns.field("id").type)
+        self._carried: pa.Table | None = None
+        if parts:
+            ids = pa.concat_arrays([part.column("id") for part in parts])
+            if self._carried_names:
+                self._carried = pa.Table.from_batches(parts).drop_columns(["id"])
+        self._ids = OldValues(ids)
         self._seen = np.zeros(reader.facts.rows, np.bool_)
 
     def old_rows(self, ids: pa.Array, first_row: int) -> np.ndarray | None:
-        """The row that each of the next ids has in the old file, -1 where it has none; None where
-        that is unknown."""
+        """Return the row of each of the next ids in the old file, -1 if it has none.
+
+        None if the comparison is not possible.
+        """
         if not self.is_possible or ids.type != self._ids.values.type:
             self.is_possible = False
             return None
@@ -88,27 +84,24 @@ class RowComparison:
     def add(
         self, old_rows: np.ndarray, is_same: np.ndarray, carried: pa.RecordBatch | None
     ) -> None:
-        """Enter the next rows; `is_same` says which of them have the text and the vector of the old
-        row."""
+        """Add the next rows; `is_same` marks those with the text and vector of the old row."""
         is_same = is_same & self._has_same_carried(old_rows, carried)
         operations = np.where(old_rows == NO_ROW, ADDED, np.where(is_same, UNCHANGED, CHANGED))
         self._operations.append(operations.astype(np.int8))
 
     def _has_same_carried(self, old_rows: np.ndarray, carried: pa.RecordBatch | None) -> np.ndarray:
-        """Which rows have the carried columns of the old row, bool; those that have no old row
-        count as equal."""
+        """Return which rows have the carried columns of the old row, or no old row."""
         names = [] if carried is None else carried.schema.names
         same = np.full(len(old_rows), names == self._carried_names)
         if carried is None or self._carried is None or names != self._carried_names:
             return same
         known = np.flatnonzero(old_rows != NO_ROW)
-        old_columns, new_columns = (
-            self._carried.take(pa.array(old_rows[known])),
-            carried.take(pa.array(known)),
-        )
+        old_columns = self._carried.take(pa.array(old_rows[known]))
+        new_columns = carried.take(pa.array(known))
         for name in names:
-            new, old = new_columns.column(name), old_columns.column(name).combine_chunks()
-            # values of nested types cannot be compared
+            new = new_columns.column(name)
+            old = old_columns.column(name).combine_chunks()
+            # Arrow cannot compare values of nested types.
             if new.type != old.type or pa.types.is_nested(new.type):
                 return np.zeros(len(old_rows), np.bool_)
             both_null = pc.and_(new.is_null(), old.is_null())  # pyright: ignore[reportAttributeAccessIssue]
@@ -117,7 +110,7 @@ class RowComparison:
         return same
 
     def result(self) -> RowChanges | None:
-        """What was found, after the last row; None where the rows could not be compared."""
+        """Return the changes after the last row; None if the rows could not be compared."""
         if not self.is_possible:
             return None
         operations = np.concatenate(self._operations) if self._operations else np.empty(0, np.int8)

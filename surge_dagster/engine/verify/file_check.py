@@ -1,10 +1,8 @@
-"""The check of one output file: what it states about itself, and its rows beside those of its
-source.
+"""The check of one output file: its metadata, and its rows compared with those of its source.
 
 The first fault ends the check, and it is the one that explains most: vectors of another dimension,
 then another number of rows, then the first row that differs. Dimension and rows are those of the
-columns that the file really has, whatever its metadata promise, because another program may have
-written it. Only what remains is "damaged".
+file's columns, because another program may have written it. Other faults are "damaged".
 """
 
 from __future__ import annotations
@@ -62,10 +60,7 @@ _KINDS: dict[Flaw, Kind] = {
 
 @dataclass(eq=False)
 class Fault(Exception):
-    """Ends the check of a file; the attributes are those of a `Violation`, without the key.
-
-    `remedy` is None where the file has to be made again.
-    """
+    """Ends the check of a file; see `Violation`. `remedy` is None if the file must be made again."""
 
     kind: Kind
     finding: str
@@ -75,29 +70,20 @@ class Fault(Exception):
 def compare_with_source(
     partition: Partition, store: Store, space: Space, samples: Samples | None
 ) -> FileFacts:
-    """The facts of a partition's file, if the file holds exactly the rows of its source; else
-    raises a `Fault`.
+    """Return the facts of a partition's file if it has exactly the rows of its source.
 
-    Invalid rows of the source are a `DataError`. `samples` gets the rows that are to be encoded
-    again.
+    `samples` gets the rows to encode again.
+
+    Raises:
+        Fault: the file is missing or differs.
+        DataError: rows of the source are invalid.
     """
     name = file_name(space.name, partition.key)
     location = store.location(name)
     try:
         with opened(store, space, name, partition) as reader:
             facts = reader.facts
-            if status_of(facts, space.name, partition.key, partition.source_version) == "stale":
-                if partition.current_source_version() != partition.source_version:
-                    changed = (
-                        f"partition {partition.key!r}: its source changed after it was listed."
-                    )
-                    raise TransientError(changed, partition.key)
-                raise Fault(
-                    "stale",
-                    f"{location!r} was made from source version {facts.source_version!r}; the source has "
-                    f"{partition.source_version!r} now.",
-                    _RUN_AGAIN,
-                )
+            _require_fresh(partition, facts, space, location)
             try:
                 _compare_rows(partition, reader, space, samples)
             except Fault as fault:
@@ -111,26 +97,42 @@ def compare_with_source(
         raise Fault("missing", f"there is no file {location!r}.", _RUN_AGAIN) from None
 
 
+def _require_fresh(partition: Partition, facts: FileFacts, space: Space, location: str) -> None:
+    if status_of(facts, space.name, partition.key, partition.source_version) != "stale":
+        return
+    if partition.current_source_version() != partition.source_version:
+        changed = f"partition {partition.key!r}: its source changed after it was listed."
+        raise TransientError(changed, partition.key)
+    finding = (
+        f"{location!r} was made from source version {facts.source_version!r}; the source has "
+        f"{partition.source_version!r} now."
+    )
+    raise Fault("stale", finding, _RUN_AGAIN)
+
+
 @contextlib.contextmanager
 def opened(
     store: Store, space: Space, name: str, partition: Partition | None = None
 ) -> Iterator[OutputFile]:
-    """A file of the space whose facts are right for its partition, where the source has one; damage
-    is a `Fault`."""
+    """Open a file of the space and check its facts; damage is a `Fault`.
+
+    Args:
+        partition: of the source; None if the source does not have it.
+    """
     try:
         with open_published(store, space, name) as reader:
             facts = reader.facts
-            # long keys may share a name
+            location = reader.location
+            # Long keys may share a name.
             if partition is not None and facts.partition_key != partition.key:
-                raise InvalidFile(
-                    f"it is the file of partition {facts.partition_key!r}", "place", reader.location
-                )
+                reason = f"it is the file of partition {facts.partition_key!r}"
+                raise InvalidFile(reason, "place", location)
             if facts.precision not in LOWEST_COSINE:
                 reason = f"its metadata name an unknown precision {facts.precision!r}"
-                raise InvalidFile(reason, location=reader.location)
+                raise InvalidFile(reason, location=location)
             if facts.desired_version != desired_version(facts.content_digest, facts.space):
                 reason = "its desired version does not follow from its content digest and space"
-                raise InvalidFile(reason, location=reader.location)
+                raise InvalidFile(reason, location=location)
             yield reader
     except InvalidFile as error:
         raise _fault_of(error, store, space, name, partition) from error
@@ -139,8 +141,7 @@ def opened(
 def _fault_of(
     error: InvalidFile, store: Store, space: Space, name: str, partition: Partition | None
 ) -> Fault:
-    """The fault of a file that is not valid: what its columns and its number of rows show, else the
-    error."""
+    """Return the fault of an invalid file: a wrong dimension or number of rows, else the error."""
     location = store.location(name)
     remedy = remedy_of(space, error.flaw)
     fault = Fault(_KINDS[error.flaw], f"{error}.", remedy)
@@ -153,20 +154,24 @@ def _fault_of(
         return fault
     if "embedding" not in columns.names:
         return fault
-    vectors, expected = (
-        columns.field("embedding").type,
-        embedding_type(space.dimension, space.dtype),
-    )
-    is_list = pa.types.is_fixed_size_list(expected) and pa.types.is_fixed_size_list(vectors)
-    if vectors.list_size != space.dimension if is_list else vectors != expected:
-        finding = f"{location!r}: its embedding column has type {vectors}; expected {space.dimension} numbers per row."
+    vectors = columns.field("embedding").type
+    expected = embedding_type(space.dimension, space.dtype)
+    if pa.types.is_fixed_size_list(expected) and pa.types.is_fixed_size_list(vectors):
+        is_different = vectors.list_size != space.dimension
+    else:
+        is_different = vectors != expected
+    if is_different:
+        finding = (
+            f"{location!r}: its embedding column has type {vectors}; expected {space.dimension} "
+            "numbers per row."
+        )
         return Fault("dimension", finding, remedy)
     different = None if partition is None else _different_rows(partition, rows)
     return fault if different is None else Fault("rows", different, remedy)
 
 
 def _different_rows(partition: Partition, rows: int) -> str | None:
-    """The finding that a file has more or fewer rows than its source, where the source can be read."""
+    """Return the finding that a file has more or fewer rows than its source, None if equal."""
     try:
         # What the source announces includes rows that are skipped.
         expected = rows if rows == partition.rows else sum(len(batch) for batch in partition.read())
@@ -176,7 +181,7 @@ def _different_rows(partition: Partition, rows: int) -> str | None:
 
 
 def _refuse_invalid(partition: Partition) -> None:
-    """The fault of a partition without a file whose data are invalid: it must not have one."""
+    """Raise the fault of a partition without a file because its data are invalid."""
     ids = IdSet()
     try:
         for batch in partition.read():
@@ -190,7 +195,9 @@ def _refuse_invalid(partition: Partition) -> None:
 def _compare_rows(
     partition: Partition, file: OutputFile, space: Space, samples: Samples | None
 ) -> None:
-    facts, digest, ids = file.facts, ContentDigest(), IdSet()
+    facts = file.facts
+    digest = ContentDigest()
+    ids = IdSet()
     row = 0
 
     def from_source() -> Iterator[RowBatch]:
@@ -203,12 +210,10 @@ def _compare_rows(
         if expected is None or stored is None:
             more = "more" if stored is None else "fewer"
             raise Fault("rows", f"the file has {facts.rows:,} rows and the source {more}.")
-        _require_equal("ids", "id", row, stored.column("id"), expected.ids)
+        _require_equal("ids", "id", row, stored, expected.ids)
         if "text" in stored.schema.names:
-            _require_equal("texts", "text", row, stored.column("text"), expected.texts)
-        _require_equal(
-            "texts", "text_hash", row, stored.column("text_hash"), text_hashes(expected.texts)
-        )
+            _require_equal("texts", "text", row, stored, expected.texts)
+        _require_equal("texts", "text_hash", row, stored, text_hashes(expected.texts))
         _require_carried(row, stored, expected.carried)
         matrix = matrix_of(stored)
         invalid = invalid_row(matrix, normalized=space.normalize)
@@ -237,37 +242,34 @@ def _require_carried(
             "columns", f"the file carries the columns {stored_names}; the source's are {names}."
         )
     for name in names:
-        _require_equal("columns", name, first_row, stored.column(name), expected.column(name))  # pyright: ignore
+        _require_equal("columns", name, first_row, stored, expected.column(name))  # pyright: ignore
 
 
 def _require_equal(
-    kind: Kind, what: str, first_row: int, stored: pa.Array, expected: pa.Array
+    kind: Kind, name: str, first_row: int, batch: pa.RecordBatch, expected: pa.Array
 ) -> None:
+    stored = batch.column(name)
     if stored.equals(expected):
         return
     if stored.type != expected.type:
-        raise Fault(
-            kind, f"the {what} column has type {stored.type}; the source's has {expected.type}."
-        )
-    for row, (value, wanted) in enumerate(
-        zip(stored.to_pylist(), expected.to_pylist(), strict=True), first_row
-    ):
-        # a number that is not a number equals no other
+        finding = f"the {name} column has type {stored.type}; the source's has {expected.type}."
+        raise Fault(kind, finding)
+    pairs = zip(stored.to_pylist(), expected.to_pylist(), strict=True)
+    for row, (value, wanted) in enumerate(pairs, first_row):
+        # "Not a number" does not equal itself.
         if value != wanted and repr(value) != repr(wanted):
-            finding = f"row {row}: the file has the {what} {_short(value)} and the source {_short(wanted)}."
-            raise Fault(kind, finding)
+            both = f"{_short(value)} and the source {_short(wanted)}"
+            raise Fault(kind, f"row {row}: the file has the {name} {both}.")
 
 
 def _aligned(
     source: Iterator[RowBatch], file: Iterator[pa.RecordBatch]
 ) -> Iterator[tuple[RowBatch | None, pa.RecordBatch | None]]:
-    """Both streams cut into batches of equal length; the last pair has None for a stream that ended
-    early."""
-    source, file = (
-        (batch for batch in source if len(batch)),
-        (batch for batch in file if batch.num_rows),
-    )
-    ours, theirs = next(source, None), next(file, None)
+    """Yield both streams in batches of equal length; the last pair has None if one ended early."""
+    source = (batch for batch in source if len(batch))
+    file = (batch for batch in file if batch.num_rows)
+    ours = next(source, None)
+    theirs = next(file, None)
     while ours is not None and theirs is not None:
         rows = min(len(ours), theirs.num_rows)
         yield ours.rows(0, rows), theirs.slice(0, rows)

@@ -34,16 +34,16 @@ class SampledRows:
 
     Args:
         pool: of the same space.
-        rows: how many rows of each partition are drawn; None is all.
-        seed: the same seed draws the same rows of a partition; as an attribute None where all rows
-            are compared.
+        rows: number of rows to draw from each partition; None is all.
+        seed: the same seed draws the same rows; the attribute is None if all rows are compared.
     """
 
     def __init__(self, pool: EncoderPool, space: Space, rows: int | None, seed: int) -> None:
         if pool.space.spec_sha256 != space.spec_sha256:
             raise SurgeError(f"the pool encodes into {pool.space.name}, not into {space.name}")
         pool.require_documents()
-        self._pool, self._space = pool, space
+        self._pool = pool
+        self._space = space
         self._rows = rows
         self.seed = None if rows is None else seed
         self.compared = 0
@@ -56,8 +56,7 @@ class SampledRows:
     def add(
         self, facts: FileFacts, first_row: int, texts: pa.LargeStringArray, matrix: np.ndarray
     ) -> None:
-        """Keep the drawn rows among consecutive rows of a file; `matrix` has their stored vectors,
-        [n, dimension]."""
+        """Keep the drawn rows among consecutive rows of a file, with their stored vectors."""
         drawn = self._drawn_rows(facts)
         lowest = min(LOWEST_COSINE[facts.precision], LOWEST_COSINE[self._pool.precision])
         for offset in range(len(matrix)):
@@ -74,34 +73,36 @@ class SampledRows:
             self._bytes += size
 
     def compare(self) -> None:
-        waiting, self._waiting, self._bytes = self._waiting, [], 0
+        """Encode the waiting rows again and compare their vectors."""
+        waiting = self._waiting
+        self._waiting = []
+        self._bytes = 0
         if not waiting:
             return
         self._space.require_tokenizer(self._pool.start().tokenizer)
         again = self._pool.vectors(pa.concat_arrays([row.text for row in waiting]))  # pyright: ignore[reportArgumentType]
+        stored = np.stack([row.vector for row in waiting])
         self.compared += len(waiting)
-        for row, cosine in zip(
-            waiting, cosines(np.stack([row.vector for row in waiting]), again), strict=True
-        ):
-            if not cosine >= row.lowest and row.key not in self._reported:
+        for row, cosine in zip(waiting, cosines(stored, again), strict=True):
+            is_near = cosine >= row.lowest  # not if it is not a number
+            if not is_near and row.key not in self._reported:
                 self._reported.add(row.key)
                 self._wrong[row.key] = (
-                    f"row {row.row}: its vector has cosine {cosine:.6f} to its text encoded again; expected at least "
-                    f"{row.lowest}."
+                    f"row {row.row}: its vector has cosine {cosine:.6f} to its text encoded again; "
+                    f"expected at least {row.lowest}."
                 )
 
     def wrong(self) -> dict[str, str]:
-        """The partitions found since the last call, each with the first row whose vectors differ
-        too much."""
-        wrong, self._wrong = self._wrong, {}
+        """Return what was found since the last call: the first wrong row of each partition."""
+        wrong = self._wrong
+        self._wrong = {}
         return wrong
 
     def _drawn_rows(self, facts: FileFacts) -> Container[int]:
         if self._rows is None or self._rows >= facts.rows:
             return range(facts.rows)
         if self._drawn is None or self._drawn[0] != facts.partition_key:
-            drawn = random.Random(f"{self.seed}:{facts.partition_key}").sample(
-                range(facts.rows), self._rows
-            )
-            self._drawn = facts.partition_key, frozenset(drawn)
+            draw = random.Random(f"{self.seed}:{facts.partition_key}")
+            drawn = frozenset(draw.sample(range(facts.rows), self._rows))
+            self._drawn = (facts.partition_key, drawn)
         return self._drawn[1]

@@ -1,9 +1,8 @@
 """Switching the current space: only to a space that is complete and verified.
 
 First the footers are compared with the catalog, which takes seconds and finds what is missing. Then
-every file is read side by side with its source, which takes as long as reading the whole catalog
-and output. The result holds for the catalog as it was listed at the start. The switch itself
-replaces one small object; readers that have opened a space stay with it.
+every file is compared with its source, which takes as long as reading the catalog and the output.
+The switch itself replaces one small object; readers that have opened a space stay with it.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ _INCOMPLETE: dict[str, tuple[Kind, str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Switched:
-    """The result of a switch; `changed` is False when the space was current already: it was not
-    verified then."""
+    """The result of a switch; a space that was already current is not verified or `changed`."""
 
     current: CurrentSpace
     changed: bool
@@ -51,27 +49,51 @@ class SwitchRefused(SurgeError):
         what = ", ".join(f"{count:,} {kind}" for kind, count in sorted(self.counts.items()))
         which = named((f"{violation.key!r} ({violation.kind})" for violation in violations), 10)
         super().__init__(
-            f"the space {space!r} does not become the current one: of {partitions:,} partitions, {what}: {which}."
-            f" The first one: {violations[0].reason} Embed into it what it lacks, then switch again."
+            f"the space {space!r} does not become the current one: of {partitions:,} partitions, "
+            f"{what}: {which}. The first one: {violations[0].reason} Embed into it what it lacks, "
+            "then switch again."
         )
 
 
 def switch_space(source: Source, store: Store, space: Space) -> Switched:
     """Make a space the one that readers use, if it is complete and every file in it is valid.
 
-    Nothing is encoded, and no model is needed. Files of partitions that the source no longer has do
-    not count.
+    No model is needed. Files of partitions that were removed from the source are ignored.
 
     Raises:
-        SwitchRefused: partitions are missing, stale, refused or damaged, or files are not what the
-            source says.
+        SwitchRefused: partitions are missing, stale, refused or damaged, or differ from the source.
         SwitchedMeanwhile: another switch took place during the verification.
     """
     seen = read_current(store)
     if seen is not None and seen.space == space.name:
         return Switched(seen, changed=False)
+    _require_complete(source, store, space)
+
+    violations: list[Violation] = []
+    verified = 0
+    rows = 0
+    for event in verify(source, store, space):
+        if isinstance(event, Verified):
+            verified += 1
+            rows += event.rows
+        elif isinstance(event, Violation) and event.kind not in ("orphan", "unused"):
+            violations.append(event)
+    if violations and all(violation.kind == "unread" for violation in violations):
+        raise TransientError(
+            f"the space {space.name!r} could not be verified: {len(violations):,} of {verified:,} "
+            f"partitions could not be read. The first one: {violations[0].reason} Then switch "
+            "again."
+        )
+    if violations:
+        raise SwitchRefused(space.name, violations, verified)
+    return Switched(write_current(store, space.name, seen=seen), True, verified, rows)
+
+
+def _require_complete(source: Source, store: Store, space: Space) -> None:
+    """Compare the footers of a space with the catalog."""
     outputs = OutputState(store, space.name)
-    violations, partitions = list[Violation](), 0
+    violations: list[Violation] = []
+    partitions = 0
     for partition in outputs.looked_at(source):
         partitions += 1
         freshness = outputs.freshness(partition)
@@ -85,17 +107,3 @@ def switch_space(source: Source, store: Store, space: Space) -> Switched:
         )
     if violations:
         raise SwitchRefused(space.name, violations, partitions)
-    verified = rows = 0
-    for event in verify(source, store, space):
-        if isinstance(event, Verified):
-            verified, rows = verified + 1, rows + event.rows
-        elif isinstance(event, Violation) and event.kind not in ("orphan", "unused"):
-            violations.append(event)
-    if violations and all(violation.kind == "unread" for violation in violations):
-        raise TransientError(
-            f"the space {space.name!r} could not be verified: {len(violations):,} of {verified:,} partitions could not "
-            f"be read. The first one: {violations[0].reason} Then switch again."
-        )
-    if violations:
-        raise SwitchRefused(space.name, violations, verified)
-    return Switched(write_current(store, space.name, seen=seen), True, verified, rows)

@@ -1,16 +1,13 @@
 """Verification of an output against its source: every file, every row, and on request every vector.
 
-Every file of a space is read in full, checksums included, side by side with its source partition
-(`file_check.py`): the file must have the same ids and texts in the same order, and a valid vector
-for each. Some rows, or all of them, are encoded again and must give the stored vector
-(`reencoding.py`); those of a derived space are all computed again from its parent
-(`derived_rows.py`). A file has at most one `Violation`; nothing is changed. Facts that other parts
-of the program remember about files (`OutputState`) are not used, because the files themselves are
-to be verified.
+Every file of a space is read in full, checksums included, together with its source partition
+(`file_check.py`): it must have the same ids and texts in the same order, and a valid vector for
+each. Some rows, or all, are encoded again and must give the stored vector (`reencoding.py`); those
+of a derived space are all computed again from its parent (`derived_rows.py`). A file has at most
+one `Violation`; nothing is changed. What is remembered about files (`OutputState`) is not used.
 
-Reading everything takes hours, in which a disk or a store may fail to answer once. A file that
-could not be read then is a violation too, because nothing was proven about it, and the other files
-are still read.
+A file that could not be read is a violation too, because nothing was proven about it, and the other
+files are still read.
 """
 
 from __future__ import annotations
@@ -18,6 +15,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from surge_dagster.engine.derived.derived_rows import DerivedRows
@@ -42,11 +40,10 @@ class Violation:
 
     Attributes:
         key: the partition, or the file's name where its partition is unknown.
-        kind: what is at fault; "unread" is a file or source that could not be read now, "refused" a
-            partition with invalid data, which correctly has no file, "orphan" a valid file whose
-            partition was removed from the source. One kind is only a warning: "unused" (staged
-            segments that no run needs, or a file of another format than its space's).
-        remedy: "" where the finding says it, or the caller knows it.
+        kind: "unread" is a file or source that could not be read now, "refused" a partition with
+            invalid data, which correctly has no file, "orphan" a valid file whose partition was
+            removed from the source. "unused" is only a warning: staged segments that no run needs.
+        remedy: may be empty.
     """
 
     key: str
@@ -64,14 +61,13 @@ class Violation:
 
     @property
     def has_no_file(self) -> bool:
-        """Whether the fault is that a partition was not embedded, or could not be."""
+        """Whether the partition was not embedded, or could not be."""
         return self.kind in ("missing", "refused")
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A partition that was checked; `rows` and `truncated` texts are those of its file if it is
-    valid, else zero."""
+    """A partition that was checked, with the rows and truncated texts of a valid file."""
 
     key: str
     rows: int
@@ -83,10 +79,9 @@ class Compared:
     """The last event of a verification that computes vectors again.
 
     Attributes:
-        partitions: of which every vector that was drawn was compared.
-        partitions_not_compared: that have a file and in which not every vector could be; each has a
-            violation.
-        seed: which drew the rows; None where every row was compared.
+        partitions: in which every drawn vector was compared.
+        partitions_not_compared: with a file, and a violation that ended the comparison.
+        seed: drew the rows; None if every row was compared.
     """
 
     vectors: int
@@ -115,38 +110,31 @@ def verify(
 
     Yields:
         Violations as they are found, and a `Verified` after each partition. Violations of vectors
-            may come after it.
-        Where vectors are computed again, a `Compared` is the last one.
+            may come after it. If vectors are computed again, the last event is a `Compared`.
     """
     samples: Samples | None = None
     if space.derived:
         samples = DerivedRows(store, space)
     elif pool is not None:
-        samples = SampledRows(
-            pool, space, reencode, secrets.randbelow(10**9) if seed is None else seed
-        )
+        seed = secrets.randbelow(10**9) if seed is None else seed
+        samples = SampledRows(pool, space, reencode, seed)
     is_complete: dict[str, bool] = {}
-    compared = not_compared = 0
+    compared = 0
+    not_compared = 0
     for partition in source:
         result = verify_partition(partition, store, space, samples)
         is_complete[file_name(space.name, partition.key)] = isinstance(result, Verified)
         if isinstance(result, Violation):
             yield result
-            not_compared += not result.has_no_file
+            if not result.has_no_file:
+                not_compared += 1
             result = Verified(partition.key, 0)
         else:
             compared += 1
         yield result
         if samples is not None:
             yield from _wrong_vectors(samples, space)
-    names = _checked(space.name, space, lambda: _unexpected_names(store, space, is_complete))
-    if isinstance(names, Violation):
-        yield names
-        names = []
-    for name in names:
-        orphan = _checked(name, space, lambda name=name: _orphan(store, space, name))
-        if orphan is not None:
-            yield orphan
+    yield from _orphans(store, space, is_complete)
     if samples is not None:
         samples.compare()
         yield from _wrong_vectors(samples, space)
@@ -156,19 +144,16 @@ def verify(
 def verify_partition(
     partition: Partition, store: Store, space: Space, samples: Samples | None = None
 ) -> Verified | Violation:
-    """Check one partition against its file; `samples` gets the rows that are to be encoded again."""
-    facts = _checked(
-        partition.key, space, lambda: compare_with_source(partition, store, space, samples)
-    )
-    return (
-        facts
-        if isinstance(facts, Violation)
-        else Verified(partition.key, facts.rows, facts.truncated)
-    )
+    """Check one partition against its file; `samples` gets the rows to encode again."""
+    compare = partial(compare_with_source, partition, store, space, samples)
+    facts = _checked(partition.key, space, compare)
+    if isinstance(facts, Violation):
+        return facts
+    return Verified(partition.key, facts.rows, facts.truncated)
 
 
 def _checked(key: str, space: Space, check: Callable[[], _Result]) -> _Result | Violation:
-    """The result of a check, or the violation that ended it."""
+    """Return the result of a check, or the violation that ended it."""
     try:
         return check()
     except Fault as fault:
@@ -187,31 +172,39 @@ def _wrong_vectors(samples: Samples, space: Space) -> Iterator[Violation]:
         yield Violation(key, "vectors", finding, remedy_of(space))
 
 
+def _orphans(store: Store, space: Space, is_complete: dict[str, bool]) -> Iterator[Violation]:
+    names = _checked(space.name, space, partial(_unexpected_names, store, space, is_complete))
+    if isinstance(names, Violation):
+        yield names
+        return
+    for name in names:
+        orphan = _checked(name, space, partial(_orphan, store, space, name))
+        if orphan is not None:
+            yield orphan
+
+
 def _unexpected_names(store: Store, space: Space, is_complete: dict[str, bool]) -> list[str]:
-    """Output files without a source partition, and folders of staged segments that no run needs."""
+    """Return files without a source partition, and folders of staged segments no run needs."""
     files = {stored.name for stored in store.list(space.name) if is_output_file(stored.name)}
     root = f"{STAGING}/{space.name}"
-    staged = {
-        stored.name.removeprefix(f"{root}/").partition("/")[0]
-        for stored in store.list(root, deep=True)
-    }
-    orphans = [
-        f"{root}/{folder}"
-        for folder in staged
-        if is_complete.get(f"{space.name}/{folder}{SUFFIX}", True)
-    ]
-    return [*sorted(files - is_complete.keys()), *sorted(orphans)]
+    staged: set[str] = set()
+    for stored in store.list(root, deep=True):
+        folder = stored.name.removeprefix(f"{root}/").partition("/")[0]
+        if is_complete.get(f"{space.name}/{folder}{SUFFIX}", True):
+            staged.add(f"{root}/{folder}")
+    return [*sorted(files - is_complete.keys()), *sorted(staged)]
 
 
 def _orphan(store: Store, space: Space, name: str) -> Violation | None:
-    """A file without a source partition, read in full; None where it was removed after it was
-    listed."""
+    """Read a file without a source partition in full; None if it was removed since."""
     location = repr(store.location(name))
     if name.startswith(f"{STAGING}/"):
-        finding = f"{location} holds staged segments of a partition that is complete or was removed from the source."
-        return Violation(
-            name, "unused", finding, "The next run removes the former; remove the latter by hand."
+        finding = (
+            f"{location} has staged segments of a partition that is complete or was removed from "
+            "the source."
         )
+        remedy = "The next run removes the former; remove the latter by hand."
+        return Violation(name, "unused", finding, remedy)
     try:
         with opened(store, space, name) as reader:
             for _ in reader.read():
@@ -220,14 +213,11 @@ def _orphan(store: Store, space: Space, name: str) -> Violation | None:
     except FileNotFoundError:
         return None
     except Fault as fault:
-        return Violation(
-            name,
-            fault.kind,
-            f"{fault.finding} Its partition was removed from the source: remove it.",
-        )
+        reason = f"{fault.finding} Its partition was removed from the source: remove it."
+        return Violation(name, fault.kind, reason)
     finding = f"{location} is valid, but its partition was removed from the source."
-    how = "`surge-dagster embed --removed-partitions delete`"
-    how += ", then `surge-dagster derive --removed delete`" if space.derived else ""
-    return Violation(
-        key, "orphan", finding, f"If it does not come back, delete its file with {how}."
-    )
+    remedy = "If it does not come back, delete its file with `surge-dagster embed "
+    remedy += "--removed-partitions delete`"
+    if space.derived:
+        remedy += ", then `surge-dagster derive --removed delete`"
+    return Violation(key, "orphan", finding, f"{remedy}.")

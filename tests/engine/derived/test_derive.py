@@ -228,7 +228,7 @@ def test_conversion_that_cannot_be_is_refused(
 def test_empty_parent_cannot_be_calibrated(made: Spaces) -> None:
     for key in KEYS:
         made.file(MODEL, key).unlink()
-    with pytest.raises(ConfigError, match="holds no vectors to find the ranges"):
+    with pytest.raises(ConfigError, match="has no vectors to find the ranges"):
         run(made)
     assert len(list_spaces(made.store)) == 1, "no space was begun"
 

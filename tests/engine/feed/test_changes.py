@@ -142,7 +142,7 @@ def test_consumer_that_keeps_its_own_versions_needs_no_name(output: Output) -> N
     output.write("a", {**TEXTS, "id-1": "edited"})
     again = output.feed(None, since=feed.versions)
     assert apply(again, target) == [("change", "a", "id-1")] and again.versions == output.versions
-    with pytest.raises(ConfigError, match="whose changes"):
+    with pytest.raises(ConfigError, match="the consumer is missing"):
         output.feed(None)
 
 
