@@ -59,7 +59,8 @@ class Arena:
     ) -> None:
         if min(slots, max_texts, max_bytes) < 1:
             raise ValueError(
-                f"slots, max_texts and max_bytes are at least 1, not {slots}, {max_texts}, {max_bytes}"
+                "slots, max_texts and max_bytes are at least 1, "
+                f"not {slots}, {max_texts}, {max_bytes}"
             )
         self.layout = SlotLayout(
             max_texts=max_texts, max_bytes=max_bytes, dimension=dimension, dtype=dtype
@@ -80,8 +81,12 @@ class Arena:
         self._closed = False
 
     def acquire(self, cancelled: Callable[[], bool] | None = None) -> Slot:
-        """An empty slot; waits until one is free, or raises Cancelled when `cancelled()`, or
-        ArenaClosed."""
+        """Return an empty slot, and wait until one is free.
+
+        Raises:
+            Cancelled: `cancelled()` is true.
+            ArenaClosed: there will be none.
+        """
         with self._changed:
             while True:
                 if self._closed:
@@ -168,19 +173,25 @@ class Slot:
         parts: tuple[np.ndarray, memoryview] | None = None,
         known: KnownVectors | None = None,
     ) -> None:
-        """Appends a copy of `texts`; `parts` are their `value_parts`. ValueError if they do not fit
-        or one is null."""
+        """Append a copy of `texts`; `parts` are their `value_parts`.
+
+        Raises:
+            ValueError: they do not fit, or one is null.
+        """
         count = len(texts)
         if count == 0:
             return
         if texts.null_count:
             raise ValueError(f"{texts.null_count} of {count} texts are null")
         offsets, values = parts or value_parts(texts)
-        size, rows, end = len(values), self._rows, self.text_bytes
+        size = len(values)
+        rows = self._rows
+        end = self.text_bytes
         free_rows, free_bytes = self.room
         if count > free_rows or size > free_bytes:
             raise ValueError(
-                f"{count} texts of {size} bytes do not fit: room for {free_rows} texts of {free_bytes} bytes"
+                f"{count} texts of {size} bytes do not fit: "
+                f"room for {free_rows} texts of {free_bytes} bytes"
             )
         if size <= _COPIED_WITH_GIL_BYTES:
             self._memory[self._data_start + end : self._data_start + end + size] = values
@@ -193,18 +204,19 @@ class Slot:
         )
         if known is not None:
             self._put(known, rows)
-        self._rows, self.text_bytes = rows + count, end + size
+        self._rows = rows + count
+        self.text_bytes = end + size
 
     def _put(self, known: KnownVectors, first: int) -> None:
         if self._known is None:
             self._known = np.zeros(self.arena.layout.max_texts, np.bool_)
         rows = first + known.rows
-        self._arrays.matrix[rows], self._arrays.truncated[rows] = known.matrix, known.truncated
+        self._arrays.matrix[rows] = known.matrix
+        self._arrays.truncated[rows] = known.truncated
         self._known[rows] = True
 
     def known(self, start: int, stop: int) -> np.ndarray | None:
-        """Which of rows start..stop had vectors before the slot was encoded, bool; None where no
-        row of it had."""
+        """Return which of rows start..stop had vectors before the call; None if no row had."""
         self._check(start, stop)
         return None if self._known is None else self._known[start:stop]
 
@@ -229,16 +241,13 @@ class Slot:
         )
 
     def matrix(self, start: int, stop: int) -> np.ndarray:
-        """Vectors of rows start..stop, [n, dimension], over the shared memory; valid once the slot
-        was encoded."""
+        """Return the vectors of rows start..stop, [n, dimension], over the shared memory."""
         self._check(start, stop)
         return self._arrays.matrix[start:stop]
 
     def copy_vectors(self, rows: np.ndarray, to: np.ndarray) -> None:
-        self._arrays.matrix[to], self._arrays.truncated[to] = (
-            self._arrays.matrix[rows],
-            self._arrays.truncated[rows],
-        )
+        self._arrays.matrix[to] = self._arrays.matrix[rows]
+        self._arrays.truncated[to] = self._arrays.truncated[rows]
 
     def truncation(self, start: int, stop: int) -> np.ndarray:
         """Whether rows start..stop were longer than the model reads, bool [n]."""
@@ -246,7 +255,7 @@ class Slot:
         return self._arrays.truncated[start:stop] != 0
 
     def move_tail(self, start: int, other: Slot) -> None:
-        """Moves rows start.. into the empty slot `other`, with the vectors that they have already."""
+        """Move rows start.. into the empty slot `other`, with the vectors that they have."""
         self._check(start, self._rows)
         if len(other):
             raise ValueError(f"the other slot is not empty: it has {len(other)} rows")
@@ -256,16 +265,12 @@ class Slot:
         self.truncate(start)
 
     def _move_vectors(self, start: int, other: Slot) -> None:
-        """Moves known vectors of rows start.. and frees their memory here, so that none of it is
-        held twice."""
+        """Move known vectors of rows start.., and free their memory here as they move."""
         assert self._known is not None
-        moved, freed = (
-            np.flatnonzero(self._known[start : self._rows]),
-            self._matrix_page(start, mmap.PAGESIZE - 1),
-        )
-        for places in (
-            [] if not len(moved) else np.split(moved, range(_MOVED_ROWS, len(moved), _MOVED_ROWS))
-        ):
+        moved = np.flatnonzero(self._known[start : self._rows])
+        freed = self._matrix_page(start, mmap.PAGESIZE - 1)
+        for first in range(0, len(moved), _MOVED_ROWS):
+            places = moved[first : first + _MOVED_ROWS]
             rows = start + places
             vectors = KnownVectors(places, self._arrays.matrix[rows], self._arrays.truncated[rows])
             other._put(vectors, 0)
@@ -275,8 +280,7 @@ class Slot:
                 freed = free_to
 
     def _matrix_page(self, row: int, up: int = 0) -> int:
-        """Where the page of a row of the matrix begins in the memory file; `up` rounds to the next
-        one."""
+        """Return where the page of a row of the matrix begins; `up` rounds to the next one."""
         layout = self.arena.layout
         place = (
             self.index * layout.slot_bytes + layout.starts[4] + row * self._arrays.matrix.strides[0]
@@ -287,11 +291,11 @@ class Slot:
         self._check(rows, self._rows)
         if self._known is not None:
             self._known[rows : self._rows] = 0
-        self._rows, self.text_bytes = rows, int(self._arrays.offsets[rows])
+        self._rows = rows
+        self.text_bytes = int(self._arrays.offsets[rows])
 
     def release(self) -> None:
-        """Gives the slot back to the arena, and its memory to the system; its views are invalid
-        then."""
+        """Give the slot back to the arena, and its memory to the system; its views end."""
         with self._lock:
             if self._released:
                 return

@@ -1,11 +1,11 @@
-"""EncoderPool: one call encodes a SuperBatch of texts in shared memory and writes the vectors
-beside them.
+"""EncoderPool: one call encodes a SuperBatch of texts in shared memory, next to their vectors.
 
-    with EncoderPool(EncodingSpec(), devices="auto") as pool, pool.arena(slots=2, max_texts=…, max_bytes=…) as arena:
-        slot = arena.acquire()
-        slot.append(texts)
-        metrics = pool.encode(slot)
-        vectors = slot.matrix(0, len(slot))
+    with EncoderPool(EncodingSpec(), devices="auto") as pool:
+        with pool.arena(slots=2, max_texts=…, max_bytes=…) as arena:
+            slot = arena.acquire()
+            slot.append(texts)
+            metrics = pool.encode(slot)
+            vectors = slot.matrix(0, len(slot))
 
 `submit` does not wait: when the next SuperBatch is submitted early, no worker idles between two of
 them. A first start compares the backend with sentence-transformers and measures its speed; both
@@ -118,20 +118,24 @@ class EncoderPool:
             raise ConfigError(
                 f"backend is one of {', '.join(BACKENDS)} or module:Class, not {backend!r}"
             )
-        self._spec, self._task = spec, task
-        self._choice = choice = choose_devices(devices)
+        self._spec: EncodingSpec | Space = spec
+        self._task: Task = task
+        choice = choose_devices(devices)
+        self._choice = choice
         self.device = ",".join(dict.fromkeys(choice.devices))
         self.all_devices = ",".join(choice.devices)
         self.hardware = hardware(choice)
         self.workers = len(choice.devices)
         self.start_seconds = 0.0
-        self._backend, self._niceness = backend, niceness
+        self._backend = backend
+        self._niceness = niceness
         self._settings = {
             "precision": choose_precision(precision, choice),
             "threads": worker_threads(choice),
             "fallback_precision": fallback_precision(precision, choice),
         }
-        self._hang_timeout_seconds, self._max_respawns = hang_timeout_seconds, max_respawns
+        self._hang_timeout_seconds = hang_timeout_seconds
+        self._max_respawns = max_respawns
         self._starting = threading.RLock()
         self._dispatcher: Dispatcher | None = None
         self._facts: PoolFacts | None = None
@@ -141,8 +145,7 @@ class EncoderPool:
 
     @cached_property
     def space(self) -> Space:
-        """The vector space; finding the model for it, or refusing it with a ConfigError, starts no
-        worker."""
+        """The vector space; to find its model, or to refuse it, no worker is started."""
         return replace(_with_folder(self._spec), task=self._task)
 
     @property
@@ -170,24 +173,22 @@ class EncoderPool:
                 self.start_seconds = time.perf_counter() - begun
                 log.info(
                     "encoder pool ready in %.1f s: %s on %s (%s), %s, %.0f texts/s",
-                    *(self.start_seconds, self.space.name, self.device, self._facts.device_reason),
-                    *(self._facts.precision, speed.texts_per_second),
+                    self.start_seconds,
+                    self.space.name,
+                    self.device,
+                    self._facts.device_reason,
+                    self._facts.precision,
+                    speed.texts_per_second,
                 )
             return self._facts
 
     def _start_workers(self) -> PoolFacts:
         message = {"op": "load", "space": asdict(self.space), "backend": self._backend}
         environment = worker_environment(self._choice)
-        seats = [
-            WorkerSeat(
-                index,
-                device,
-                message | {"settings": self._settings | {"device": device}},
-                environment,
-                self._niceness,
-            )
-            for index, device in enumerate(self._choice.devices)
-        ]
+        seats = list[WorkerSeat]()
+        for index, device in enumerate(self._choice.devices):
+            load = message | {"settings": self._settings | {"device": device}}
+            seats.append(WorkerSeat(index, device, load, environment, self._niceness))
         if self._closed:
             raise EncoderError("the encoder pool is closed")
         self._dispatcher = Dispatcher(seats, self._hang_timeout_seconds, self._max_respawns)
@@ -195,28 +196,24 @@ class EncoderPool:
             self._dispatcher.close()
         wait_in_turns(self._dispatcher.started.wait)
         ready = list(_unfailed(self._dispatcher).ready_messages.values())
-        cosines = [
-            message["lowest_cosine"] for message in ready if message["lowest_cosine"] is not None
-        ]
+        cosines = [message["lowest_cosine"] for message in ready]
         notes = tuple(dict.fromkeys(note for message in ready for note in message["notes"]))
         for note in notes:
             log.warning("%s", note)
-        backend, detail = ready[0]["backend"], ready[0]["detail"]
+        reasons = (self._choice.reason, self.hardware, ready[0]["detail"], *notes)
         return PoolFacts(
-            backend=backend,
+            backend=ready[0]["backend"],
             precision=_common_precision(ready),
-            lowest_cosine=min(cosines, default=None),
+            lowest_cosine=min(filter(None, cosines), default=None),
             tokenizer=ready[0]["tokenizer"],
             saturation_tokens=ready[0]["saturation_tokens"],
             notes=notes,
-            device_reason="; ".join(
-                filter(None, (self._choice.reason, self.hardware, detail, *notes))
-            ),
+            device_reason="; ".join(filter(None, reasons)),
             calibration=Calibration(ready[0]["calibration"]),
         )
 
     def dispatcher(self) -> Dispatcher:
-        """The dispatcher of the ready workers; starts them if they were not."""
+        """Return the dispatcher of the ready workers, which are started if they were not."""
         if self._facts is None:
             self.start()
         assert self._dispatcher is not None
@@ -270,8 +267,7 @@ class EncoderPool:
         return self._dispatcher is not None and self._dispatcher.failure is not None
 
     def require_documents(self) -> None:
-        """Refuse to encode a catalog as queries, with a ConfigError, where the model encodes those
-        in another way."""
+        """Raise ConfigError if the pool encodes queries, which the model treats in another way."""
         if self.space.side == "query":
             raise ConfigError(
                 'the pool encodes queries; start it with task="document" for the texts of a catalog'
@@ -294,8 +290,9 @@ class EncoderPool:
     def submit(
         self, slot: Slot, borders: np.ndarray | None = None, rows: np.ndarray | None = None
     ) -> EncodeCall:
-        """Starts to fill the slot's matrix with the vectors of its texts. Several threads may call
-        it concurrently.
+        """Start to fill the slot's matrix with the vectors of its texts.
+
+        Several threads may call it concurrently.
 
         Args:
             slot: must not be released before the call has ended.
@@ -307,7 +304,8 @@ class EncoderPool:
         Raises:
             EncoderError: the pool failed; the message holds the last output of the failed worker.
         """
-        dispatcher, job = self.dispatcher(), Job(slot, borders, rows)
+        dispatcher = self.dispatcher()
+        job = Job(slot, borders, rows)
         if job.rows:
             dispatcher.encode(job)
         else:
@@ -315,8 +313,11 @@ class EncoderPool:
         return EncodeCall(job, self.workers, dispatcher.abandon)
 
     def encode(self, slot: Slot) -> EncodeMetrics:
-        """Fills the slot's matrix with the vectors of its texts; EncoderError names one that cannot
-        be encoded."""
+        """Fill the slot's matrix with the vectors of its texts.
+
+        Raises:
+            EncoderError: names a text that cannot be encoded.
+        """
         call = self.submit(slot)
         try:
             metrics = call.result()
@@ -332,12 +333,11 @@ class EncoderPool:
         return metrics
 
     def vectors(self, texts: pa.LargeStringArray) -> np.ndarray:
-        """float32 [n, dimension], for callers that have no arena."""
+        """Return float32 [n, dimension], for callers that have no arena."""
         return self._encode_copy(texts)[1]
 
     def close(self) -> None:
-        """Ends the workers and waits for them. Closing twice, or a pool that was not started, is
-        harmless."""
+        """End the workers and wait for them; closing a pool twice is harmless."""
         self._closed = True
         if self._dispatcher is not None:
             self._dispatcher.close()
@@ -354,7 +354,7 @@ class EncoderPool:
         return costs, vectors
 
     def _time(self, texts: list[str]) -> tuple[float, float]:
-        """Tokens of `texts`, and the seconds of their call."""
+        """Return the tokens of `texts`, and the seconds of their call."""
         costs, _ = self._encode_copy(pa.array(texts, pa.large_string()))
         return costs.tokens, costs.shared_seconds
 
@@ -375,8 +375,8 @@ def _common_precision(ready: Sequence[Mapping[str, Any]]) -> str:
     found = sorted({message["precision"] for message in ready})
     if len(found) > 1:
         raise ConfigError(
-            f"this model's vectors reach the promised cosine in {' on some devices and in '.join(found)} on others; "
-            "set precision to bf16 or fp32"
+            "this model's vectors reach the promised cosine in "
+            f"{' on some devices and in '.join(found)} on others; set precision to bf16 or fp32"
         )
     return found[0]
 
@@ -390,13 +390,14 @@ def _with_folder(spec: EncodingSpec | Space) -> Space:
     # anyone who writes to the output may have named it
     if spec.requested.trust_remote_code is not None:
         raise ConfigError(
-            f"the space {spec.name} names code of its model {spec.requested.model!r}, which is not run on the word of "
-            "an output: give an EncodingSpec with trust_remote_code instead"
+            f"the space {spec.name} names code of its model {spec.requested.model!r}, which is not "
+            "run on the word of an output: give an EncodingSpec with trust_remote_code instead"
         )
     found = spec.requested.resolve()
     if found.name != spec.name:
         raise ConfigError(
-            f"the model {spec.requested.model!r} on this machine gives the space {found.name}, not {spec.name}: "
-            "the model or its settings changed; use a new output, or the model that this output was made with"
+            f"the model {spec.requested.model!r} on this machine gives the space {found.name}, not "
+            f"{spec.name}: the model or its settings changed; use a new output, or the model that "
+            "this output was made with"
         )
     return found

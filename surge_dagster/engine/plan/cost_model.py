@@ -1,5 +1,4 @@
-"""The SURGE cost model: predicts the seconds of a run, and its SuperBatches from the sizes of the
-partitions.
+"""The SURGE cost model: predicts the seconds of a run, and its SuperBatches from partition sizes.
 
 One encode call costs `call_seconds` whatever it holds, and each text `text_seconds` on one worker.
 Encoding partition by partition pays for P calls, SuperBatches for F of them (theorem 1):
@@ -20,8 +19,8 @@ Sizes are texts unless they say bytes. The paper's rho, which is measured and no
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -34,7 +33,7 @@ CALL_SECONDS = 0.001  # c_ipc of this engine, where it was not measured
 
 @dataclass(frozen=True, slots=True)
 class CostConstants:
-    """The measured costs of an encoder pool: c_ipc of a call, c_enc of a text on one worker, and G."""
+    """The costs of an encoder pool: c_ipc of a call, c_enc of a text on one worker, and G."""
 
     call_seconds: float
     text_seconds: float
@@ -43,8 +42,8 @@ class CostConstants:
     def __post_init__(self) -> None:
         if self.call_seconds < 0 or self.text_seconds <= 0 or self.workers < 1:
             raise ConfigError(
-                "the cost model needs call_seconds of at least 0, text_seconds above 0 and at least one worker, "
-                f"not {self.call_seconds}, {self.text_seconds} and {self.workers}"
+                "the cost model needs call_seconds of at least 0, text_seconds above 0 and at least "
+                f"one worker, not {self.call_seconds}, {self.text_seconds} and {self.workers}"
             )
 
     @property
@@ -62,8 +61,7 @@ class CostConstants:
         return calls * self.call_seconds + texts / self.texts_per_second
 
     def alpha(self, partitions: int, texts: int) -> float:
-        """Cost of all calls of a run partition by partition, as a multiple of the cost of its
-        texts; 0 without any."""
+        """Return the cost of one call per partition as a multiple of that of the texts."""
         return partitions * self.call_seconds * self.texts_per_second / texts if texts else 0.0
 
 
@@ -83,7 +81,9 @@ def flushes_upper_bound(texts: int, bounds: Bounds) -> int:
     """Return the most SuperBatches with texts that these thresholds can make, whatever the
     partitions are.
 
-        F <= ceil(N / min(B_min, (B_max + 1) / 2)), the paper's ceil(N / B_min) from B_max = 2·B_min - 1 on
+        F <= ceil(N / min(B_min, (B_max + 1) / 2))
+
+    This is the paper's ceil(N / B_min) from B_max = 2·B_min - 1 on.
 
     The aggregator flushes for one of three reasons:
 
@@ -149,6 +149,14 @@ class Flush:
         """Of the rows that are encoded, or get the vector of an equal one."""
         return self.text_bytes * (self.texts - self.reused) / max(1, self.texts)
 
+    def plus(self, other: Flush) -> Flush:
+        return Flush(
+            self.texts + other.texts,
+            self.partitions + other.partitions,
+            self.text_bytes + other.text_bytes,
+            self.reused + other.reused,
+        )
+
 
 def predict_flushes(
     sizes: Sequence[int] | np.ndarray,
@@ -165,56 +173,73 @@ def predict_flushes(
         other_bytes: mean size of a row's other columns.
         rows_reused: rows of each partition that have a vector already, spread evenly over its rows.
     """
-    each = np.broadcast_to(np.asarray(text_bytes, dtype=float), np.shape(sizes)).tolist()
-    reused = np.broadcast_to(np.asarray(rows_reused, dtype=int), np.shape(sizes)).tolist()
-    return list(
-        _flushes(zip(np.asarray(sizes).tolist(), each, reused, strict=True), bounds, other_bytes)
-    )
+    rows = np.asarray(sizes)
+    mean_bytes = np.broadcast_to(np.asarray(text_bytes, dtype=float), rows.shape)
+    reused = np.broadcast_to(np.asarray(rows_reused, dtype=int), rows.shape)
+    flushes = _Flushes(bounds, other_bytes)
+    for partition in zip(rows.tolist(), mean_bytes.tolist(), reused.tolist(), strict=True):
+        flushes.add(*partition)
+    if flushes.pending.partitions:
+        flushes.flush()
+    return flushes.made
 
 
-def _flushes(
-    partitions: Iterator[tuple[int, float, int]], bounds: Bounds, other_bytes: float
-) -> Iterator[Flush]:
-    made, pending, held_bytes, new_bytes = (
-        0,
-        Flush(0, 0),
-        0.0,
-        0.0,
-    )  # the bytes are those of the thresholds: with overhead
-    for rows, text_bytes, reused in partitions:
+class _Flushes:
+    """The aggregator's rule over sizes.
+
+    Attributes:
+        made: SuperBatches so far.
+        pending: partitions that no SuperBatch has yet.
+    """
+
+    def __init__(self, bounds: Bounds, other_bytes: float) -> None:
+        self._bounds = bounds
+        self._other_bytes = other_bytes
+        self.made = list[Flush]()
+        self._start()
+
+    def _start(self) -> None:
+        self.pending = Flush(0, 0)
+        # As the thresholds in bytes count them, with the overhead of each partition.
+        self._pending_bytes = 0.0
+        self._new_bytes = 0.0  # of rows without a vector
+
+    def flush(self) -> None:
+        self.made.append(self.pending)
+        self._start()
+
+    def add(self, rows: int, text_bytes: float, reused: int) -> None:
+        bounds = self._bounds
+        row_bytes = text_bytes + self._other_bytes
         new_share = (rows - reused) / rows if rows else 1.0
-        row_bytes = text_bytes + other_bytes
         size = rows * row_bytes + PARTITION_OVERHEAD_BYTES
-        too_many = pending.texts + rows > bounds.b_max or held_bytes + size > bounds.b_max_bytes
-        if pending.partitions and too_many:
-            yield pending
-            made, pending, held_bytes, new_bytes = made + 1, Flush(0, 0), 0.0, 0.0
-        # counted once, with the first rows
+        is_over = self.pending.texts + rows > bounds.b_max
+        if self.pending.partitions and (is_over or self._pending_bytes + size > bounds.b_max_bytes):
+            self.flush()
+
+        # The overhead is counted once, with the first rows.
         room = _fitting_rows(bounds, row_bytes, PARTITION_OVERHEAD_BYTES)
         while rows > room:  # oversized, so nothing is pending by now
             part = reused * room // rows
-            yield Flush(room, 1, room * text_bytes, part)
-            made, rows, reused = made + 1, rows - room, reused - part
-            size, room = rows * row_bytes, _fitting_rows(bounds, row_bytes)
-        added = Flush(rows, 1, rows * text_bytes, reused)
-        pending = Flush(
-            *(
-                of_pending + of_added
-                for of_pending, of_added in zip(astuple(pending), astuple(added), strict=True)
-            )
-        )
-        held_bytes, new_bytes, b_min = (
-            held_bytes + size,
-            new_bytes + size * new_share,
-            bounds.b_min_of(made),
-        )
-        new = pending.texts - pending.reused
-        is_full = pending.texts >= max(1, bounds.b_max * b_min // bounds.b_min)
-        if new >= b_min or new_bytes >= bounds.b_min_bytes or is_full:
-            yield pending
-            made, pending, held_bytes, new_bytes = made + 1, Flush(0, 0), 0.0, 0.0
-    if pending.partitions:
-        yield pending
+            self.made.append(Flush(room, 1, room * text_bytes, part))
+            rows -= room
+            reused -= part
+            size = rows * row_bytes
+            room = _fitting_rows(bounds, row_bytes)
+
+        self.pending = self.pending.plus(Flush(rows, 1, rows * text_bytes, reused))
+        self._pending_bytes += size
+        self._new_bytes += size * new_share
+        if self._is_due():
+            self.flush()
+
+    def _is_due(self) -> bool:
+        bounds = self._bounds
+        b_min = bounds.b_min_of(len(self.made))
+        texts = self.pending.texts
+        is_full = texts >= max(1, bounds.b_max * b_min // bounds.b_min)
+        has_enough = texts - self.pending.reused >= b_min
+        return has_enough or is_full or self._new_bytes >= bounds.b_min_bytes
 
 
 def _fitting_rows(bounds: Bounds, row_bytes: float, overhead: int = 0) -> int:
