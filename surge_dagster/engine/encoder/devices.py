@@ -1,5 +1,4 @@
-"""The devices of a pool: which ones encode, at what precision and why, how busy GPUs are, and facts
-of the machine.
+"""The devices of a pool: which ones encode, at what precision and why, and how busy GPUs are.
 
 A GPU is used when the driver shows one and the installed torch can use it; otherwise the CPU is,
 and the reason says what was missing. On the CPU one worker uses all cores: the model is in memory
@@ -47,8 +46,11 @@ class DeviceChoice:
 
 
 def choose_devices(requested: str | Sequence[str]) -> DeviceChoice:
-    """Devices for "auto", "cpu", "cuda", "cuda:0,cuda:1" or a list of such names; ConfigError
-    without them."""
+    """Return the devices for "auto", "cpu", "cuda", "cuda:0,cuda:1" or a list of such names.
+
+    Raises:
+        ConfigError: they are not there.
+    """
     names = device_names(requested)
     if names == ["auto"]:
         gpus, why_not = _usable_gpus()
@@ -65,7 +67,7 @@ def choose_devices(requested: str | Sequence[str]) -> DeviceChoice:
         elif device_kind(name) in ("cpu", "cuda"):
             devices.append(name)
         else:
-            raise ConfigError(f"devices: {name!r} is none of auto, cpu, cuda or cuda:N")
+            raise ConfigError(f"devices: unknown name {name!r}. Use auto, cpu, cuda or cuda:N.")
     if not devices:
         raise ConfigError("devices: name at least one, or auto")
     if len(set(map(device_kind, devices))) > 1:
@@ -76,29 +78,25 @@ def choose_devices(requested: str | Sequence[str]) -> DeviceChoice:
         gpus, why_not = _usable_gpus()
         if missing := sorted(set(devices) - set(gpus)):
             raise ConfigError(
-                f"devices: {', '.join(missing)} not found ({why_not or 'there is ' + ', '.join(gpus)})"
+                f"devices: {', '.join(missing)} not found "
+                f"({why_not or 'there is ' + ', '.join(gpus)})"
             )
     return DeviceChoice(tuple(devices), "as requested")
 
 
 def hardware(choice: DeviceChoice) -> str:
-    """What encodes, for people: "2 x NVIDIA L4", "16 CPU cores", or "" where the driver names no
-    GPU."""
+    """Return what encodes, for people: "2 x NVIDIA L4", "16 CPU cores", or "" if unknown."""
     if choice.on_cpu:
         return counted(usable_cores(), "CPU core")
     try:
         facts = [(gpu / "information").read_text() for gpu in _GPUS.iterdir()]
     except OSError:
         return ""
-    names = sorted(
-        {
-            match[1]
-            for text in facts
-            if (match := re.search(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE))
-        }
-    )
+    models = re.findall(r"^Model:\s*(.+?)\s*$", "\n".join(facts), re.MULTILINE)
+    if not models:
+        return ""
     count = len(set(choice.devices))
-    return (f"{count} x " if count > 1 else "") + " or ".join(names) if names else ""
+    return (f"{count} x " if count > 1 else "") + " or ".join(sorted(set(models)))
 
 
 def device_names(requested: str | Sequence[str]) -> list[str]:
@@ -141,19 +139,16 @@ def worker_environment(choice: DeviceChoice) -> dict[str, str]:
     }
     if not choice.on_cpu:
         tokenizing = max(1, usable_cores() - _LAUNCHING_CORES) // len(choice.devices)
+        launching = str(min(worker_threads(choice), _LAUNCHING_CORES))
         settings["RAYON_NUM_THREADS"] = str(max(1, tokenizing))
-        settings["OMP_NUM_THREADS"] = settings["MKL_NUM_THREADS"] = str(
-            min(worker_threads(choice), _LAUNCHING_CORES)
-        )
+        settings |= {"OMP_NUM_THREADS": launching, "MKL_NUM_THREADS": launching}
         settings |= {"OMP_WAIT_POLICY": "PASSIVE", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         settings["TORCHINDUCTOR_CACHE_DIR"] = str(disk_cache.place("compiled"))
         # Without it batches of different lengths fragment the GPU's memory. Newer versions of torch
         # use the first name.
         names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-        requested = next(
-            (os.environ[name] for name in names if name in os.environ), "expandable_segments:True"
-        )
-        settings |= dict.fromkeys(names, requested)
+        requested = [os.environ[name] for name in names if name in os.environ]
+        settings |= dict.fromkeys(names, [*requested, "expandable_segments:True"][0])
     return settings
 
 
@@ -171,9 +166,8 @@ class GpuMonitor:
     def __init__(self, devices: Sequence[str]) -> None:
         self._nvml: Any = None  # the module `pynvml` of the package nvidia-ml-py (extra: gpu)
         self._handles: list[Any] = []
-        numbers = sorted(
-            {int(device.partition(":")[2] or 0) for device in devices if device.startswith("cuda")}
-        )
+        cuda = [device for device in devices if device.startswith("cuda")]
+        numbers = sorted({int(device.partition(":")[2] or 0) for device in cuda})
         if not numbers:
             return
         try:
@@ -188,31 +182,24 @@ class GpuMonitor:
             )
 
     def sample(self) -> tuple[float, int] | None:
-        """Mean utilisation (0 to 1) and used bytes of all devices; None where nothing measures
-        them."""
+        """Return mean utilisation (0 to 1) and used bytes of all devices; None if unknown."""
         if not self._handles:
             return None
+        rates, used_bytes = 0.0, 0
         try:
-            rates = [
-                self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-                for handle in self._handles
-            ]
-            used = [
-                int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in self._handles
-            ]
+            for handle in self._handles:
+                rates += self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+                used_bytes += int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used)
         except Exception as error:
             log.info("the GPUs no longer report utilisation and memory: %s", error)
             self._handles = []
             return None
-        return sum(rates) / len(rates), sum(used)
+        return rates / len(self._handles), used_bytes
 
     def _handle(self, number: int) -> Any:
         """CUDA_VISIBLE_DEVICES renumbers devices, the library does not."""
-        visible = [
-            part.strip()
-            for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-            if part.strip()
-        ]
+        parts = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        visible = [part.strip() for part in parts if part.strip()]
         name = visible[number] if number < len(visible) else str(number)
         if name.isdecimal():
             return self._nvml.nvmlDeviceGetHandleByIndex(int(name))
@@ -220,7 +207,7 @@ class GpuMonitor:
 
 
 def _usable_gpus() -> tuple[list[str], str]:
-    """CUDA devices as torch will number them, or why there are none."""
+    """Return CUDA devices as torch will number them, or why there are none."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         # CUDA ignores what follows the first invalid one, such as -1.
@@ -236,8 +223,7 @@ def _usable_gpus() -> tuple[list[str], str]:
 
 
 def _installed_gpus() -> int:
-    """As the management library counts them, where the extra `gpu` is installed: containers and WSL
-    hide the files."""
+    """Return their count, from the management library if it answers: WSL hides the files."""
     try:
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
@@ -277,12 +263,12 @@ def processor() -> str:
         return "unknown"
     pairs = (line.partition(":") for line in lines[:60])
     facts = {name.strip(): value.strip() for name, _, value in pairs}
-    return f"{facts.get('model name', facts.get('CPU part', ''))} {facts.get('flags', facts.get('Features', ''))}"
+    model = facts.get("model name", facts.get("CPU part", ""))
+    return f"{model} {facts.get('flags', facts.get('Features', ''))}"
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: its affinity mask, and a container's CPU quota where there
-    is one."""
+    """Return the cores that affinity and a container's CPU quota leave to this process."""
     cores = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()

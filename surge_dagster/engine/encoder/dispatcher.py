@@ -1,5 +1,4 @@
-"""The thread that owns the workers of a pool: it starts them, assigns chunks, and replaces those
-that die or hang.
+"""The thread that owns the workers of a pool: it starts them, assigns chunks, and replaces them.
 
 Only this thread changes workers and jobs, so nothing is locked: other threads put a request into a
 queue and write one byte to wake it. It ends only when every worker has ended or, where even SIGKILL
@@ -207,7 +206,8 @@ class Dispatcher:
             return
         worker.note_progress()
         if message["op"] == "ready":
-            worker.ready, worker.queues = True, message["queues"]
+            worker.ready = True
+            worker.queues = message["queues"]
             self.ready_messages.setdefault(worker.seat.index, message)
             if len(self.ready_messages) == len(self.seats):
                 self.started.set()
@@ -280,7 +280,8 @@ class Dispatcher:
         self._unregister(worker)
         index = worker.seat.index
         del self._workers[index]
-        chunks, worker.assigned = worker.assigned, []
+        chunks = worker.assigned
+        worker.assigned = []
         # A process that hangs, or was killed with the pool, gets no time to end by itself.
         code = worker.end(0 if hung or self.failure is not None else _GRACE_SECONDS)
         if self.failure is not None:
@@ -289,24 +290,20 @@ class Dispatcher:
             return
         # A worker that has just proved that it can encode, and ends over one quarantined chunk, is
         # not the cause.
-        alone = len(chunks) == 1 and chunks[0].quarantined is not None
-        self._losses[index] += not alone
-        reason = (
-            _failure_text(worker, report)
-            if report
-            else f"{worker.name} ended: {hung or describe_exit(code)}"
-        )
+        if len(chunks) != 1 or chunks[0].quarantined is None:
+            self._losses[index] += 1
+        reason = f"{worker.name} ended: {hung or describe_exit(code)}"
+        if report:
+            reason = _failure_text(worker, report)
         summary = reason.splitlines()[0]
         for chunk in chunks:
             chunk.job.lose(chunk, summary)
             self._release(chunk)
         if self._losses[index] > self._max_respawns:
-            rows = (
-                f"\nIt was encoding rows {chunks[0].start} to {chunks[0].stop} of its SuperBatch."
-                if chunks
-                else ""
-            )
-            many = f"{reason} ({self._losses[index]} times in a row; giving up){rows}"
+            many = f"{reason} ({self._losses[index]} times in a row; giving up)"
+            if chunks:
+                rows = f"{chunks[0].start} to {chunks[0].stop}"
+                many += f"\nIt was encoding rows {rows} of its SuperBatch."
             self._fail(EncoderError(worker.with_output(many)))
             return
         for job in {chunk.job for chunk in chunks if chunk.job.quarantine.losses > MAX_LOSSES}:

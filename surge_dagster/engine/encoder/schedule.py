@@ -96,7 +96,8 @@ class Job:
     done: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        offsets, borders = self.slot.offsets, self.borders
+        offsets = self.slot.offsets
+        borders = self.borders
         if self.chosen is None:
             self.rows = len(self.slot)
             self.ends = offsets + ROW_WEIGHT * np.arange(self.rows + 1)

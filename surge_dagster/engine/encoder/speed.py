@@ -1,4 +1,4 @@
-"""How fast a pool encodes: the one record that B_min, plans, the slow-call check and the service read.
+"""How fast a pool encodes: the record that B_min, plans, the slow-call check and the service read.
 
     seconds of a call = pace · (call_seconds + texts · text_seconds + tokens · token_seconds)
 
@@ -38,10 +38,14 @@ _NORMAL_95 = 1.96
 _LEAST_TEXT_SECONDS = 1e-9  # so that speeds are finite
 
 # The start's calls: least and most words of a text, and texts of the first call.
-_SHORT, _FEW_SHORT = (6, 10), 20
-_LONG, _FEW_LONG = (60, 100), 2
-_MOST_WORDS, _MOST_WORDS_OF_GPU = 170_000, 2_700_000  # of a call
-_LONG_ENOUGH_SECONDS, _TOO_LONG_SECONDS = 0.2, 1.0
+_SHORT = (6, 10)
+_FEW_SHORT = 20
+_LONG = (60, 100)
+_FEW_LONG = 2
+_MOST_WORDS = 170_000  # of a call
+_MOST_WORDS_OF_GPU = 2_700_000
+_LONG_ENOUGH_SECONDS = 0.2
+_TOO_LONG_SECONDS = 1.0
 _WORDS = [
     "steel",
     "bottle",
@@ -140,7 +144,7 @@ class Speed:
         return of_call + self.text_seconds * texts + self.token_seconds * tokens
 
     def of_texts(self, calls: Sequence[Call]) -> Speed:
-        """Return the same speed for texts that are as long, and as often equal, as in these calls."""
+        """Return the same speed for texts as long, and as often equal, as those of these calls."""
         texts = sum(call.texts for call in calls)
         tokens = sum(call.tokens for call in calls)
         text_bytes = sum(call.text_bytes for call in calls)
@@ -247,7 +251,7 @@ def derived_b_min(texts_per_second: float, previous: int | None = None) -> int:
 
 
 class SpeedRecord:
-    """The timed calls of a pool, kept with its calibration, and in memory if that cannot be written.
+    """The timed calls of a pool, kept with its calibration.
 
     Args:
         devices: of the workers; other devices have another record.

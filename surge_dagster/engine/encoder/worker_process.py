@@ -1,5 +1,4 @@
-"""One worker process as the pool sees it: how it starts, its messages, its output, its work, and
-how it ends."""
+"""One worker process as the pool sees it: its start, messages, output, work and end."""
 
 from __future__ import annotations
 
@@ -32,8 +31,8 @@ _WORKER_MODULE = "surge_dagster.engine.encoder.worker.main"
 # A worker computes vectors of texts that it is given: it needs no secret, and a model's library
 # must not see one.
 _SECRET_NAME = re.compile(
-    r"TOKEN(?!IZERS)|SECRET|PASSW|_PASS$|_PWD$|_PAT$|CREDENTIAL|WEBHOOK|STORAGE_OPTIONS|CONNECTION_STRING|APIKEY"
-    r"|(?:^|_)(?:KEY|GCP)(?:_|$)|^(?:AWS|AZURE|GOOGLE)_",
+    r"TOKEN(?!IZERS)|SECRET|PASSW|_PASS$|_PWD$|_PAT$|CREDENTIAL|WEBHOOK|APIKEY"
+    r"|STORAGE_OPTIONS|CONNECTION_STRING|(?:^|_)(?:KEY|GCP)(?:_|$)|^(?:AWS|AZURE|GOOGLE)_",
     re.IGNORECASE,
 )
 _SECRET_VALUE = re.compile(r"://[^@\s]*:[^@\s]*@|[?&]sig=")  # a URL with a password or a signature
@@ -61,7 +60,8 @@ class WorkerProcess:
 
     def __init__(self, seat: WorkerSeat) -> None:
         self.seat = seat
-        self.ready = self.queues = False
+        self.ready = False
+        self.queues = False
         self.assigned: list[Chunk] = []
         self.known_arenas: set[int] = set()
         self.last_lines: deque[str] = deque(maxlen=_OUTPUT_LINES)
@@ -78,16 +78,11 @@ class WorkerProcess:
         environment = {"ARROW_DEFAULT_MEMORY_POOL": "jemalloc", **_environment_without_secrets()}
         environment |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
         descriptors = (theirs.fileno(), lifeline)
+        arguments = [str(number) for number in (*descriptors, os.getpid())]
         try:
             self.process = subprocess.Popen(
                 # -P: modules in the current folder must not hide libraries.
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    _WORKER_MODULE,
-                    *map(str, (*descriptors, os.getpid())),
-                ],
+                [sys.executable, "-P", "-m", _WORKER_MODULE, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -185,12 +180,9 @@ class WorkerProcess:
             return
         # The worker may print without end; the stacks must not be lost in that.
         deadline = time.monotonic() + _REST_OF_OUTPUT_SECONDS
-        while (
-            (left := deadline - time.monotonic()) > 0
-            and self._has_output(left)
-            and self.read_output()
-        ):
-            pass
+        while time.monotonic() < deadline:
+            if not (self._has_output(deadline - time.monotonic()) and self.read_output()):
+                return
 
     def with_output(self, reason: str) -> str:
         lines = "\n".join(f"  {line}" for line in self.last_lines)
@@ -232,9 +224,9 @@ class WorkerProcess:
         os.close(self._lifeline)
         if code is None:
             log.warning(
-                "%s was killed and does not end: it hangs inside the kernel, which happens after a fault "
-                "of a GPU's driver or on a mount that does not answer. It keeps its memory, the device's too, until "
-                "the kernel lets it end; dmesg may say why. Restart the machine if it stays",
+                "%s was killed and does not end: it hangs inside the kernel, which happens after a "
+                "fault of a GPU's driver or on a mount that does not answer. It keeps its memory, "
+                "the device's too, until it ends; dmesg may say why. Restart the machine if it stays",
                 self.name,
             )
         return code
@@ -247,7 +239,7 @@ class WorkerProcess:
     def _has_output(self, patience_seconds: float = 0.0) -> bool:
         poll = select.poll()
         poll.register(self.output, select.POLLIN)
-        return bool(poll.poll(1_000 * patience_seconds))
+        return bool(poll.poll(1_000 * max(0.0, patience_seconds)))
 
 
 def describe_exit(code: int | None) -> str:

@@ -1,7 +1,6 @@
-"""Pooling of texts that lie one behind the other.
+"""Pooling of texts that lie one behind the other, as sentence-transformers pools padded texts.
 
-It gives what sentence-transformers' `Pooling` gives for padded texts. Sums of a text are made in the
-order of its tokens, and nothing waits for the device.
+Sums of a text are made in the order of its tokens, and nothing waits for the device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What runs teach the planner: costs are read before a run, and its SuperBatches are added after it.
+"""What runs teach the planner: costs are read before a run, and its SuperBatches added after it.
 
 `learning` wraps the events of a run where it is started, so that a run needs no planner.
 """
@@ -61,7 +61,7 @@ class RunLog:
             self._start_seconds = max(0.0, superbatch.encode_span.begun - costs.read_seconds)
 
     def end(self, report: RunReport) -> None:
-        """Enter what was predicted for these SuperBatches into the report, and keep what they took."""
+        """Enter the prediction of these SuperBatches into the report, and keep what they took."""
         newest = sorted(self._newest, key=lambda superbatch: superbatch.index)
         calls = calls_of(newest)
         report.predicted_wall_seconds = self._predicted_seconds(calls)

@@ -29,8 +29,10 @@ from surge_dagster.engine.support.text_hash import HASH_BYTES, text_hashes
 
 _LARGEST_PARTITIONS = 16
 _OTHER_PARTITIONS = 48
-_ROWS, _BYTES = 16_384, 4 << 20  # read of a partition
-_TOKENIZED_TEXTS, _TOKENIZED_BYTES = 4096, 16 << 20  # of all partitions together
+_ROWS = 16_384  # read of a partition
+_BYTES = 4 << 20
+_TOKENIZED_TEXTS = 4096  # of all partitions together
+_TOKENIZED_BYTES = 16 << 20
 
 CountTokens = Callable[[pa.Array], np.ndarray]  # tokens that the model reads of each text
 IsReused = Callable[[int, pa.Array], np.ndarray]  # of texts of the partition at this place: bool
@@ -226,7 +228,7 @@ class _Reader:
 def first_rows(
     partition: Partition, rows: int, most_bytes: float = float("inf")
 ) -> Iterator[RowBatch]:
-    """Yield so many rows at most, and none behind the batch in which their bytes reach the most."""
+    """Yield so many rows at most, up to the batch in which their bytes reach the most."""
     with contextlib.closing(iter(read_rows(partition))) as batches:  # pyright: ignore[reportArgumentType]
         for batch in batches:
             if len(batch) <= rows:
@@ -319,7 +321,7 @@ def _firsts(read: Sequence[_FirstRows], superbatch_texts: int) -> list[np.ndarra
 
 
 def _mean_tokens(read: _FirstRows, is_first: np.ndarray) -> float:
-    """Return the mean tokens of texts that no earlier one equals, or of all if none was tokenized."""
+    """Return the mean tokens of texts that no earlier one equals, as far as they were counted."""
     counted = is_first[read.tokenized]
     tokens = read.tokens[counted] if counted.any() else read.tokens
     return float(tokens.mean())
