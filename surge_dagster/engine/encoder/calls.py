@@ -1,9 +1,10 @@
-"""One encode call as its caller sees it: EncodeCall waits for it, EncodeMetrics says what it cost."""
+"""One encode call as its caller sees it: waiting for it, and what it cost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from statistics import mean
 
 from surge_dagster.engine.encoder.metrics import NO_COSTS, Costs
 from surge_dagster.engine.encoder.quarantine import FailedRow
@@ -30,9 +31,8 @@ class EncodeMetrics:
 
     def plus(self, later: EncodeMetrics) -> EncodeMetrics:
         """Of two calls for one slot, one after the other."""
-        used_bytes = [
-            used for used in (self.gpu_memory_bytes, later.gpu_memory_bytes) if used is not None
-        ]
+        both = (self.gpu_memory_bytes, later.gpu_memory_bytes)
+        used_bytes = [used for used in both if used is not None]
         return replace(
             self,
             costs=self.costs.plus(later.costs),
@@ -61,8 +61,7 @@ class EncodeCall:
         self._abandon = abandon
 
     def result(self, timeout_seconds: float | None = None) -> EncodeMetrics | None:
-        """Waits for the end of the call, or raises what ended the pool; None after the timeout. Can
-        be called again."""
+        """Wait for the end of the call, or raise what ended the pool; None after the timeout."""
         if not wait_in_turns(self._job.done.wait, timeout_seconds):
             return None
         if self._job.error is not None:
@@ -80,8 +79,7 @@ class EncodeCall:
 
     @property
     def encoded(self) -> list[tuple[int, int]]:
-        """Ranges of rows that have their vectors, ascending, without overlap; of a call for some
-        rows, their places."""
+        """Ranges of rows that have vectors, ascending; of a call for some rows, their places."""
         return sorted(self._job.encoded)
 
     @property
@@ -106,12 +104,11 @@ class EncodeCall:
             costs,
             workers=self._workers,
             failed=job.failed,
-            gpu_utilisation=sum(rate for rate, _ in samples) / len(samples) if samples else None,
-            gpu_memory_bytes=max(used for _, used in samples) if samples else None,
+            gpu_utilisation=mean(rate for rate, _ in samples) if samples else None,
+            gpu_memory_bytes=max((used for _, used in samples), default=None),
         )
 
 
 def copy_of(error: Exception) -> Exception:
-    """The same error as a new object: several threads may raise it, and each adds its own
-    traceback."""
+    """Return the same error as a new object: each thread that raises it adds its traceback."""
     return type(error)(str(error))

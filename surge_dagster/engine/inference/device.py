@@ -1,5 +1,4 @@
-"""What a backend needs of a device: copies that do not stop it, and marks in the stream of its
-work.
+"""What a backend needs of a device: copies that do not stop it, and marks in its stream of work.
 
 Work on a GPU is only queued. A mark is reached when all work queued before it is done; until then a
 buffer that this work reads or writes belongs to the device.
@@ -105,7 +104,7 @@ class _HostMark:
 
 
 class HostDevice:
-    """The CPU, on which work is done when it is queued: packed passes are tried and compared here."""
+    """The CPU, on which work is done when it is queued: packed passes are compared here."""
 
     torch_device = torch.device("cpu")
     name = "cpu"

@@ -1,5 +1,4 @@
-"""Attention within each text of a packed pass, under a name that models of transformers can be told
-to use.
+"""Attention within each text of a packed pass, under a name that models of transformers can use.
 
 On CUDA it is torch's own flash attention for texts of different lengths; elsewhere a loop over the
 texts, which defines what it has to compute. The compiler sees one operator: a layer compiled once
@@ -78,7 +77,8 @@ def packed_attention(
             enable_gqa=key.shape[1] != query.shape[1],
         )[None]
     repeats = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    key = key.repeat_interleave(repeats, 1)
+    value = value.repeat_interleave(repeats, 1)
     attended = torch.empty_like(query)
     for start, stop in pairwise(borders.tolist()):
         text = slice(start, stop)

@@ -1,5 +1,4 @@
-"""PackedBackend: forward passes without padding, queued so that the device never waits for the
-host.
+"""PackedBackend: forward passes without padding, queued so that the device never waits.
 
 A chunk's ids go to the device once. Each pass gathers its texts there, one behind the other, and
 leaves their vectors in one matrix, which is copied to a buffer of the host when the last pass has
@@ -86,14 +85,18 @@ class PackedBackend(TokenBackend):
         *,
         is_compiled: bool,
     ) -> None:
-        self._space, self._model, self._device = space, model, device
+        self._space = space
+        self._model = model
+        self._device = device
         # What the model gives for no token at all: such a text has no place in a pass.
         self._of_empty_text = device.upload(reference_vectors(model, space, ["", "a"])[0])
         self._position_offset = _take_packed_texts(model)
-        self._prompt_length, self._pad_id = facts.prompt_length or 0, facts.pad_id
+        self._prompt_length = facts.prompt_length or 0
+        self._pad_id = facts.pad_id
         self._queued: deque[Mark] = deque()  # behind each pass and each chunk
         self._landings: list[torch.Tensor] = []  # those that no chunk has
-        self.machine, self.budget_candidates = device.name, _BUDGETS
+        self.machine = device.name
+        self.budget_candidates = _BUDGETS
         super().__init__(
             TextTokenizer(facts, space),
             token_budget=settings.token_budget or _TOKEN_BUDGET,
@@ -117,14 +120,12 @@ class PackedBackend(TokenBackend):
         lengths = prepared.lengths
         with torch.inference_mode():
             begun = self._device.mark()
-            kind, dimension = torch.from_numpy(rows.matrix).dtype, rows.matrix.shape[1]
-            vectors = torch.empty(
-                (len(lengths), dimension), dtype=kind, device=self._device.torch_device
-            )
+            kind = torch.from_numpy(rows.matrix).dtype
+            shape = (len(lengths), rows.matrix.shape[1])
+            vectors = torch.empty(shape, dtype=kind, device=self._device.torch_device)
             if not lengths.all():
-                vectors[self._device.upload(np.flatnonzero(lengths == 0))] = self._of_empty_text.to(
-                    kind
-                )
+                empty = self._device.upload(np.flatnonzero(lengths == 0))
+                vectors[empty] = self._of_empty_text.to(kind)
             packs = pack_texts(lengths, self.token_budget, cells=self._has_cells)
             work = self._compute(
                 packs, ChunkPasses(self._pass_of(prepared, vectors)), lambda: self._tell(progress)
@@ -152,26 +153,23 @@ class PackedBackend(TokenBackend):
         return LaunchedChunk(is_done=lambda: ended.is_reached, finish=finish)
 
     def _tell(self, progress: Progress) -> None:
-        """Passes that have ended are progress, those of the chunk before among them; queued ones
-        are not."""
+        """Report passes that have ended, those of the chunk before among them."""
         while self._queued and self._queued[0].is_reached:
             self._queued.popleft()
             progress()
 
     def _pass_of(self, tokens: Tokens, vectors: torch.Tensor) -> Callable[[Pack], float]:
-        """Queues a pass of the chunk whose ids it has brought to the device, and adds a mark behind
-        it."""
+        """Bring a chunk's ids to the device; return what queues a pass and a mark behind it."""
         ids = self._device.upload(np.append(tokens.ids, np.int32(self._pad_id)))
 
         def run_pass(pack: Pack) -> float:
             starts = np.where(pack.sequences < 0, len(tokens.ids), tokens.offsets[pack.sequences])
-            found = self._embed(
-                ids, self._device.upload(starts), self._device.upload(pack.lengths), pack
-            )
-            found = found[self._device.upload(pack.places)]
+            upload = self._device.upload
+            found = self._embed(ids, upload(starts), upload(pack.lengths), pack)
+            found = found[upload(pack.places)]
             if self._space.normalize:
                 found = torch.nn.functional.normalize(found, p=2.0, dim=-1)
-            vectors.index_copy_(0, self._device.upload(pack.rows), found.to(vectors.dtype))
+            vectors.index_copy_(0, upload(pack.rows), found.to(vectors.dtype))
             self._queued.append(self._device.mark())
             return 0.0
 
@@ -180,38 +178,26 @@ class PackedBackend(TokenBackend):
     def _embed(
         self, ids: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, pack: Pack
     ) -> torch.Tensor:
-        """float32 [sequences, dimension]; padding consists of the last of `ids`."""
+        """Return float32 [sequences, dimension]; padding consists of the last of `ids`."""
         borders = torch.zeros(len(lengths) + 1, dtype=torch.int32, device=ids.device)
         torch.cumsum(lengths, 0, out=borders[1:])
         numbers = torch.arange(len(lengths), device=ids.device)
         sequences = torch.repeat_interleave(numbers, lengths, output_size=pack.padded_tokens)
-        positions = torch.arange(pack.padded_tokens, device=ids.device) - borders[sequences]
-        places = (starts[sequences] + positions).clamp_(max=len(ids) - 1)
+        in_text = torch.arange(pack.padded_tokens, device=ids.device) - borders[sequences]
+        places = (starts[sequences] + in_text).clamp_(max=len(ids) - 1)
         # Padding may be longer than what the model has positions for.
-        positions *= places < len(ids) - 1
+        in_text *= places < len(ids) - 1
         tokens = ids[places].long()
-        in_text = positions
-        if self._position_offset:
-            # RoBERTa's kind counts the tokens of a text that are not its padding token, which may
-            # stand in a text.
-            is_counted = tokens != self._position_offset - 1
-            counted = torch.cumsum(is_counted, 0)
-            before = (counted - is_counted.long())[borders[:-1]]
-            positions = (counted - before[sequences]) * is_counted + self._position_offset - 1
         features: dict[str, Any] = {
             "input_ids": tokens[None],
-            "position_ids": positions[None],
+            "position_ids": self._positions(tokens, in_text, borders, sequences)[None],
             "cu_seq_lens_q": borders,
             "cu_seq_lens_k": borders,
             "max_length_q": pack.longest,
             "max_length_k": pack.longest,
         }
         if pack.in_cells:
-            cells = sequences.view(-1, 1, CELL)
-            apart = torch.zeros(len(cells), 1, CELL, CELL, dtype=self._dtype, device=ids.device)
-            features["apart"] = apart.masked_fill_(
-                cells[..., None] != cells[:, :, None], -torch.inf
-            )
+            features["apart"] = self._apart(sequences.view(-1, 1, CELL))
         transformer, *others = self._model
         features = transformer(features)
         for module in others:
@@ -220,6 +206,29 @@ class PackedBackend(TokenBackend):
             else:
                 features = module(features)
         return features["sentence_embedding"][:, : self._space.dimension].float()
+
+    def _positions(
+        self,
+        tokens: torch.Tensor,
+        in_text: torch.Tensor,
+        borders: torch.Tensor,
+        sequences: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the position of each token, as the model counts them."""
+        if not self._position_offset:
+            return in_text
+        # RoBERTa's kind counts the tokens of a text that are not its padding token, which may stand
+        # in a text.
+        is_counted = tokens != self._position_offset - 1
+        counted = torch.cumsum(is_counted, 0)
+        before = (counted - is_counted.long())[borders[:-1]]
+        return (counted - before[sequences]) * is_counted + self._position_offset - 1
+
+    def _apart(self, cells: torch.Tensor) -> torch.Tensor:
+        """Return the mask that keeps the texts of a cell apart, [cells, 1, CELL, CELL]."""
+        shape = (len(cells), 1, CELL, CELL)
+        mask = torch.zeros(shape, dtype=self._dtype, device=cells.device)
+        return mask.masked_fill_(cells[..., None] != cells[:, :, None], -torch.inf)
 
     def _pooled(
         self, features: dict[str, Any], borders: torch.Tensor, positions: torch.Tensor, module: Any
@@ -231,19 +240,16 @@ class PackedBackend(TokenBackend):
         return features | {"sentence_embedding": torch.cat(vectors, dim=-1)}
 
     def _try(self, tokens: int = 1) -> None:
-        """A pass of either kind, each of about so many tokens: of texts in cells, and of longer
-        ones."""
+        """Run a pass of either kind, of about so many tokens: texts in cells, and longer ones."""
         longer = min(2 * LONGEST_IN_CELLS, self._space.max_length)
-        lengths = np.concatenate(
-            [np.full(max(1, tokens // length - 1), length) for length in (1, longer)]
-        )
+        counts = [max(1, tokens // length - 1) for length in (1, longer)]
+        lengths = np.repeat([1, longer], counts)
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         ids = np.full(offsets[-1], self._pad_id, np.int32)
         vectors = np.empty((len(lengths), self._space.dimension), self._space.dtype)
         rows = Rows.of_all(vectors, np.empty(len(lengths), np.uint8))
-        self.forward(
-            Tokens(ids, offsets, np.zeros(len(lengths), np.bool_), self._pad_id), rows, lambda: None
-        )
+        truncated = np.zeros(len(lengths), np.bool_)
+        self.forward(Tokens(ids, offsets, truncated, self._pad_id), rows, lambda: None)
 
     def _take_landing(self, vectors: torch.Tensor) -> torch.Tensor:
         """A buffer of at least as many rows that no chunk has."""
@@ -254,11 +260,9 @@ class PackedBackend(TokenBackend):
         return self._device.landing(len(vectors), vectors.shape[1], vectors.dtype)
 
     def _compile_layers(self) -> bool:
-        """Whether the model's layers, all of one kind, are computed by one compiled function from
-        now on."""
-        lists = [
-            module for module in self._model.modules() if isinstance(module, torch.nn.ModuleList)
-        ]
+        """Compile the model's layers, all of one kind, into one function; return whether it works."""
+        modules = self._model.modules()
+        lists = [module for module in modules if isinstance(module, torch.nn.ModuleList)]
         layers = max(lists, key=len, default=[])
         if len({type(layer) for layer in layers}) != 1:
             return False

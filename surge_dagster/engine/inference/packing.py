@@ -1,5 +1,4 @@
-"""The passes of a chunk where texts lie one behind the other: which texts share a pass, and where
-they lie in it.
+"""The passes of a chunk whose texts lie one behind the other: which texts share one, and where.
 
 Texts are not padded to one length. What fills a pass up to a size that kernels like is a text of
 its own, which no other one attends to. Short texts lie in cells of 64 tokens, several in one, where
@@ -85,19 +84,18 @@ def pack_texts(lengths: np.ndarray, token_budget: int, *, cells: bool) -> list[P
     order = longest_first(lengths)
     ordered = lengths[order]
     first_short = int(np.count_nonzero(ordered > (LONGEST_IN_CELLS if cells else 0)))
-    long, short = order[:first_short], order[first_short : np.count_nonzero(ordered)]
-    packs = [
-        _one_by_one(texts, lengths[texts]) for texts in _shares(long, lengths[long], token_budget)
-    ]
+    long = order[:first_short]
+    short = order[first_short : np.count_nonzero(ordered)]
+    shares = _shares(long, lengths[long], token_budget)
+    packs = [_one_by_one(texts, lengths[texts]) for texts in shares]
     if len(short):
         # Each pass gets texts of all lengths, which fill cells better; passes differ by less than
         # the longest text.
         room = max(1, token_budget - int(lengths[short[0]]))
         passes = min(len(short), -(-int(lengths[short].sum()) // room))
-        packs += [
-            _in_cells(texts, lengths[texts])
-            for texts in (short[number::passes] for number in range(passes))
-        ]
+        for number in range(passes):
+            texts = short[number::passes]
+            packs.append(_in_cells(texts, lengths[texts]))
     return packs
 
 
@@ -110,7 +108,8 @@ def _shares(texts: np.ndarray, lengths: np.ndarray, token_budget: int) -> Iterat
         share = -(-left // -(-left // max(1, token_budget)))
         stop = max(start + 1, int(np.searchsorted(ends, done + share, side="right")))
         yield texts[start:stop]
-        start, done = stop, int(ends[stop - 1])
+        start = stop
+        done = int(ends[stop - 1])
 
 
 def _one_by_one(texts: np.ndarray, lengths: np.ndarray) -> Pack:
@@ -127,7 +126,8 @@ def _in_cells(texts: np.ndarray, lengths: np.ndarray) -> Pack:
     sizes: list[np.ndarray] = []
     tokens = 0
     while waiting:
-        filling, room = [], CELL
+        filling = list[int]()
+        room = CELL
         counts = {length: len(rows) for length, rows in waiting.items()}
         while fitting := [length for length, count in counts.items() if length <= room and count]:
             filling.append(max(fitting))

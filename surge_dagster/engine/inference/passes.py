@@ -68,7 +68,8 @@ def plan_batches(lengths: np.ndarray, token_budget: int, pass_tokens: int = 0) -
     while start < len(order):
         length = int(ordered[start])
         end = min(len(order), start + max(1, token_budget // length))
-        stop, padding = start, 0
+        stop = start
+        padding = 0
         while stop < end:
             take = min(borders[group], end) - stop
             padding += take * (length - int(ordered[stop]))
@@ -77,7 +78,8 @@ def plan_batches(lengths: np.ndarray, token_budget: int, pass_tokens: int = 0) -
             if padding > pass_tokens:
                 break
             stop += take
-            group += stop == borders[group]
+            if stop == borders[group]:
+                group += 1
         exact = int(lengths[order[stop - 1]]) == length
         batches.append(TokenBatch(order[start:stop], length, exact, first=start))
         start = stop

@@ -187,8 +187,9 @@ class TokenBackend(ABC):
             if not is_out_of_memory(error):
                 raise
             raise EncoderError(
-                f"a text of {batch.tokens} tokens does not fit into the device's memory, although its pass had 1 row "
-                f"and ran alone ({error}); use a smaller max_length, a smaller model, or a device with more memory"
+                f"a text of {batch.tokens} tokens does not fit into the device's memory, although "
+                f"its pass had 1 row and ran alone ({error}); use a smaller max_length, a smaller "
+                "model, or a device with more memory"
             ) from error
 
 

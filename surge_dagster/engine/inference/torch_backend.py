@@ -122,12 +122,11 @@ class TorchBackend(PaddedBackend):
             ids = device.upload(
                 tokens.ids if len(tokens.ids) else np.full(1, self._pad_id, np.int32)
             )
-            starts, lengths = (
-                device.upload(tokens.offsets[order]),
-                device.upload(tokens.lengths[order]),
-            )
+            starts = device.upload(tokens.offsets[order])
+            lengths = device.upload(tokens.lengths[order])
             target = torch.from_numpy(rows.matrix)
-            results, places = target, device.upload(order if device.queues else rows.places[order])
+            results = target
+            places = device.upload(order if device.queues else rows.places[order])
             if device.queues:
                 results = torch.empty(
                     (len(order), target.shape[1]), dtype=target.dtype, device=device.torch_device
@@ -165,9 +164,8 @@ class TorchBackend(PaddedBackend):
         if batch.exact:
             return ids[places].long(), None
         mask = columns < lengths[:, None]
-        return ids[places.masked_fill_(~mask, 0)].long().masked_fill_(
-            ~mask, self._pad_id
-        ), mask.long()
+        gathered = ids[places.masked_fill_(~mask, 0)].long()
+        return gathered.masked_fill_(~mask, self._pad_id), mask.long()
 
     def _download(self, results: torch.Tensor, target: torch.Tensor, places: torch.Tensor) -> None:
         """Copies a chunk's vectors to their rows, through pinned memory: other copies are several

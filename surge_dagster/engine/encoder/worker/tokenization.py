@@ -39,7 +39,8 @@ PROBES = (
     "Größe 43, naïve façade, Ærøskøbing, e\u0301te\u0301, ﬁne Ⅳ \uff46\uff55ll ½",
     "東京の夜景 пример текста مثال 🚀🚀 हिन्दी 한국어 " + "antidisestablishmentarianism" * 8,
     " two  spaces\tand a tab\r\nline\u00a0no-break\u200bzero\ufffd\x07 1234567 3.14 1,000 ",
-    "def f(x: int) -> str:\n    return f'{x!r}'  # <s> </s> <pad> <unk> <mask> [CLS] [SEP] [PAD] [UNK] [MASK]",
+    "def f(x: int) -> str:\n    return f'{x!r}'  "
+    "# <s> </s> <pad> <unk> <mask> [CLS] [SEP] [PAD] [UNK] [MASK]",
 )
 _KEPT_OF_WORD = 400  # at either end; BERT's longest word that is not unknown has 100
 
@@ -65,17 +66,16 @@ class Tokens:
         """These with the others' between them, whose rows of the result are `places`."""
         is_other = np.zeros(len(self.truncated) + len(places), np.bool_)
         is_other[places] = True
-        lengths, truncated = np.empty(len(is_other), np.int64), np.empty(len(is_other), np.bool_)
-        for part, rows in ((self, ~is_other), (others, is_other)):
-            lengths[rows], truncated[rows] = part.lengths, part.truncated
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        ids, of_others = np.empty(offsets[-1], np.int32), np.repeat(is_other, lengths)
-        ids[of_others], ids[~of_others] = others.ids, self.ids
-        return Tokens(ids, offsets, truncated, self.pad_id)
+        lengths = _interleaved(is_other, self.lengths, others.lengths)
+        return Tokens(
+            _interleaved(np.repeat(is_other, lengths), self.ids, others.ids),
+            np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]),
+            _interleaved(is_other, self.truncated, others.truncated),
+            self.pad_id,
+        )
 
     def gather(self, rows: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and attention mask of rows of at most `length` tokens, [rows, length] int64, padded
-        on the right."""
+        """Return ids and attention mask, [rows, length] int64, padded on the right."""
         columns = np.arange(length)
         starts = self.offsets[rows]
         mask = columns < (self.offsets[rows + 1] - starts)[:, None]
@@ -103,7 +103,8 @@ class TokenizerFacts:
 
 class TextTokenizer:
     def __init__(self, facts: TokenizerFacts, space: Space) -> None:
-        max_length, on_the_right = space.max_length, facts.truncation_side == "right"
+        max_length = space.max_length
+        on_the_right = facts.truncation_side == "right"
         self._tokenizer = Tokenizer.from_str(facts.tokenizer_json)
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
@@ -141,38 +142,34 @@ class TextTokenizer:
         # of them.
         ids = self._tokenizer.encode(self._prompt).ids
         room = self._max_length - len(ids)
-        return (
-            WordCache(document, ids[: len(ids) - trailing], ids[len(ids) - trailing :], room)
-            if room > 0
-            else None
-        )
+        if room <= 0:
+            return None
+        end = len(ids) - trailing
+        return WordCache(document, ids[:end], ids[end:], room)
 
     def encode_bytes(self, data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Tokens:
         """`encode` of the texts `data[starts[i]:stops[i]]`, in UTF-8."""
-        fits, found = np.zeros(len(starts), np.bool_), None
+        found = None
+        others = np.arange(len(starts))
         if self._words is not None:
             fits = self._words.fitting(*rows_of(data, starts, stops))
             found = self._words.encode(*rows_of(data, starts[fits], stops[fits]))
-        others = np.flatnonzero(~fits) if found is not None else np.arange(len(starts))
+            if found is not None:
+                others = np.flatnonzero(~fits)
+
         borders = zip(starts[others].tolist(), stops[others].tolist(), strict=True)
         rest = self.encode([str(data[start:stop].data, "utf-8") for start, stop in borders])
-        if found is None or len(others) == len(starts):
+        if found is None:
             return rest
-        return (
-            Tokens(*found, self._pad_id).merged(rest, others)
-            if len(others)
-            else Tokens(*found, self._pad_id)
-        )
+        tokens = Tokens(*found, self._pad_id)
+        return tokens.merged(rest, others) if len(others) else tokens
 
     def encode(self, texts: list[str]) -> Tokens:
         if self._prompt:
             texts = [self._prompt + text for text in texts]
         if self._word_end is not None:
             enough = _CHARACTERS_PER_TOKEN * self._max_length
-            texts = [
-                text if len(text) <= 2 * enough else self._prefix(text, enough, self._word_end)
-                for text in texts
-            ]
+            texts = [self._prefix(text, enough, self._word_end) for text in texts]
         pieces = self._ids(texts)
         truncated = np.zeros(len(pieces), np.bool_)
         for row, piece in enumerate(pieces):
@@ -193,7 +190,9 @@ class TextTokenizer:
         return [self._tokenizer.encode_batch_fast([text])[0].ids for text in texts]
 
     def _prefix(self, text: str, characters: int, word_end: re.Pattern[str]) -> str:
-        """A text of the same first max_length + 1 tokens as a long one."""
+        """Return a text of the same first max_length + 1 tokens as a long one."""
+        if len(text) <= 2 * characters:
+            return text
         text = _LONG_WORD.sub(lambda word: word[0][:_KEPT_OF_WORD] + word[0][-_KEPT_OF_WORD:], text)
         while (end := word_end.search(text, characters)) is not None:
             prefix = text[: end.start()]
@@ -201,6 +200,14 @@ class TextTokenizer:
                 return prefix
             characters = 2 * end.start()
         return text
+
+
+def _interleaved(is_other: np.ndarray, values: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Return both in one array, the others at their places."""
+    result = np.empty(len(is_other), values.dtype)
+    result[is_other] = others
+    result[~is_other] = values
+    return result
 
 
 def load_tokenizer(space: Space) -> TextTokenizer | None:
@@ -212,14 +219,15 @@ def load_tokenizer(space: Space) -> TextTokenizer | None:
 
 
 def digest_of_tokens(tokens: list[Any]) -> str:
-    """Of what a tokenizer makes of `PROBES`; its own document has another spelling in other library
-    versions."""
+    """Return a digest of what a tokenizer makes of `PROBES`.
+
+    Its own document is written in another way by other versions of the library.
+    """
     return hashlib.sha256(canonical_json(tokens)).hexdigest()[:32]
 
 
 def _word_end(tokenizer: dict[str, Any]) -> re.Pattern[str] | None:
-    """Finds characters before which a word ends; None where that is not known, which it is for
-    BERT's kind only."""
+    """Return what finds characters before which a word ends; None for others than BERT's kind."""
     parts = {part: tokenizer.get(part) or {} for part in ("normalizer", "pre_tokenizer", "model")}
     if [part.get("type") for part in parts.values()] != [
         "BertNormalizer",
@@ -240,10 +248,8 @@ def _word_end(tokenizer: dict[str, Any]) -> re.Pattern[str] | None:
     # One that has to be a single word depends on the character after it; `_` and Chinese characters
     # belong to words.
     ends = set(" \t\n\r" + string.punctuation).difference("_", *added)
-    is_chinese_split = parts["normalizer"].get("handle_chinese_chars")
-    chinese = (
-        "\u4e00-\u9fff"
-        if is_chinese_split and not any(token.get("single_word") for token in tokens)
-        else ""
-    )
+    chinese = ""
+    has_single_words = any(token.get("single_word") for token in tokens)
+    if parts["normalizer"].get("handle_chinese_chars") and not has_single_words:
+        chinese = "\u4e00-\u9fff"
     return re.compile(f"[{re.escape(''.join(sorted(ends)))}{chinese}]")

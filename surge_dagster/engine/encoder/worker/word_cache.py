@@ -1,5 +1,4 @@
-"""The token ids of texts put together from those of their words, without making Python strings of
-the texts.
+"""The token ids of texts put together from those of their words, without Python strings of texts.
 
 BERT's tokenizer cuts a text into words, at white space and around punctuation, and none of its
 steps looks beyond a word. So a word has the same ids in every text, and a catalog has few different
@@ -21,8 +20,11 @@ from tokenizers import Tokenizer
 _LONGEST_TEXT = 64 << 10
 _MOST_WORDS = 100_000
 _LONGEST_KEPT_WORD = 64
-_FEW_WORDS, _NEW_SHARE = 1_000, 0.4
-_SPACE, _PUNCTUATION, _LETTER = 0, 1, 2
+_FEW_WORDS = 1_000
+_NEW_SHARE = 0.4
+_SPACE = 0
+_PUNCTUATION = 1
+_LETTER = 2
 _KINDS = np.full(256, _LETTER, np.uint8)
 _KINDS[[ord(space) for space in " \t\n\r"]] = _SPACE
 _KINDS[[ord(mark) for mark in string.punctuation]] = _PUNCTUATION
@@ -40,7 +42,8 @@ class WordCache:
         self._tokenizer = Tokenizer.from_str(
             json.dumps(document | {"truncation": None, "padding": None})
         )
-        self._prefix, self._suffix = np.array(prefix, np.int32), np.array(suffix, np.int32)
+        self._prefix = np.array(prefix, np.int32)
+        self._suffix = np.array(suffix, np.int32)
         self._room = room
         self._ids: dict[str, list[int]] = {}
         # Bytes that no text may have: another character than printable ASCII, or what an added
@@ -55,7 +58,7 @@ class WordCache:
             self._letters[65:91] += 32
 
     def fitting(self, data: np.ndarray, borders: np.ndarray) -> np.ndarray:
-        """Which texts can be put together; text i is `data[borders[i]:borders[i + 1]]`, in UTF-8."""
+        """Return which texts can be put together; text i is `data[borders[i]:borders[i + 1]]`."""
         fits = np.diff(borders) <= _LONGEST_TEXT
         foreign = np.flatnonzero(self._foreign[data])
         fits[np.searchsorted(borders, foreign, side="right") - 1] = False
@@ -103,11 +106,9 @@ class WordCache:
         letters = self._letters[data[is_word]]
         # Words follow each other without a space here: the place of each is the number of letters
         # before it.
-        places = (
-            np.append(np.cumsum(is_word)[firsts] - 1, len(letters))
-            if len(firsts)
-            else np.zeros(1, np.int64)
-        )
+        places = np.zeros(1, np.int64)
+        if len(firsts):
+            places = np.append(np.cumsum(is_word)[firsts] - 1, len(letters))
         words = pa.LargeStringArray.from_buffers(
             len(firsts), pa.py_buffer(places), pa.py_buffer(letters)
         )
@@ -138,8 +139,7 @@ def _runs(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 def rows_of(
     data: np.ndarray, starts: np.ndarray, stops: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The bytes of these texts one behind the other, without a copy where they are, and their
-    borders."""
+    """Return the bytes of these texts one behind the other, and their borders."""
     lengths = stops - starts
     if len(starts) and np.array_equal(starts[1:], stops[:-1]):
         return data[starts[0] : stops[-1]], _before(lengths)
