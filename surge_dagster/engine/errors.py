@@ -32,7 +32,7 @@ class DataError(SurgeError):
         key: the partition.
         reason: what was expected and what came.
         remedy: what to do next.
-        row: zero-based row in the partition's own order, where one row is at fault.
+        row: zero-based row in the partition's own order, if one row is at fault.
         place: where the source has that row, such as "row 5 of part-1.csv", as far as it is known.
 
     Attributes:
@@ -53,7 +53,7 @@ class DataError(SurgeError):
 
 
 class PlaceTaken(DataError):
-    """The partition is valid, but a file that this run must not replace has the name of its file."""
+    """The partition is valid, but a file that this run must not replace has its name."""
 
 
 class TransientError(SurgeError):
@@ -61,7 +61,7 @@ class TransientError(SurgeError):
     help.
 
     Args:
-        key: the partition that failed, or None where the whole run did.
+        key: the partition that failed, or None if the whole run did.
     """
 
     def __init__(self, message: str, key: str | None = None) -> None:

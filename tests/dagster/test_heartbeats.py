@@ -12,7 +12,6 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from surge_dagster.engine.support.waiting import rest
 from surge_dagster.orchestration.heartbeats import (
     HEARTBEAT_TAG,
     HeartbeatTimes,

@@ -114,7 +114,7 @@ def test_run_says_in_one_line_what_it_did_with_each_partition(bench: Workbench) 
     bench.write("equal", 5, version="v2")
     bench.write("bad", [("1", ""), ("1", "twice")], version="v2")
     ran = bench.refresh()
-    done = r"4 partitions: 1 encoded \(2 texts, 5 others kept their vectors\), 1 up to date"
+    done = r"4 partitions: 1 encoded \(2 texts, 10 others kept their vectors\), 1 up to date"
     expected = done + r", 1 republished, 1 failed \(bad\), [\d.]+ s"
     [line] = [line for line in ran.logged() if re.fullmatch(expected, line)]
 

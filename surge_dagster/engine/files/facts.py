@@ -18,7 +18,8 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given
 from surge_dagster.version import __version__
 
-_FORMAT, _METADATA_DIGEST = b"surge.format", b"surge.metadata_digest"
+_FORMAT = b"surge.format"
+_METADATA_DIGEST = b"surge.metadata_digest"
 WRITER = f"surge-dagster {__version__}"
 
 Flaw = Literal["damaged", "space", "place", "dimension", "rows"]
@@ -33,7 +34,8 @@ class InvalidFile(Exception):
     """
 
     def __init__(self, reason: str, flaw: Flaw = "damaged", location: str = "") -> None:
-        self.reason, self.location = reason, location
+        self.reason = reason
+        self.location = location
         self.flaw: Flaw = flaw
         super().__init__(f"{location!r} cannot be read because {reason}" if location else reason)
 
@@ -55,15 +57,15 @@ class VectorOrigin:
     """Where the vectors of some rows come from, and between which lengths of texts truncation
     begins.
 
-    Whether a row's text was truncated does not stand in a file. It follows from the length of the
+    A file does not state whether a row's text was truncated. It follows from the length of the
     text, except between the last two of these numbers.
 
     Attributes:
         rows_reused: rows whose vectors were taken from the file that is replaced.
-        oldest_encoded_at: no vector was made before, in UTC, ISO 8601 with seconds; "" where that
-            is unknown.
+        oldest_encoded_at: no vector was made before, in UTC, ISO 8601 with seconds; "" if that is
+            unknown.
         longest_whole_bytes: of the texts that were not truncated.
-        shortest_truncated_bytes: of the texts that were; zero where none was, or where it is
+        shortest_truncated_bytes: of the truncated texts; zero if there are none, or if it is
             unknown.
     """
 
@@ -82,9 +84,9 @@ class FileFacts(VectorOrigin):
         precision: arithmetic the vectors were made in, such as "fp32".
         content_digest: over the canonical (id, text) rows.
         desired_version: hash of content digest and space; Dagster's data version of the partition.
-        truncated: texts of which the model saw only the first tokens.
+        truncated: texts whose first tokens are all that the model saw.
         skipped_rows: rows of the source that were left out, because they have no text.
-        blank_texts: texts that are empty or nothing but white space.
+        blank_texts: texts that are empty or only white space.
         rows_version: random, new whenever rows are written; the file keeps it when it is merely
             republished.
         carried_columns: their names and types (`in_words`); footers have no checksum.
@@ -131,8 +133,8 @@ class VectorFacts(VectorOrigin):
 
 
 def desired_version(content: str, space: str) -> str:
-    """Hash of a content digest (or, until that is known, a source version) and a space name, 32 hex
-    digits."""
+    """Return the hash of a content digest (or, until that is known, a source version) and a space
+    name, 32 hex digits."""
     return hashlib.sha256(f"surge.desired.1\0{content}\0{space}".encode()).hexdigest()[:32]
 
 
@@ -141,8 +143,8 @@ def explained(location: str) -> Iterator[None]:
     """Turn what reading a file raises into one error that names the file and says why it cannot be
     read.
 
-    That is `InvalidFile`, `FileNotFoundError`, or `TransientError` where the system did not give
-    the file.
+    That is `InvalidFile`, `FileNotFoundError`, or `TransientError` if the system did not give the
+    file.
     """
     try:
         yield
@@ -158,7 +160,7 @@ def explained(location: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def invalid_when_damaged(part: str) -> Iterator[None]:
-    """Turn pyarrow's errors about damaged content into `InvalidFile`; `part` is for the message, as
+    """Turn pyarrow's errors about damaged content into `InvalidFile`; `part` is for the message:
     "footer is"."""
     try:
         yield
@@ -169,19 +171,19 @@ def invalid_when_damaged(part: str) -> Iterator[None]:
 
 
 def guarded_metadata(facts: Facts, file_format: str) -> dict[bytes, bytes]:
-    """The metadata entries of a file with these facts: its format, the facts, and the digest over
-    all of them."""
-    values = ((name, getattr(facts, fact)) for name, (fact, _) in _readers(type(facts)).items())
+    """Return the metadata entries of a file with these facts: its format, the facts, and the digest
+    over all of them."""
     entries = {_FORMAT: file_format.encode()}
-    entries |= {name: str(value).encode("utf-8", "surrogatepass") for name, value in values}
+    for name, (fact, _) in _readers(type(facts)).items():
+        entries[name] = str(getattr(facts, fact)).encode("utf-8", "surrogatepass")
     return {**entries, _METADATA_DIGEST: _digest(entries)}
 
 
 def facts_of(
     metadata: Mapping[bytes, bytes] | None, kind: type[AnyFacts], file_format: str
 ) -> AnyFacts:
-    """The facts in the metadata of a file that has this format, unchanged since it was written;
-    else `InvalidFile`."""
+    """Return the facts in the metadata of a file that has this format; raises `InvalidFile` if they
+    are not as they were written."""
     metadata = metadata or {}
     *names, last = entry_names(kind)
     entries = {name: metadata[name] for name in names if name in metadata}
@@ -192,7 +194,8 @@ def facts_of(
         )
     if metadata.get(last) != _digest(entries):
         raise InvalidFile(
-            "its metadata do not match their own digest: they were changed after the file was written"
+            "its metadata do not match their own digest: they were changed after the file was "
+            "written"
         )
     try:
         return kind(**{fact: read(entries[name]) for name, (fact, read) in _readers(kind).items()})
@@ -202,14 +205,14 @@ def facts_of(
 
 @cache
 def entry_names(kind: type[Facts]) -> tuple[bytes, ...]:
-    """Names of the entries of a file with facts of this kind, in the order of `guarded_metadata`."""
+    """Return the names of a file's entries with facts of this kind, in the order of
+    `guarded_metadata`."""
     return (_FORMAT, *_readers(kind), _METADATA_DIGEST)
 
 
 @cache
 def _readers(kind: type[Facts]) -> dict[bytes, tuple[str, Callable[[bytes], Any]]]:
-    """By the name of its entry, each fact's own name and the function that makes its value from
-    bytes."""
+    """Return each fact's own name, and what reads its value from bytes, by the name of its entry."""
     text = partial(bytes.decode, errors="replace")
     return {
         f"surge.{fact.name}".encode(): (fact.name, int if fact.type == "int" else text)

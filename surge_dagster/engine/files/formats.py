@@ -35,7 +35,7 @@ class PublishedFile:
 
 
 def file_name(space: str, key: str) -> str:
-    """The name of a partition's output file within the store."""
+    """Return the name of a partition's output file within the store."""
     return f"{space}/{encode_key(key)}{SUFFIX}"
 
 
@@ -53,14 +53,17 @@ def new_writer(
 
 def write_file(upload: Upload, rows: FileRows, facts: FileFacts) -> None:
     """Write a whole output file."""
-    texts, matrix = rows.texts, rows.matrix
-    include_text, further = texts is not None, rows.carried_columns
+    texts = rows.texts
     columns = schema(
-        rows.id_type, matrix.shape[1], str(matrix.dtype), include_text=include_text, carried=further
+        rows.id_type,
+        rows.matrix.shape[1],
+        str(rows.matrix.dtype),
+        include_text=texts is not None,
+        carried=rows.carried_columns,
     )
     text_bytes = 0 if texts is None else len(value_parts(texts)[1])
-    content = matrix.nbytes + text_bytes + sum(part.nbytes for part in (*rows.ids, *rows.carried))
-    is_small = content <= _HELD_WHOLE_BYTES
+    others = sum(part.nbytes for part in (*rows.ids, *rows.carried))
+    is_small = rows.matrix.nbytes + text_bytes + others <= _HELD_WHOLE_BYTES
     held = pa.BufferOutputStream() if is_small else None
     compress = texts is None or text_bytes >= LEAST_COMPRESSED_BYTES
     with new_writer(held or upload.sink, columns, facts, compress=compress) as writer:
@@ -80,8 +83,8 @@ def open_output_file(source: pa.NativeFile, buffer_size: int = 0) -> OutputFile:
 
 
 def read_shape(source: pa.NativeFile) -> tuple[pa.Schema, int]:
-    """The columns and the number of rows of a file, whatever its metadata promise; damage raises as
-    in `UNREADABLE`."""
+    """Return the columns and the number of rows of a file, whatever its metadata promise; damage
+    raises as in `UNREADABLE`."""
     footer = pq.read_metadata(source)
     groups = (footer.row_group(group).num_rows for group in range(footer.num_row_groups))
     # what readers give, whatever the file as a whole counts
@@ -89,8 +92,8 @@ def read_shape(source: pa.NativeFile) -> tuple[pa.Schema, int]:
 
 
 def read_published_file(store: Store, name: str) -> PublishedFile:
-    """What a file states about itself now, from one read of its end where that is enough; raises as
-    `explained`."""
+    """Return what a file states about itself now, from one read of its end if that is enough;
+    raises as `explained`."""
     with explained(store.location(name)):
         end = store.read_end(name, END_BYTES)
         needed = _footer_bytes(end.content, end.stored.size) + _TRAILER_BYTES
@@ -105,7 +108,8 @@ def read_published_file(store: Store, name: str) -> PublishedFile:
 
 
 def _footer_bytes(end: bytes, file_bytes: int) -> int:
-    """Length of the footer: a file ends with it, its length in four bytes, and the magic bytes."""
+    """Return the length of the footer: a file ends with it, its length in four bytes, and the magic
+    bytes."""
     if end[-len(MAGIC) :] != MAGIC:
         raise InvalidFile(
             f"it does not end with {MAGIC.decode()}: it was cut off, or is something else"

@@ -1,9 +1,9 @@
 """Opening output files, and saying what is wrong with one that cannot be read.
 
-A file is open for reading only after its columns and facts were found to be those of its space and
-place. What is wrong then, or while its rows are read, is one of three errors: `InvalidFile`,
-`FileNotFoundError` where it was removed or replaced, or `TransientError` where the system did not
-give it.
+A file is open for reading only after its columns and facts were compared with its space and place.
+What is wrong then, or while its rows are read, is one of three errors: `InvalidFile`,
+`FileNotFoundError` if it was removed or replaced, or `TransientError` if the system did not give
+it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def open_published(
     *,
     buffer_size: int = 0,
 ) -> Iterator[OutputFile]:
-    """A file of a space, open for reading; raises the three errors above, also while its rows are
+    """Open a file of a space for reading; raises the three errors above, also while its rows are
     read.
 
     Args:
-        listed: the file as it was listed, and no other version of it.
+        listed: the only version of the file that is opened.
         buffer_size: see `open_output_file`.
     """
     location = store.location(name)
@@ -58,28 +58,24 @@ def open_published(
 
 @contextlib.contextmanager
 def open_listed(store: Store, space: Space, file: PublishedFile) -> Iterator[OutputFile]:
-    """A file as it was listed, open for reading; what its block meets while it reads becomes an
-    error of the partition.
-
-    That is a `DataError` where the file is damaged, else a `TransientError`.
-    """
-    name, key = file.stored.name, file.facts.partition_key
+    """Open a file for reading as it was listed. An error while it is read becomes one of the
+    partition: `DataError` if the file is damaged, else `TransientError`."""
+    name = file.stored.name
     try:
         with open_published(store, space, name, file) as reader:
             yield reader
+    except StoreUnavailable:
+        raise
     except (InvalidFile, FileNotFoundError, TransientError) as error:
-        if isinstance(error, StoreUnavailable) or (
-            isinstance(error, TransientError) and error.key is not None
-        ):
+        if isinstance(error, TransientError) and error.key is not None:
             raise
-        raise error_of_partition(store, space, name, error, key) from error
+        raise error_of_partition(store, space, name, error, file.facts.partition_key) from error
 
 
 def usable_file(
     store: Store, space: Space, name: str, file: PublishedFile | Unusable
 ) -> PublishedFile:
-    """A listed file of the space, under its own name; what is wrong with it is raised as by
-    `open_listed`."""
+    """Return a listed file of the space, under its own name; raises as `open_listed`."""
     try:
         if not isinstance(file, PublishedFile):
             raise file
@@ -91,8 +87,8 @@ def usable_file(
 
 
 def require_own(space: Space, name: str, facts: FileFacts, columns: pa.Schema) -> None:
-    """Raise `InvalidFile` for a file that is of another space or partition than its name says, or
-    has other columns."""
+    """Raise `InvalidFile` for a file of another space or partition than its name says, or with
+    other columns."""
     if facts.space != space.name:
         raise InvalidFile(
             f"it holds vectors of the space {facts.space!r}; expected {space.name!r}", "space"
@@ -102,21 +98,26 @@ def require_own(space: Space, name: str, facts: FileFacts, columns: pa.Schema) -
             f"it is the file of partition {facts.partition_key!r}, under another name", "place"
         )
     if facts.dimension != space.dimension:
-        reason = f"it states that its vectors have dimension {facts.dimension}; expected {space.dimension}"
-        raise InvalidFile(reason, "dimension")
+        raise InvalidFile(
+            f"it states that its vectors have dimension {facts.dimension}; expected "
+            f"{space.dimension}",
+            "dimension",
+        )
     check_schema(columns, dimension=space.dimension, dtype=space.dtype)
 
 
 def error_of_partition(
     store: Store, space: Space, name: str, error: Unusable, key: str | None = None
 ) -> DataError | TransientError:
-    """The error of a partition whose file cannot be used; `key` None: as far as it can be read from
-    the name."""
+    """Return the error of a partition whose file cannot be used; without `key`, it is read from the
+    name as far as possible."""
     key = _key_in_name(space, name) if key is None else key
     if isinstance(error, FileNotFoundError):
-        location = store.location(name)
-        what = f"{location!r} was replaced or removed after the embeddings were opened. Open them again."
-        return TransientError(f"partition {key!r}: {what}", key)
+        return TransientError(
+            f"partition {key!r}: {store.location(name)!r} was replaced or removed after the "
+            "embeddings were opened. Open them again.",
+            key,
+        )
     if isinstance(error, TransientError):
         return TransientError(f"partition {key!r}: {error}", key)
     return DataError(
@@ -125,15 +126,15 @@ def error_of_partition(
 
 
 def remedy_of(space: Space, flaw: Flaw = "damaged") -> str:
-    """What to do about a file of the space that is not valid, or does not hold the rows of its
-    source."""
+    """Return what to do about a file of the space that is not valid, or does not hold the rows of
+    its source."""
     if space.derived:
         return "Remove the file and derive the space again (`surge-dagster derive`)."
     if flaw == "space":
         return "Move it away and run again."
     return (
-        "In Dagster, launch the catalog's job embed_partitions with this key and force: true; without Dagster, remove "
-        "the file and run again."
+        "In Dagster, launch the catalog's job embed_partitions with this key and force: true; "
+        "without Dagster, remove the file and run again."
     )
 
 

@@ -160,23 +160,19 @@ class OutputFile:
         return self._file.metadata.row_group(group).total_byte_size
 
     def reading_bytes(self, widest_row: int) -> int:
-        """A reader holds a page of each column, compressed and uncompressed, however few rows are
-        requested."""
-        window, footer, most = (
-            PAGE_BYTES + WRITE_BATCH_ROWS * (widest_row + HASH_BYTES),
-            self._file.metadata,
-            0,
-        )
+        """Return the memory that a reader takes: a page of each column, compressed and
+        uncompressed, however few rows are requested."""
+        window = PAGE_BYTES + WRITE_BATCH_ROWS * (widest_row + HASH_BYTES)
+        most = 0
         for number in range(self.groups):
-            group = footer.row_group(number)
-            chunks = [group.column(place) for place in range(group.num_columns)]
-            others = [chunk for chunk in chunks if chunk.path_in_schema != _VECTORS]
-            pages = [
-                (chunk.total_uncompressed_size, chunk.total_compressed_size) for chunk in others
-            ]
-            most = max(
-                most, sum(min(plain, window) + min(stored, window) for plain, stored in pages)
-            )
+            group = self._file.metadata.row_group(number)
+            pages = 0
+            for place in range(group.num_columns):
+                chunk = group.column(place)
+                if chunk.path_in_schema != _VECTORS:
+                    pages += min(chunk.total_uncompressed_size, window)
+                    pages += min(chunk.total_compressed_size, window)
+            most = max(most, pages)
         return most
 
 
@@ -192,8 +188,8 @@ def read_facts(footer: pq.FileMetaData, columns: pa.Schema | None = None) -> Fil
 
 
 def read_guarded(footer: pq.FileMetaData, kind: type[AnyFacts], file_format: str) -> AnyFacts:
-    """The facts in the footer of a file of this format, compared with the rows that the footer
-    counts.
+    """Return the facts in the footer of a file of this format, compared with the rows that the
+    footer counts.
 
     Readers give as many rows as the row groups state, whatever the file as a whole does.
     """
@@ -208,14 +204,14 @@ def read_guarded(footer: pq.FileMetaData, kind: type[AnyFacts], file_format: str
 
 
 def read_rows(reader: pq.ParquetFile, batch_rows: int, **options: Any) -> Iterator[pa.RecordBatch]:
-    """Stream the rows of a file; raises `InvalidFile` for a damaged page, `OSError` where the
-    system gives none."""
+    """Yield the rows of a file; raises `InvalidFile` for a damaged page, `OSError` if the system
+    gives none."""
     with invalid_when_damaged("pages are"):
         yield from reader.iter_batches(batch_rows, use_threads=False, **options)
 
 
 def facts_at_end(end: bytes) -> tuple[FileFacts, pa.Schema]:
-    """The facts and columns of a file from its last bytes, at least its footer and what follows it."""
+    """Return the facts and columns of a file from its last bytes, which have its footer."""
     with invalid_when_damaged("footer is"):
         footer = pq.read_metadata(pa.BufferReader(end))
         columns = footer.schema.to_arrow_schema().remove_metadata()
@@ -224,14 +220,14 @@ def facts_at_end(end: bytes) -> tuple[FileFacts, pa.Schema]:
 
 @lru_cache(maxsize=64)
 def _shared(columns: pa.Schema) -> pa.Schema:
-    """One object for all files with these columns, because a listing of an output keeps the columns
-    of each file."""
+    """Return one object for all files with these columns: a listing keeps the columns of each
+    file."""
     return columns
 
 
 def piece_bytes(rows: int, dimension: int, itemsize: int) -> int:
-    """Upper estimate of the memory that writing the embeddings of `rows` rows takes beside the
-    rows, in bytes.
+    """Return an upper estimate of the memory that writing the embeddings of `rows` rows takes in
+    addition to the rows, in bytes.
 
     Embeddings need repetition and definition levels, four bytes per value of a row group, in
     buffers that grow by copying; float16, a fixed-size binary to Parquet, needs a pointer per value
@@ -239,13 +235,10 @@ def piece_bytes(rows: int, dimension: int, itemsize: int) -> int:
     for a page, by `WRITE_BATCH_ROWS`: plain, compressed and on the way.
     """
     values = min(rows, row_group_rows(dimension, itemsize)) * dimension
-    return (
-        _PIECE_BYTES
-        + values * levels_bytes(itemsize)
-        + min(2 * rows * dimension * itemsize, 2 * PAGE_BYTES)
-    )
+    pages = min(2 * rows * dimension * itemsize, 2 * PAGE_BYTES)
+    return _PIECE_BYTES + values * levels_bytes(itemsize) + pages
 
 
 def levels_bytes(itemsize: int) -> int:
-    """Memory that writing one value of an embedding takes, in bytes."""
+    """Return the memory that writing one value of an embedding takes, in bytes."""
     return 8 if itemsize == 4 else 16

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -40,25 +41,21 @@ class FileRows:
     carried_columns: pa.Schema | None = None
 
     def table(self, columns: pa.Schema) -> pa.Table:
-        """The rows as a table of a file's columns; vectors are not copied."""
+        """Return the rows as a table of a file's columns; vectors are not copied."""
         ids = self.ids[0] if len(self.ids) == 1 else pa.chunked_array(list(self.ids), self.id_type)
-        named = self.carried_columns
-        further = () if named is None else pa.Table.from_batches(self.carried, named).columns
-        arrays = (
-            ids,
-            self.texts,
-            self.text_hashes,
-            *further,
-            embedding_array(columns, self.matrix),
-        )
-        return pa.Table.from_arrays(
-            [column for column in arrays if column is not None], schema=columns
-        )
+        arrays: list[Any] = [ids]
+        if self.texts is not None:
+            arrays.append(self.texts)
+        arrays.append(self.text_hashes)
+        if self.carried_columns is not None:
+            arrays += pa.Table.from_batches(self.carried, self.carried_columns).columns
+        arrays.append(embedding_array(columns, self.matrix))
+        return pa.Table.from_arrays(arrays, schema=columns)
 
 
 def embedding_type(dimension: int, dtype: str) -> pa.DataType:
-    """The type of a column of vectors: a list of floats; int8 and binary as bytes, one per value or
-    per eight bits.
+    """Return the type of a column of vectors: a list of floats; int8 and binary as bytes, one per
+    value or per eight bits.
 
     A list of int8 would take four bytes per value in Parquet, and twenty times the time.
     """
@@ -76,7 +73,7 @@ def schema(
     include_text: bool,
     carried: pa.Schema | None = None,
 ) -> pa.Schema:
-    """The columns of an output file; `carried` are further columns of the source, all of which may
+    """Return the columns of an output file; `carried` are further columns of the source, which may
     be null."""
     columns = [pa.field("id", id_type, nullable=False)]
     if include_text:
@@ -95,11 +92,12 @@ def check_schema(columns: pa.Schema, *, dimension: int, dtype: str | None = None
     if id_type not in (pa.string(), pa.int64(), pa.binary()):
         raise InvalidFile(f"its id column has type {id_type}; expected string, int64 or binary")
     allowed = [*map(str, _DTYPES), *_BITS] if dtype is None else [dtype]
-    has_text, carried = "text" in columns.names, carried_columns(columns)
-    expected = [
-        in_words(schema(id_type, dimension, each, include_text=has_text, carried=carried))
-        for each in allowed
-    ]
+    has_text = "text" in columns.names
+    carried = carried_columns(columns)
+    expected: list[str] = []
+    for each in allowed:
+        own = schema(id_type, dimension, each, include_text=has_text, carried=carried)
+        expected.append(in_words(own))
     if in_words(columns) not in expected:
         raise InvalidFile(f"its columns are {in_words(columns)}; expected {' or '.join(expected)}")
 
@@ -124,15 +122,14 @@ def require_dimension(columns: pa.Schema, dimension: int) -> None:
 
 
 def carried_columns(columns: pa.Schema) -> pa.Schema | None:
-    """Which columns of a file were carried from the source; None for none."""
-    carried = [
-        pa.field(field.name, field.type) for field in columns if field.name not in OWN_COLUMNS
-    ]
+    """Return the columns of a file that were carried from the source; None if there are none."""
+    further = [field for field in columns if field.name not in OWN_COLUMNS]
+    carried = [pa.field(field.name, field.type) for field in further]
     return pa.schema(carried) if carried else None
 
 
 def require_carried(stated: str, columns: pa.Schema) -> None:
-    """Raise `InvalidFile` where a file does not carry the columns that its facts state."""
+    """Raise `InvalidFile` if a file does not carry the columns that its facts state."""
     carried = in_words(carried_columns(columns))
     if carried != stated:
         raise InvalidFile(
@@ -141,33 +138,36 @@ def require_carried(stated: str, columns: pa.Schema) -> None:
 
 
 def in_words(columns: pa.Schema | None) -> str:
-    """Names and types of columns; "" for None."""
-    return ", ".join(
-        f"{column.name}: {column.type}{'' if column.nullable else ' not null'}"
-        for column in columns or ()
-    )
+    """Return names and types of columns; "" for None."""
+    words: list[str] = []
+    for column in columns or ():
+        suffix = "" if column.nullable else " not null"
+        words.append(f"{column.name}: {column.type}{suffix}")
+    return ", ".join(words)
 
 
 def row_group_rows(dimension: int, itemsize: int) -> int:
-    """Rows of a full row group: at most 65,536, and at most 1 MiB of embeddings."""
+    """Return the rows of a full row group: at most 65,536, and at most 1 MiB of embeddings."""
     return max(1, min(MAX_ROW_GROUP_ROWS, _ROW_GROUP_BYTES // (dimension * itemsize)))
 
 
 def vector_bytes(vectors: pa.DataType) -> int:
-    """Bytes of one vector in a column of this type."""
+    """Return the bytes of one vector in a column of this type."""
     if pa.types.is_fixed_size_binary(vectors):
         return vectors.byte_width
     return vectors.list_size * vectors.value_type.bit_width // 8
 
 
 def rows_at_a_time(widest_row: int, dimension: int, itemsize: int) -> int:
-    """How many rows to read at a time, so that they are about `READ_BYTES`."""
+    """Return how many rows to read at a time, so that they are about `READ_BYTES`."""
     return max(1, min(_MOST_READ_ROWS, READ_BYTES // (widest_row + dimension * itemsize)))
 
 
 def embedding_array(columns: pa.Schema, matrix: np.ndarray) -> pa.Array:
-    """A contiguous matrix as the column `embedding` of a file with these columns, without a copy."""
-    kind, content = columns.field("embedding").type, pa.py_buffer(matrix)
+    """Return a contiguous matrix as the column `embedding` of a file with these columns, without a
+    copy."""
+    kind = columns.field("embedding").type
+    content = pa.py_buffer(matrix)
     if pa.types.is_fixed_size_binary(kind):
         return pa.Array.from_buffers(kind, len(matrix), [None, content])
     values = pa.Array.from_buffers(_DTYPES[matrix.dtype], matrix.size, [None, content])
@@ -175,8 +175,8 @@ def embedding_array(columns: pa.Schema, matrix: np.ndarray) -> pa.Array:
 
 
 def matrix_of(batch: pa.RecordBatch) -> np.ndarray:
-    """The embeddings of a batch as a [rows, dimension] matrix without a copy; bytes are [rows,
-    bytes] of uint8."""
+    """Return the embeddings of a batch as a [rows, dimension] matrix without a copy; bytes are
+    [rows, bytes] of uint8."""
     column = batch.column("embedding")
     if pa.types.is_fixed_size_binary(column.type):
         width = column.type.byte_width
@@ -184,8 +184,6 @@ def matrix_of(batch: pa.RecordBatch) -> np.ndarray:
             column.buffers()[1], np.uint8, len(column) * width, column.offset * width
         )
         return values.reshape(-1, width)
-    return (
-        column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), -1)
-        if len(column)
-        else np.empty((0, 0))
-    )
+    if not len(column):
+        return np.empty((0, 0))
+    return column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), -1)

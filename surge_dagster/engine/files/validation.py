@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-# A float32 vector of length 1 misses it by rounding alone; float16 rounds each component to 11
+# Rounding: a float32 vector of length 1 misses it slightly, and float16 rounds each component to 11
 # bits.
 _NORM_TOLERANCE = {np.dtype("float32"): 1e-3, np.dtype("float16"): 5e-3}
 _CHUNK_ROWS = 1024
 
 
 def invalid_row(matrix: np.ndarray, *, normalized: bool) -> tuple[int, str] | None:
-    """The first row of a [rows, dimension] matrix that cannot be an embedding, and why; None when
-    all can.
+    """Return the first row of a [rows, dimension] matrix that cannot be an embedding, and why; None
+    if all can.
 
     Args:
         normalized: whether every vector must have length 1.
@@ -24,7 +24,7 @@ def invalid_row(matrix: np.ndarray, *, normalized: bool) -> tuple[int, str] | No
         chunk = matrix[start : start + _CHUNK_ROWS].astype(np.float32, copy=False)
         with np.errstate(over="ignore"):
             lengths = np.sqrt(np.vecdot(chunk, chunk))
-        # The comparison fails where a component is NaN or infinite.
+        # The comparison fails if a component is NaN or infinite.
         valid = np.abs(lengths - 1) <= tolerance if normalized else np.isfinite(lengths)
         for row in np.flatnonzero(~valid).tolist():
             if not np.isfinite(chunk[row]).all():

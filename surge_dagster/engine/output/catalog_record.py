@@ -26,9 +26,9 @@ class CatalogRecord:
 
     Attributes:
         place: its URL, or its absolute local path.
-        name: as its owner named it; None where the place identifies it.
-        beside_output: its local path, relative to the output; None where one of them is not local.
-        settings: those of its settings that differ from their defaults, as JSON has them.
+        name: as its owner named it; None if the place identifies it.
+        beside_output: its local path, relative to the output; None if one of them is not local.
+        settings: its settings that differ from their defaults, as JSON has them.
     """
 
     place: str
@@ -45,15 +45,14 @@ class CatalogRecord:
         return self.place.startswith("/")
 
     def for_output(self, store: Store) -> CatalogRecord:
-        """The record as this output keeps it."""
-        both_local = self.is_local and not store.is_remote
-        return replace(
-            self, beside_output=os.path.relpath(self.place, store.url) if both_local else None
-        )
+        """Return the record as this output keeps it."""
+        if not self.is_local or store.is_remote:
+            return replace(self, beside_output=None)
+        return replace(self, beside_output=os.path.relpath(self.place, store.url))
 
     def is_same(self, recorded: CatalogRecord) -> bool:
-        """Whether this is the recorded catalog; moved together with its output, it is gone from the
-        recorded place."""
+        """Return whether this is the recorded catalog; one that was moved together with its output
+        is gone from the recorded place."""
         if self.name and recorded.name:
             return self.name == recorded.name
         if self.place == recorded.place:
@@ -67,26 +66,28 @@ class CatalogRecord:
     def require_same(
         self, recorded: CatalogRecord | None, space: str, store: Store
     ) -> CatalogRecord:
-        """What is to be recorded now; a `ConfigError` where the space holds another catalog."""
+        """Return what is to be recorded now; raises `ConfigError` if the space holds another
+        catalog."""
         if recorded is None or self.is_same(recorded):
             return replace(self, name=self.name or (recorded.name if recorded else None))
         if self.name == recorded.place:  # it was moved: its name stands for the place where it was
             return replace(self, name=recorded.name)
         own = f"{self.name!r} at {self.place!r}" if self.name else repr(self.place)
         raise ConfigError(
-            f"the space {space} in {store.url!r} holds embeddings of the catalog {recorded.shown!r}, and this run "
-            f"reads {own}. Two catalogs would replace each other's files: give each its own output. "
-            "If it is the same one, moved or reached another way, say so once with the setting catalog_name: "
-            f"{recorded.shown}"
+            f"the space {space} in {store.url!r} holds embeddings of the catalog "
+            f"{recorded.shown!r}, and this run reads {own}. Two catalogs would replace each "
+            "other's files: give each its own output. If it is the same one, moved or reached another way, "
+            f"say so once with the setting catalog_name: {recorded.shown}"
         )
 
     def require_apart(self, store: Store) -> None:
         """Raise `ConfigError` for an output whose files would be rows of the catalog."""
         place = os.path.realpath(self.place) if self.is_local else self.place.rstrip("/")
         output = store.url if store.is_remote else os.path.realpath(store.url)
-        base, pattern = (
-            (place, None) if self.is_local and Path(place).exists() else split_pattern(place)
-        )
+        base = place
+        pattern = None
+        if not (self.is_local and Path(place).exists()):
+            base, pattern = split_pattern(place)
         base = base.rstrip("/")
         if output != base and not output.startswith(f"{base}/"):
             return
@@ -97,21 +98,22 @@ class CatalogRecord:
             is_read = is_read and pattern.regex.fullmatch(name) is not None
         if is_read:
             raise ConfigError(
-                f"the output {store.url!r} lies inside the source {self.place!r}, where its files would be read as "
-                "rows. Give an output outside it."
+                f"the output {store.url!r} lies inside the source {self.place!r}, where its files "
+                "would be read as rows. Give an output outside it."
             )
 
     def to_json(self) -> dict[str, Any]:
-        """The value of `catalog` in space.json."""
-        known = {"place": self.place, "name": self.name, "beside_output": self.beside_output}
-        return {
-            **{name: value for name, value in known.items() if value},
-            "settings": dict(self.settings),
-        }
+        """Return the value of `catalog` in space.json."""
+        document: dict[str, Any] = {"place": self.place, "settings": dict(self.settings)}
+        if self.name:
+            document["name"] = self.name
+        if self.beside_output:
+            document["beside_output"] = self.beside_output
+        return document
 
 
 def catalog_from_json(document: Any) -> CatalogRecord:
-    """The record in a space.json; raises `TypeError` or `KeyError` where it is none."""
+    """Return the record in a space.json; raises `TypeError` or `KeyError` for anything else."""
     record = CatalogRecord(
         document["place"],
         document.get("name"),

@@ -31,7 +31,7 @@ class CurrentSpace:
     """The content of `current_space.json`.
 
     Attributes:
-        previous: the space that was current before it; None for the first one.
+        previous: the space that was current before it; None for the first.
         number: 1 for the first current space, plus 1 at each switch, also when a space becomes
             current again.
     """
@@ -42,8 +42,8 @@ class CurrentSpace:
 
 
 def read_current(store: Store) -> CurrentSpace | None:
-    """The content of `current_space.json`; None where there is none, a `ConfigError` where it is
-    damaged."""
+    """Return the content of `current_space.json`, or None if there is none; raises `ConfigError` if
+    it is damaged."""
     where = store.location(CURRENT_FILE)
     try:
         with store.open(CURRENT_FILE) as source:
@@ -58,24 +58,21 @@ def read_current(store: Store) -> CurrentSpace | None:
             raise ValueError(
                 f"it has the format {document['format']!r}; this version knows {_FORMAT}"
             )
-        space, previous, number = document["space"], document["previous"], document["number"]
-        if (
-            not isinstance(space, str)
-            or not isinstance(previous, str | None)
-            or not isinstance(number, int)
-        ):
+        current = CurrentSpace(document["space"], document["previous"], document["number"])
+        are_names = isinstance(current.space, str) and isinstance(current.previous, str | None)
+        if not are_names or not isinstance(current.number, int):
             raise TypeError("space and previous must be names, and number a number")
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(
-            f"{where!r} cannot be used ({type(error).__name__}: {error}). Remove it and switch to a space again; until "
-            "then, name the space to read."
+            f"{where!r} cannot be used ({type(error).__name__}: {error}). Remove it and switch to "
+            "a space again; until then, name the space to read."
         ) from error
-    return CurrentSpace(space, previous, number)
+    return current
 
 
 def space_of_readers(store: Store) -> Space:
-    """The space to read where none is named: the current one, or the only one; else a
-    `ConfigError`."""
+    """Return the space to read if none is named: the current one, or the only one; raises
+    `ConfigError` if there is neither."""
     current = read_current(store)
     spaces = {space.name: space for space in list_spaces(store)}
     if current is None and len(spaces) > 1:
@@ -86,21 +83,22 @@ def space_of_readers(store: Store) -> Space:
             raise _no_embeddings(store)
         if len(spaces) > 1:
             raise ConfigError(
-                f"{store.url!r} holds several spaces, whose vectors cannot be compared: {', '.join(spaces)}. Name one, "
-                "or make one of them the current space (`surge-dagster switch`, or the job `switch_current_space`)."
+                f"{store.url!r} holds several spaces, whose vectors cannot be compared: "
+                f"{', '.join(spaces)}. Name one, or make one of them the current space "
+                "(`surge-dagster switch`, or the job `switch_current_space`)."
             )
         return next(iter(spaces.values()))
     if current.space not in spaces:
         held = ", ".join(spaces) or "none"
         raise ConfigError(
-            f"{store.location(CURRENT_FILE)!r} names the space {current.space!r}, and the output holds {held}. Put its "
-            "folder back, switch to another one, or name the space to read."
+            f"{store.location(CURRENT_FILE)!r} names the space {current.space!r}, and the output "
+            f"holds {held}. Put its folder back, switch to another one, or name the space to read."
         )
     return spaces[current.space]
 
 
 def named_space(store: Store, name: str) -> Space:
-    """A space by its name; a `ConfigError` where the output has none."""
+    """Return a space by its name; raises `ConfigError` if the output does not have it."""
     spaces = {space.name: space for space in list_spaces(store)}
     if name in spaces:
         return spaces[name]
@@ -110,13 +108,11 @@ def named_space(store: Store, name: str) -> Space:
 
 
 def keep_current(store: Store, beginning: Space) -> None:
-    """Before a run begins a second space, make the first one current, so that readers stay with it."""
+    """Make the first space current before a run begins a second one, so that readers stay with
+    it."""
     spaces = list_spaces(store)
-    if (
-        len(spaces) == 1
-        and spaces[0].spec_sha256 != beginning.spec_sha256
-        and read_current(store) is None
-    ):
+    is_second = len(spaces) == 1 and spaces[0].spec_sha256 != beginning.spec_sha256
+    if is_second and read_current(store) is None:
         with contextlib.suppress(SwitchedMeanwhile):  # another run did the same
             write_current(store, spaces[0].name, seen=None)
 
@@ -125,7 +121,7 @@ def write_current(store: Store, space: str, *, seen: CurrentSpace | None) -> Cur
     """Make a space current; the caller decides whether it is fit for that.
 
     Args:
-        seen: the result of `read_current` that the decision rests on; `SwitchedMeanwhile` where
+        seen: the result of `read_current` that the decision rests on; raises `SwitchedMeanwhile` if
             that has changed.
     """
     new = CurrentSpace(space, seen.space if seen else None, seen.number + 1 if seen else 1)
@@ -133,11 +129,9 @@ def write_current(store: Store, space: str, *, seen: CurrentSpace | None) -> Cur
     def require_as_seen() -> None:
         current = read_current(store)
         if current != seen:
-            now = (
-                f"the space {current.space!r} was made current"
-                if current
-                else f"{CURRENT_FILE} was removed"
-            )
+            now = f"{CURRENT_FILE} was removed"
+            if current is not None:
+                now = f"the space {current.space!r} was made current"
             raise SwitchedMeanwhile(
                 f"{now} in {store.url!r} meanwhile. Nothing was changed; check, then switch again."
             )
@@ -155,7 +149,8 @@ def write_current(store: Store, space: str, *, seen: CurrentSpace | None) -> Cur
 def _no_embeddings(store: Store) -> ConfigError:
     if any(stored.name == SPACE_FILE for stored in store.list("")):
         return ConfigError(
-            f"{store.url!r} is the folder of one space; give the folder above it, and the space by name."
+            f"{store.url!r} is the folder of one space; give the folder above it, and the space by "
+            "name."
         )
     return ConfigError(
         f"{store.url!r} holds no embeddings. Run `surge-dagster embed`, or give another output."

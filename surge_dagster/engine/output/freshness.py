@@ -40,10 +40,9 @@ class Freshness:
     """Whether a partition needs work.
 
     Attributes:
-        status: "fresh" needs none; the file of a "stale" one was made from another version of the
-            source; a "missing" one has no valid file; a "foreign" one, in whose place is a file of
-            another space, needs an operator; of an "unread" one it is not known, because its file
-            cannot be read now.
+        status: "fresh" needs no work; "stale": its file was made from another version of the
+            source; "missing": it has no valid file; "foreign": a file of another space is in its
+            place, and an operator has to move it; "unread": its file cannot be read now.
         file: the valid file in the partition's place: its own, or a foreign one.
         error: why a file cannot be read now.
         invalid: what is wrong with a file in the partition's place that is not valid.
@@ -58,8 +57,8 @@ class Freshness:
 def status_of(
     facts: FileFacts, space: str, key: str, source_version: str, rows_version: str | None = None
 ) -> Status:
-    """What the valid file in a partition's place makes of the partition; the versions are the
-    present ones."""
+    """Return the status of a partition with a valid file in its place; the versions are the present
+    ones."""
     if facts.space != space:
         return "foreign"
     if facts.partition_key != key:  # the hashes of two long keys are equal, or the file was copied
@@ -82,17 +81,18 @@ class OutputState:
     def refresh(self) -> None:
         """List the space's folder again."""
         self._seen_ns = time.time_ns()
-        self._listed = {
-            stored.name: stored
-            for stored in self.store.list(self.space)
-            if is_output_file(stored.name)
-        }
+        self._listed = {each.name: each for each in self._output_files()}
         self._memory.forget_others(self._listed)
         self._known = self._memory.known(self._tags(self._listed))
         for name, (stored, invalid) in self._refused.items():
             if self._listed.get(name) == stored:
                 self._known[name] = invalid
         self._unreadable: dict[str, TransientError] = {}
+
+    def _output_files(self) -> Iterator[StoredObject]:
+        for stored in self.store.list(self.space):
+            if is_output_file(stored.name):
+                yield stored
 
     def look_at(self, keys: Iterable[str]) -> None:
         """Read the files of these partitions from a bucket, many concurrently; only those that are
@@ -101,12 +101,13 @@ class OutputState:
             self._read_all(self._names(keys))
 
     def looked_at(self, partitions: Iterable[Partition]) -> Iterator[Partition]:
-        """The partitions as they come, once the files of up to a thousand of them were read (see
-        `look_at`)."""
+        """Yield the partitions as they come, once the files of up to a thousand of them were read
+        (see `look_at`)."""
         if not self.store.is_remote:
             yield from partitions
             return
-        source, size = iter(partitions), _LOOK_AHEAD[0]
+        source = iter(partitions)
+        size = _LOOK_AHEAD[0]
         while chunk := list(itertools.islice(source, size)):
             self._read_all(self._names(partition.key for partition in chunk))
             yield from chunk
@@ -117,20 +118,18 @@ class OutputState:
         return sorted(self._listed)
 
     def files(self, keys: Iterable[str] | None = None) -> dict[str, Found | TransientError]:
-        """The listed files of these partitions, or all of them sorted by name: valid ones, or what
-        is wrong with them.
+        """Return the listed files of these partitions, or all of them sorted by name: valid ones,
+        or what is wrong with them.
 
         A file that was replaced after the listing is a `FileNotFoundError`, so that these files are
         one state of the output.
         """
-        return self._found(
-            sorted(self._listed)
-            if keys is None
-            else [name for name in self._names(keys) if name in self._listed]
-        )
+        if keys is None:
+            return self._found(sorted(self._listed))
+        return self._found([name for name in self._names(keys) if name in self._listed])
 
     def files_beside(self, keys: Iterable[str]) -> dict[str, Found | TransientError]:
-        """The listed files of all other partitions, as `files` gives them."""
+        """Return the listed files of all other partitions, as `files` does."""
         return self._found(sorted(self._listed.keys() - set(self._names(keys))))
 
     def _found(self, names: Sequence[str]) -> dict[str, Found | TransientError]:
@@ -145,8 +144,8 @@ class OutputState:
         return files
 
     def is_as_listed(self, name: str) -> bool:
-        """Whether what was listed under a name, a file or none, is there now; also false of a file
-        that is not read."""
+        """Return whether what was listed under a name, a file or none, is there now; False for a
+        file that cannot be read."""
         listed = self._listed.get(name)
         if name in self._unreadable:
             return False
@@ -157,19 +156,17 @@ class OutputState:
             return listed is None
 
     def freshness(self, partition: Partition) -> Freshness:
-        """Whether a partition needs work; only a store that does not answer at all raises."""
+        """Return whether a partition needs work; raises only if the store does not answer."""
         return self._freshness(partition.key, partition.source_version)
 
     def freshness_beside(self, parent: PublishedFile) -> Freshness:
-        """The same of a derived file: whether it names the rows and the source version that its
-        parent's file has."""
-        return self._freshness(
-            parent.facts.partition_key, parent.facts.source_version, parent.facts.rows_version
-        )
+        """Return the same for a derived file: whether it names the rows and the source version of
+        its parent's file."""
+        facts = parent.facts
+        return self._freshness(facts.partition_key, facts.source_version, facts.rows_version)
 
     def refuse(self, file: PublishedFile, reason: str) -> None:
-        """Treat a file as invalid that was read in full and does not hold what it states: it is
-        `missing` here.
+        """Treat a file as invalid that was read in full and does not hold what it states.
 
         That is not remembered: a disk may fail once, and the next state reads the file again.
         """
@@ -189,8 +186,11 @@ class OutputState:
         if self._is_unread(name):
             self._keep(name, _read(self.store, name))
         if name in self._unreadable:
-            reason = f"it is unknown whether its file is up to date, so it was left alone. {self._unreadable[name]}"
-            return Freshness("unread", error=TransientError(f"partition {key!r}: {reason}", key))
+            reason = (
+                f"partition {key!r}: it is unknown whether its file is up to date, so it was left "
+                f"alone. {self._unreadable[name]}"
+            )
+            return Freshness("unread", error=TransientError(reason, key))
         file = self._known.get(name)
         if isinstance(file, InvalidFile):
             return Freshness("missing", invalid=file)
@@ -200,12 +200,15 @@ class OutputState:
         return Freshness(status, None if status == "missing" else file)
 
     def _tags(self, names: Iterable[str]) -> dict[str, Tag]:
-        return {
-            name: (stored.size, stored.etag) for name in names if (stored := self._listed.get(name))
-        }
+        tags: dict[str, Tag] = {}
+        for name in names:
+            stored = self._listed.get(name)
+            if stored is not None:
+                tags[name] = stored.size, stored.etag
+        return tags
 
     def _names(self, keys: Iterable[str]) -> list[str]:
-        names = []
+        names: list[str] = []
         for key in keys:
             with contextlib.suppress(ValueError):  # the reader refuses such a key
                 names.append(file_name(self.space, key))
@@ -233,11 +236,12 @@ class OutputState:
 
 
 def _read(store: Store, name: str) -> Found | TransientError:
-    """The file, or why it cannot be used; a store that is down raises."""
+    """Return the file, or why it cannot be used; raises only `StoreUnavailable`."""
     try:
         return read_published_file(store, name)
     except StoreUnavailable:
         raise
     except (InvalidFile, FileNotFoundError, TransientError) as error:
-        error.__cause__ = error.__context__ = None  # it may be kept for long, and frames with it
+        error.__cause__ = None  # it may be kept for long, and frames with it
+        error.__context__ = None
         return error.with_traceback(None)

@@ -39,24 +39,28 @@ _NEAREST = 3
 
 
 def list_spaces(store: Store) -> list[Space]:
-    """Every space of the output, by name; a damaged space.json is a `ConfigError`."""
+    """Return every space of the output, by name; raises `ConfigError` for a damaged space.json."""
     return [described.space for described in _all_described(store)]
 
 
 def find_space(store: Store, spec: EncodingSpec) -> Space | None:
-    """The space that was claimed for this spec last, or None when the output has none yet; never a
-    derived one."""
+    """Return the space that was claimed for this spec last, or None if the output has none yet;
+    never a derived one."""
     known = [described for described in _all_described(store) if not described.space.derived]
     request = spec.as_dict()
     answering = [described for described in known if request in described.requests]
     if answering:
         return max(answering, key=lambda described: described.turn).space
     if known and Path(spec.model).expanduser().is_dir():
-        expected = spec.resolve().spec_sha256
-        return next(
-            (described.space for described in known if described.space.spec_sha256 == expected),
-            None,
-        )
+        own = _of_spec(known, spec.resolve().spec_sha256)
+        return None if own is None else own.space
+    return None
+
+
+def _of_spec(known: Iterable[_Described], spec_sha256: str) -> _Described | None:
+    for described in known:
+        if described.space.spec_sha256 == spec_sha256:
+            return described
     return None
 
 
@@ -64,7 +68,8 @@ def claim_derived(store: Store, space: Space) -> None:
     """Prepare the folder of a derived space and describe the space there, with the catalog of its
     parent."""
     assert space.derived
-    own, parent = _in_its_folder(store, space), _described(store, space.derived.parent)
+    own = _in_its_folder(store, space)
+    parent = _described(store, space.derived.parent)
     store.prepare(space.name)
     store.sweep(space.name)
     document = space.to_json() | (own.document if own else {})
@@ -76,7 +81,7 @@ def claim_derived(store: Store, space: Space) -> None:
 
 
 def recorded_catalog(store: Store, space: Space) -> CatalogRecord | None:
-    """The catalog whose embeddings a space holds; None where no run has recorded it."""
+    """Return the catalog whose embeddings a space holds; None if no run has recorded it."""
     described = _described(store, space.name)
     return described.catalog if described else None
 
@@ -97,13 +102,12 @@ def claim_space(store: Store, space: Space, catalog: CatalogRecord | None = None
     """
     if any(stored.name == SPACE_FILE for stored in store.list("")):
         raise ConfigError(
-            f"the output {store.url!r} is the folder of one space; give the folder above it, which holds all spaces."
+            f"the output {store.url!r} is the folder of one space; give the folder above it, which "
+            "holds all spaces."
         )
     known = _all_described(store)
-    own = next(
-        (described for described in known if described.space.spec_sha256 == space.spec_sha256), None
-    )
-    own = own or _in_its_folder(store, space)  # a concurrent run may have begun it by now
+    # a concurrent run may have begun it by now
+    own = _of_spec(known, space.spec_sha256) or _in_its_folder(store, space)
     if own is None:
         before = find_space(store, space.requested)
         # else a concurrent run has begun it now
@@ -157,7 +161,8 @@ class _Described:
         return self.document.get("turn", 0)
 
     def holding(self, catalog: CatalogRecord, store: Store) -> dict[str, Any]:
-        """The document of the space with this catalog; a `ConfigError` where it holds another one."""
+        """Return the document of the space with this catalog; raises `ConfigError` if it holds
+        another one."""
         known = catalog.for_output(store).require_same(self.catalog, self.space.name, store)
         return self.document | {"catalog": known.to_json()}
 
@@ -168,7 +173,7 @@ def _all_described(store: Store) -> list[_Described]:
 
 
 def _described(store: Store, folder: str) -> _Described | None:
-    """The space of a folder; None where the folder has no `space.json`."""
+    """Return the space of a folder; None if the folder has no `space.json`."""
     name = f"{folder}/{SPACE_FILE}"
     try:
         with store.open(name) as source:
@@ -188,8 +193,8 @@ def _described(store: Store, folder: str) -> _Described | None:
         raise ConfigError(f"{store.location(name)!r} cannot be used: {error}") from error
     if space.name != folder:
         raise ConfigError(
-            f"{store.location(name)!r} describes the space {space.name!r}: the folder was renamed or the file copied. "
-            "Rename the folder back, or move it away."
+            f"{store.location(name)!r} describes the space {space.name!r}: the folder was renamed "
+            "or the file copied. Rename the folder back, or move it away."
         )
     return described
 
@@ -203,38 +208,35 @@ def _why(space: Space, before: Space) -> str:
 
 
 def model_difference(space: Space, before: Space) -> str:
-    """What settings that meant one space find other in the model now."""
+    """Return what has changed in the model since the same settings meant another space."""
     if space.model_digest != before.model_digest:
         return "the model's content has changed"
     if _prompts(space) != _prompts(before):
         now, was = (" and ".join(map(repr, _prompts(each))) for each in (space, before))
         return f"the model's prompts for documents and queries are {now} and were {was}"
-    values = [
-        (name, getattr(space, name), getattr(before, name))
-        for name in ("max_length", "normalize", "dimension")
-    ]
-    return "; ".join(
-        f"the model's {name} is {now} and was {was}" for name, now, was in values if now != was
-    )
+    changed: list[str] = []
+    for name in ("max_length", "normalize", "dimension"):
+        now = getattr(space, name)
+        was = getattr(before, name)
+        if now != was:
+            changed.append(f"the model's {name} is {now} and was {was}")
+    return "; ".join(changed)
 
 
 def nearest_spaces(spec: EncodingSpec, spaces: Iterable[Space]) -> str:
-    """The spaces that were begun with the settings most like a spec's, each with the settings that
-    differ."""
-    now, folder = spec.as_dict(), Path(spec.model).expanduser()
+    """Return the spaces that were begun with the settings most like a spec's, each with the
+    settings that differ."""
+    now = spec.as_dict()
+    folder = Path(spec.model).expanduser()
     if folder.is_dir():
         now["model"] = str(folder.resolve())
-    lines = list[tuple[int, str]]()
+    lines: list[tuple[int, str]] = []
     for space in spaces:
         was = replace(space.requested, model=space.model_folder or space.requested.model).as_dict()
         names = [name for name in now if now[name] != was[name]]
         values = [f"{name} is {_value(now[name])} and was {_value(was[name])}" for name in names]
-        lines.append(
-            (
-                len(names),
-                f"{space.name} ({', '.join(values) or 'the content of the model was another one'})",
-            )
-        )
+        difference = ", ".join(values) or "the content of the model was another one"
+        lines.append((len(names), f"{space.name} ({difference})"))
     return "; ".join(line for _, line in sorted(lines)[:_NEAREST])
 
 
@@ -247,20 +249,20 @@ def _prompts(space: Space) -> tuple[str, str]:
 
 
 def _in_its_folder(store: Store, space: Space) -> _Described | None:
-    """What is known of a space; None where its folder is free, a `ConfigError` where another space
-    has it."""
+    """Return what is known of a space, or None if its folder is free; raises `ConfigError` if
+    another space has it."""
     own = _described(store, space.name)
     if own is not None and own.space.spec_sha256 != space.spec_sha256:
         where, spec = store.location(space.name), own.space.spec_sha256[:12]
         raise ConfigError(
-            f"the folder {where!r} has another space (spec {spec}). Move it away or use another output."
+            f"the folder {where!r} has another space (spec {spec}). Move it away or use another "
+            "output."
         )
     return own
 
 
 class _WrittenMeanwhile(Exception):
-    """Another run has written the same; of many that replaced each other's in turns, some would
-    give up."""
+    """Another run has written the same, so that this one need not replace it."""
 
 
 def _write(
@@ -282,8 +284,8 @@ def _write(
 def write_document(
     store: Store, name: str, document: Mapping[str, Any], still_wanted: Callable[[], None]
 ) -> None:
-    """Publish a small JSON object as `Upload.publish` does; `TransientError` where the disk does
-    not take it."""
+    """Publish a small JSON object as `Upload.publish` does; raises `TransientError` if the disk
+    does not take it."""
     try:
         with store.create(name) as upload:
             upload.sink.write(json.dumps(document, indent=2, sort_keys=True).encode() + b"\n")
@@ -291,5 +293,6 @@ def write_document(
         store.sync(name.rpartition("/")[0])
     except OSError as error:
         raise TransientError(
-            f"cannot write {store.location(name)!r}: {error}. Make room on the disk, then run again."
+            f"cannot write {store.location(name)!r}: {error}. Make room on the disk, then run "
+            "again."
         ) from error

@@ -1,6 +1,6 @@
 """A run: the loop that joins the stages, each in its own threads, each one step ahead of the next.
 
-    decide  ──►  republish  ──►  superbatches  ──►  encoded_superbatches  ──►  publisher  ──►  events
+    decide  ──►  superbatches  ──►  encoded_superbatches  ──►  publisher  ──►  events
 
 While SuperBatch j+1 is being encoded, j is being published and j+2 is being read. The stages pass
 on slots of shared memory; a run owns three, so a slow store holds up the encoder, which holds up
@@ -38,7 +38,6 @@ from surge_dagster.engine.run.publisher import Publisher
 from surge_dagster.engine.run.reading import superbatches
 from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport
 from surge_dagster.engine.run.reuse_check import ReuseCheck
-from surge_dagster.engine.run.rewriting import republish
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.space_target import SpaceTarget
 from surge_dagster.engine.run.staging import Staging, remove_staged, sweep_orphan_files
@@ -163,7 +162,7 @@ class EmbeddingRun:
 
     @property
     def published(self) -> set[str]:
-        """Keys of the partitions that were published, also those whose receipt was not taken yet."""
+        """Keys of the published partitions, also if their receipt was not taken yet."""
         return set() if self._events is None else self._events.published
 
     def __iter__(self) -> Iterator[Receipt]:
@@ -355,7 +354,6 @@ class EmbeddingRun:
             )
             observer = self._observer if is_watched else None
             staging = Staging(target)
-            due = republish(due, target, staging, memory)
             reuse = ReuseCheck(outputs.names(), target, self._pool, memory, events.emit)
             items = superbatches(due, target, staging, memory, dropped, reuse, observer)
             publisher = Publisher(target, staging, memory, events, dropped, observer)

@@ -57,7 +57,7 @@ class ResultMemory:
 
     @property
     def row_bytes(self) -> int:
-        """Memory of a row: embedding, truncation flag, the text's offset and hash, the row's number."""
+        """Memory of a row: embedding, truncation flag, offset and hash of the text, row number."""
         return self.dimension * self.itemsize + 1 + 8 + HASH_BYTES + 4
 
     @property
@@ -120,13 +120,11 @@ class MemoryPlan:
     Attributes:
         source: for the id set and, beyond their part of the reader's share, for pages of the
             source.
-        beside_superbatch: for a stage that the SuperBatch being gathered waits for.
     """
 
     limit: int
     reader: int
     source: int
-    beside_superbatch: int
     result: ResultMemory
 
     @property
@@ -195,12 +193,9 @@ def plan_memory(bounds: Bounds, result: ResultMemory, limit: int) -> MemoryPlan:
     least = result.least(bounds)
     if limit < least:
         raise ConfigError(
-            f"One SuperBatch of {bounds.b_max:,} texts and {bounds.b_max_bytes:,} bytes does not fit "
-            f"the memory limit of {limit:,} bytes (half of this machine's or container's memory "
+            f"One SuperBatch of {bounds.b_max:,} texts and {bounds.b_max_bytes:,} bytes does not "
+            f"fit the memory limit of {limit:,} bytes (half of this machine's or container's memory "
             f"unless memory_limit_bytes is set): the smallest that works is {least:,}. Raise "
             "memory_limit_bytes, or lower b_max (and b_min with it) or max_text_bytes."
         )
-    # Rows that are gathered may have vectors of an old file already.
-    gathered = 2 * bounds.slot_bytes + bounds.b_max * result.dimension * result.itemsize
-    source = limit - least + _LEAST_ID_SET_BYTES
-    return MemoryPlan(limit, _READER_BYTES, source, limit - gathered, result)
+    return MemoryPlan(limit, _READER_BYTES, limit - least + _LEAST_ID_SET_BYTES, result)

@@ -1,7 +1,7 @@
 """What may watch a run: how the rows of partitions differ from those of the files that they
 replace.
 
-A run knows nothing else of who consumes its output. The change feed is such an observer.
+A run depends on no other part that consumes its output. The change feed is such an observer.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from surge_dagster.engine.store.store import Store
 
 
 class RowObserver(Protocol):
-    """Follows the rows of one partition in their order. Used by the reader alone."""
+    """Follows the rows of one partition in their order. Only the reader uses it."""
 
     def old_rows(self, ids: pa.Array, first_row: int) -> np.ndarray | None:
-        """The row that each of the next ids has in the old file, -1 where it has none; None where
-        that is unknown."""
+        """Return the row that each of the next ids has in the old file, -1 for none; None if that is
+        unknown."""
         ...
 
     def add(
         self, old_rows: np.ndarray, is_same: np.ndarray, carried: pa.RecordBatch | None
     ) -> None:
-        """Take the next rows with their `old_rows`; `is_same`, bool [n], where text and vector are
-        the old row's."""
+        """Take the next rows with their `old_rows`; `is_same`, bool [n]: text and vector are the old
+        row's."""
         ...
 
     def result(self) -> ObservedRows | None:
-        """What became of all rows, after the last one; None where that is unknown."""
+        """Return what became of all rows, after the last one; None if that is unknown."""
         ...
 
 
@@ -41,22 +41,22 @@ class ObservedRows(Protocol):
     """What a `RowObserver` made of the rows of a partition. Nobody changes it."""
 
     def wanted_ids(self, first_row: int, ids: pa.Array) -> pa.Array:
-        """Those ids of consecutive rows that `publishing` needs."""
+        """Return the ids of consecutive rows that `publishing` needs."""
         ...
 
 
 class PublicationObserver(Protocol):
-    """Watches the publications of one run into one space. Publishing threads call it concurrently."""
+    """Watches the publications of one run into one space. Threads call it concurrently."""
 
     def begin(self, store: Store, space: str) -> bool:
-        """The run begins to write to the space; where this returns False, only its end is reported."""
+        """The run begins to write to the space; return False to get only its end reported."""
         ...
 
     def follow(self, replaced: OutputFile, reserve: Callable[[int], bool]) -> RowObserver:
-        """An observer of the rows of a partition whose old file is open.
+        """Return an observer of the rows of a partition whose old file is open.
 
         Args:
-            reserve: books bytes before they are held; False where they do not fit.
+            reserve: books bytes before they are held; False if they do not fit.
         """
         ...
 

@@ -46,7 +46,7 @@ _MOST_READINGS = 10
 
 
 class PreviousRows:
-    """The rows of one old file while its partition is gathered. Get it from `open_previous_rows`."""
+    """The rows of one old file while its partition is gathered; see `open_previous_rows`."""
 
     def __init__(
         self,
@@ -81,8 +81,7 @@ class PreviousRows:
     def known(
         self, batch: RowBatch, first_row: int
     ) -> Iterator[tuple[RowBatch, KnownVectors | None]]:
-        """Yield the next rows of the partition in pieces, with the vectors of the texts that the old
-        file has."""
+        """Yield the next rows of the partition in pieces, with the vectors that the old file has."""
         row_bytes = self._space.dimension * np.dtype(self._space.dtype).itemsize
         size = max(1, _PIECE_BYTES // row_bytes)
         for start in range(0, len(batch) or 1, size):
@@ -105,8 +104,7 @@ class PreviousRows:
             self._observed.add(by_id, np.zeros(len(batch), np.bool_), batch.carried)
 
     def changes(self) -> ObservedRows | None:
-        """Return how the rows differ from those of the old file, after the last one; None if that is
-        unknown."""
+        """Return how the rows differ from those of the old file, after the last one, if known."""
         return None if self._observed is None else self._observed.result()
 
     def give_up(self) -> None:
@@ -122,7 +120,7 @@ class PreviousRows:
     def _known(
         self, batch: RowBatch, first_row: int, by_id: np.ndarray | None
     ) -> tuple[KnownVectors | None, np.ndarray]:
-        """Return the vectors that the old file has of some rows, and its rows that they come from."""
+        """Return the vectors that the old file has of some rows, and which of its rows have them."""
         nothing = None, np.empty(0, np.int64)
         is_exhausted = self._readings >= _MOST_READINGS * self._reader.groups
         if self._hashes is None or is_exhausted or not len(batch):
@@ -148,7 +146,7 @@ class PreviousRows:
         return KnownVectors(rows, matrix, truncated[rows]), old[rows]
 
     def _vectors(self, old: np.ndarray) -> np.ndarray:
-        """Return the vectors of some rows of the file, [n, dimension]; reads each row group once."""
+        """Return vectors of rows of the file, [n, dimension]; reads each row group once."""
         groups = np.searchsorted(self._group_ends, old, side="right")
         matrix = np.empty((len(old), self._space.dimension), self._space.dtype)
         for group in np.unique(groups).tolist():

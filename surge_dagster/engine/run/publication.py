@@ -31,7 +31,7 @@ from surge_dagster.engine.support.timeline import Lane
 
 @dataclass(slots=True)
 class Publication:
-    """One SuperBatch while its segments are being written, by several threads. The publisher alone
+    """One SuperBatch while its segments are being written, by several threads. Only the publisher
     uses it.
 
     Attributes:
@@ -58,7 +58,9 @@ class Publication:
 
     def publish(self, segment: Segment, read: ReadPartition) -> None:
         """Write the file of a partition that lies whole in this SuperBatch."""
-        target, batch, partition = self.target, self.encoded.batch, segment.partition
+        target = self.target
+        batch = self.encoded.batch
+        partition = segment.partition
         begun = time.perf_counter()
         matrix = self._valid_vectors(segment)
         rows = target.rows(batch, segment, matrix)
@@ -66,13 +68,15 @@ class Publication:
         with target.create(partition.key) as upload:
             write_file(upload, rows, facts)
             serialized = time.perf_counter()
-            if self.observer is not None and read.changes is not None:
+            action = partition.action(facts)
+            if self.observer is not None and read.changes is not None and action == "encoded":
                 self.observer.publishing(facts, read.changes, _wanted_ids(segment, read.changes))
             stored = upload.publish(lambda: require_unchanged(partition.source))
         receipt = Receipt.of(
             facts,
             stored,
             target.store.location(stored.name),
+            action=action,
             superbatch=batch.index,
             texts_per_second=self.encoded.metrics.costs.texts_per_second,
         )
@@ -104,13 +108,11 @@ class Publication:
             return self.remaining == 0
 
     def events(self, b_min: int, begun: float, peak_bytes: int) -> tuple[Event, ...]:
-        """What became of the SuperBatch once nothing remains; receipts are in the order of the
-        segments."""
-        order = {
-            segment.partition.key: place
-            for place, segment in enumerate(self.encoded.batch.segments)
-        }
-        receipts = sorted(self.receipts, key=lambda receipt: order[receipt.key])
+        """Return what became of the SuperBatch once nothing remains; receipts are in the order of
+        the segments."""
+        keys = [segment.partition.key for segment in self.encoded.batch.segments]
+        places = {key: place for place, key in enumerate(keys)}
+        receipts = sorted(self.receipts, key=lambda receipt: places[receipt.key])
         return self._report(b_min, begun, peak_bytes), *receipts, *self.failures
 
     def _count(self, begun: float, serialized: float, truncated: int) -> None:
@@ -119,43 +121,36 @@ class Publication:
         self.upload.add(serialized, time.perf_counter())
 
     def _valid_vectors(self, segment: Segment) -> np.ndarray:
-        """A segment's vectors, [rows, dimension]; refuses its partition if one of them is not a
+        """Return a segment's vectors, [rows, dimension]; raises `DataError` if one of them is not a
         valid embedding."""
-        encoded = self.encoded
-        failed = next(
-            (
-                failed
-                for failed in encoded.metrics.failed
-                if segment.start <= failed.row < segment.stop
-            ),
-            None,
-        )
-        if failed is not None:
-            raise DataError(
-                segment.partition.key,
-                f"its text ends every worker that encodes it ({failed.reason})",
-                "Look at this text, shorten it or take it out, and run again.",
-                segment.first_row + failed.row - segment.start,
-            )
-        matrix = encoded.batch.slot.matrix(segment.start, segment.stop)
+        for failed in self.encoded.metrics.failed:
+            if segment.start <= failed.row < segment.stop:
+                raise DataError(
+                    segment.partition.key,
+                    f"its text ends every worker that encodes it ({failed.reason})",
+                    "Look at this text, shorten it or take it out, and run again.",
+                    segment.first_row + failed.row - segment.start,
+                )
+        matrix = self.encoded.batch.slot.matrix(segment.start, segment.stop)
         wrong = invalid_row(matrix, normalized=self.target.space.normalize)
         if wrong is not None:
             raise DataError(
                 segment.partition.key,
                 f"{wrong[1]}: the encoder gave what cannot be published",
-                "Look at the text of this row; if it is ordinary, the model or the device is at fault.",
+                "Look at the text of this row. If it is ordinary, the model or the device is at "
+                "fault.",
                 segment.first_row + wrong[0],
             )
         return matrix
 
     def _report(self, b_min: int, begun: float, peak_bytes: int) -> SuperBatchReport:
-        encoded, batch, metrics = self.encoded, self.encoded.batch, self.encoded.metrics
-        rows_reused = sum(
-            batch.slot.reused(segment.start, segment.stop) for segment in batch.segments
-        )
-        texts_encoded = (
-            sum(segment.stop - segment.start for segment in batch.segments) - rows_reused
-        )
+        encoded = self.encoded
+        batch = encoded.batch
+        metrics = encoded.metrics
+        rows_reused = 0
+        for segment in batch.segments:
+            rows_reused += batch.slot.reused(segment.start, segment.stop)
+        texts_encoded = encoded.published_texts - rows_reused
         of_publishing = Costs(
             texts_encoded=texts_encoded,
             texts_deduplicated=encoded.deduplicated,
@@ -188,7 +183,8 @@ class Publication:
 
 
 def _wanted_ids(segment: Segment, changes: ObservedRows) -> list[pa.Array]:
-    wanted_ids, row = list[pa.Array](), 0
+    wanted_ids: list[pa.Array] = []
+    row = 0
     for ids in segment.ids:
         wanted_ids.append(changes.wanted_ids(row, ids))
         row += len(ids)
@@ -196,5 +192,5 @@ def _wanted_ids(segment: Segment, changes: ObservedRows) -> list[pa.Array]:
 
 
 def _now() -> str:
-    """The time as facts have it."""
+    """Return the time in the form of the facts."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -297,6 +297,7 @@ class Publisher:
             published.facts,
             published.stored,
             target.store.location(published.stored.name),
+            action=partition.action(published.facts),
             superbatch=split.superbatch,
             texts_per_second=split.texts_per_second,
             texts_reused=texts_reused,

@@ -61,6 +61,8 @@ def superbatches(
     reader = _RowReader(target, staging, memory, reuse, observer)
     divided: dict[str, PartitionToRead] = {}
     for decision in decisions:
+        if isinstance(decision, Receipt):
+            staging.remove(decision.key)
         if not isinstance(decision, PartitionToRead):
             yield decision
             continue
@@ -246,8 +248,8 @@ class _Content:
         read_rows = self._rows + self._missing.skipped_rows
         if announced not in (None, read_rows):
             raise TransientError(
-                f"{within or f'partition {partition.key!r}'}: {announced:,} rows were announced and "
-                f"{read_rows:,} came. Its source changed while it was read; run again.",
+                f"{within or f'partition {partition.key!r}'}: {announced:,} rows were announced "
+                f"and {read_rows:,} came. Its source changed while it was read; run again.",
                 partition.key,
             )
 
@@ -292,7 +294,8 @@ class _Ids(contextlib.AbstractContextManager["_Ids"]):
         if needed > self._available:
             raise DataError(
                 self._source.key,
-                f"finding repeated ids takes {needed:,} bytes and {self._available:,} are set aside",
+                f"finding repeated ids takes {needed:,} bytes and {self._available:,} are set "
+                "aside",
                 "Raise the memory limit, or split the partition in the source.",
             )
 

@@ -82,7 +82,7 @@ class SuperBatchReport:
 
     @property
     def is_slow(self) -> bool:
-        """Whether its encode call took so much longer than calls like it that somebody should know."""
+        """Whether its encode call took so much longer than others that somebody should know."""
         is_worth_a_warning = self.costs.shared_seconds > _WORTH_A_WARNING_SECONDS
         return is_worth_a_warning and self.pace_ratio is not None and self.pace_ratio > SLOW_PACE
 
@@ -91,8 +91,8 @@ class SuperBatchReport:
         """What a person should know of a SuperBatch that `is_slow`."""
         return (
             f"SuperBatch {self.index}: its {self.costs.texts_computed:,} texts took "
-            f"{self.costs.shared_seconds:.1f} s, {self.pace_ratio:.1f} times as long as usual. Check "
-            "whether something else uses the device or slows it down."
+            f"{self.costs.shared_seconds:.1f} s, {self.pace_ratio:.1f} times as long as usual. "
+            "Check whether something else uses the device or slows it down."
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -205,8 +205,8 @@ class OldVectorSample:
         """What a person should know of a sample with rows that have drifted."""
         key, cosine = min(self.drifted.items(), key=lambda each: each[1])
         return (
-            f"{len(self.drifted):,} of {len(self.cosines):,} old vectors differ from new ones of the "
-            "same texts: the model or a device gives other vectors than before, so this run reuses "
+            f"{len(self.drifted):,} of {len(self.cosines):,} old vectors differ from new ones of "
+            "the same texts: the model or a device gives other vectors than before, so this run reuses "
             f"no old vectors (lowest cosine {cosine:.6f}, in partition {key!r}; expected at least "
             f"{self.lowest_cosine:g})"
         )

@@ -35,27 +35,33 @@ class SpaceTarget:
         self.store.sync(self.space.name)
 
     def rows(self, batch: SuperBatch, segment: Segment, matrix: np.ndarray) -> FileRows:
-        """A segment of a SuperBatch, with its vectors [rows, dimension], as rows of a file."""
+        """Return a segment with its vectors [rows, dimension] as rows of a file."""
         texts = batch.slot.texts(segment.start, segment.stop)
-        kept = texts if self.include_text else None
-        further = segment.carried_columns
         return FileRows(
-            segment.ids, segment.id_type, kept, text_hashes(texts), matrix, segment.carried, further
+            segment.ids,
+            segment.id_type,
+            texts if self.include_text else None,
+            text_hashes(texts),
+            matrix,
+            segment.carried,
+            segment.carried_columns,
         )
 
     def columns(self, id_type: pa.DataType, carried: pa.Schema | None) -> pa.Schema:
-        include_text = self.include_text
         return schema(
             id_type,
             self.space.dimension,
             self.space.dtype,
-            include_text=include_text,
+            include_text=self.include_text,
             carried=carried,
         )
 
     def facts(
         self, partition: PartitionToRead, read: ReadPartition, vectors: VectorFacts
     ) -> FileFacts:
+        rows_version = secrets.token_hex(16)
+        if partition.replaced is not None and partition.has_same_rows(read.content_digest, vectors):
+            rows_version = partition.replaced.facts.rows_version
         return FileFacts(
             partition_key=partition.key,
             space=self.space.name,
@@ -66,7 +72,7 @@ class SpaceTarget:
             desired_version=desired_version(read.content_digest, self.space.name),
             rows=read.rows,
             dimension=self.space.dimension,
-            rows_version=secrets.token_hex(16),
+            rows_version=rows_version,
             carried_columns=in_words(read.carried_columns),
             **asdict(vectors),
             **asdict(read.missing),

@@ -10,9 +10,10 @@ import pyarrow as pa
 
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeMetrics
-from surge_dagster.engine.files.facts import VectorFacts
+from surge_dagster.engine.files.facts import FileFacts, VectorFacts
 from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.run.observer import ObservedRows
+from surge_dagster.engine.run.report import Action
 from surge_dagster.engine.sources.partition import Partition, PartitionRange, RowBatch
 from surge_dagster.engine.sources.rows import is_blank
 from surge_dagster.engine.support.timeline import Span
@@ -77,6 +78,21 @@ class PartitionToRead:
     @property
     def first_row(self) -> int:
         return 0 if self.range is None else self.range.start
+
+    def has_same_rows(self, content_digest: str, vectors: VectorFacts) -> bool:
+        """Return whether its rows and vectors are those of the file that it replaces."""
+        is_forced = not (self.reuse or self.is_divided)
+        if self.replaced is None or vectors.rows_encoded or is_forced:
+            return False
+        return self.replaced.facts.content_digest == content_digest
+
+    def action(self, facts: FileFacts) -> Action:
+        """Return what was done to publish a file with these facts: if its rows are those of the
+        replaced file, only the source version had moved."""
+        is_same = self.replaced is not None and (
+            self.replaced.facts.rows_version == facts.rows_version
+        )
+        return "republished" if is_same else "encoded"
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,8 @@ class Thresholds:
             b_min = max(1, min(b_min, b_max // _B_MAX_FACTOR))
         if b_min > b_max:
             raise ConfigError(
-                f"b_min ({b_min:,} texts) must not exceed b_max ({b_max:,}). Lower b_min or raise b_max."
+                f"b_min ({b_min:,} texts) must not exceed b_max ({b_max:,}). Lower b_min or raise "
+                "b_max."
             )
         derived_first = b_min if self.b_min is not None else max(1, b_min // RAMP)
         first = min(b_min, self.first_b_min or derived_first)
@@ -92,12 +93,11 @@ class Bounds:
 
     @property
     def slot_bytes(self) -> int:
-        """Ids and texts of one SuperBatch, with the overhead of the partition that is being read."""
+        """Bytes of one SuperBatch, with the overhead of the partition that is being read."""
         return self.b_max_bytes + PARTITION_OVERHEAD_BYTES
 
     def b_min_of(self, index: int) -> int:
-        return (
-            self.b_min
-            if self.first_b_min is None
-            else min(self.b_min, self.first_b_min << min(index, 32))
-        )
+        """Return the efficiency threshold of a SuperBatch by its number."""
+        if self.first_b_min is None:
+            return self.b_min
+        return min(self.b_min, self.first_b_min << min(index, 32))

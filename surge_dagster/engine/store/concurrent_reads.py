@@ -19,16 +19,18 @@ T = TypeVar("T")
 def reads_ahead(
     store: Store, names: Sequence[str], read: Callable[[Store, str], T]
 ) -> Generator[T]:
-    """What is read of each name, in their order; of a bucket while the next ones are being read.
+    """Yield what is read of each name, in their order; from a bucket while the next ones are being
+    read.
 
-    Where the generator ends early, reads under way are not waited for, as an executor would.
+    If the generator ends early, it does not wait for reads under way, as an executor would.
 
     Args:
         read: called in any thread, with a store whose waits end when the results are no longer
             needed.
     """
     if not store.is_remote:
-        yield from (read(store, name) for name in names)
+        for name in names:
+            yield read(store, name)
         return
     over = threading.Event()
     view = store.until(over)

@@ -56,8 +56,8 @@ class LocalStore(Store):
             ) from error
         if folds_case:
             raise ConfigError(
-                f"the disk of {str(path)!r} does not distinguish upper from lower case, and two partitions could share "
-                "a file. Put the output on a disk that does."
+                f"the disk of {str(path)!r} does not distinguish upper from lower case, and two "
+                "partitions could share a file. Put the output on a disk that does."
             )
 
     def sweep(self, folder: str) -> None:
@@ -110,7 +110,8 @@ class LocalStore(Store):
             raise
         except OSError as error:
             raise TransientError(
-                f"cannot read {path!r}: {error.strerror or error}. Check the disk and its permissions, then run again."
+                f"cannot read {path!r}: {error.strerror or error}. Check the disk and its "
+                "permissions, then run again."
             ) from error
         return ObjectEnd(stored_object(name, status), content)
 
@@ -123,7 +124,7 @@ class LocalStore(Store):
         return LocalUpload(self.root, name)
 
     def delete(self, name: str) -> None:
-        """Remove an object, and its folders where they are hidden and empty then."""
+        """Remove an object, and its folders if they are hidden and empty then."""
         path = self.root / name
         with storage_errors(path):
             with contextlib.suppress(NotADirectoryError):
@@ -132,10 +133,9 @@ class LocalStore(Store):
                 self._remove_empty(path.parent)
 
     def sync(self, folder: str) -> None:
-        """Flush the folder; of a hidden one also the folders above it, whose own names may be new.
+        """Flush the folder; for a hidden one also the folders above it, whose own names may be new.
 
-        A hidden folder that is gone was empty: another process has deleted the objects, and no name
-        is left to flush.
+        A hidden folder that is gone was empty: another process has deleted the objects.
         """
         path = self.root / folder
         if not is_hidden(folder):
@@ -150,11 +150,8 @@ class LocalStore(Store):
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
         try:
             with os.scandir(self.root / folder) as entries:
-                return [
-                    entry
-                    for entry in entries
-                    if not entry.name.startswith(".") and is_text(entry.name)
-                ]
+                visible = [entry for entry in entries if not entry.name.startswith(".")]
+                return [entry for entry in visible if is_text(entry.name)]
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:

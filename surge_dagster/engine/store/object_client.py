@@ -23,8 +23,8 @@ from surge_dagster.engine.store.gcp import GcpOptions
 from surge_dagster.engine.support.urls import is_bare
 
 NO_ENDPOINT = (
-    "expected as endpoint the base URL of a service, without user, query or fragment; credentials belong into the "
-    "environment or into storage_options"
+    "expected as endpoint the base URL of a service, without user, query or fragment; credentials "
+    "belong into the environment or into storage_options"
 )
 _GCS_ENDPOINT = "https://storage.googleapis.com"
 _GCS_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
@@ -86,8 +86,8 @@ class ClientLimits:
 def connect(
     scheme: str, bucket: str, options: StorageOptions, limits: ClientLimits
 ) -> tuple[Any, str]:
-    """The obstore client of a whole bucket, and the base URL of its service, empty where only
-    obstore knows it.
+    """Return the obstore client of a whole bucket, and the base URL of its service; "" if obstore
+    chooses it.
 
     Raises:
         BaseError, ValueError, TypeError: obstore refuses the options; the text may quote them.
@@ -132,7 +132,8 @@ def _connect_s3(
         import boto3
     except ImportError as error:
         raise ConfigError(
-            f"S3 needs the package {error.name}, which is not installed: pip install 'surge-dagster[s3]'"
+            f"S3 needs the package {error.name}, which is not installed: "
+            "pip install 'surge-dagster[s3]'"
         ) from error
     from obstore.auth.boto3 import Boto3CredentialProvider
     from obstore.store import S3Store
@@ -146,27 +147,22 @@ def _connect_s3(
         )
         has_credentials = session.get_credentials() is not None
         provider = Boto3CredentialProvider(session, ttl=_BOTO3_REFRESH) if has_credentials else None
-    except (
-        Exception
-    ) as error:  # a program, a service or a file provides credentials, and may raise any type
+    except Exception as error:  # what provides credentials may raise any type
         raise ConfigError(
-            f"the S3 credentials cannot be read ({type(error).__name__}): check AWS_PROFILE, both of "
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and where the profile says that they come from."
+            f"the S3 credentials cannot be read ({type(error).__name__}): check AWS_PROFILE, both "
+            "of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and where the profile says that they "
+            "come from."
         ) from None
     if provider is None:
         raise ConfigError(
-            "no credentials for S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or run where "
-            "the machine has a role."
+            "no credentials for S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, "
+            "or run where the machine has a role."
         )
-    region = (
-        options.region or os.environ.get("AWS_REGION") or session.region_name or _DEFAULT_REGION
-    )
-    endpoint = (
-        endpoint
-        or os.environ.get("AWS_ENDPOINT_URL_S3")
-        or os.environ.get("AWS_ENDPOINT_URL")
-        or ""
-    )
+    environment = os.environ
+    region = options.region or environment.get("AWS_REGION") or session.region_name
+    region = region or _DEFAULT_REGION
+    endpoint = endpoint or environment.get("AWS_ENDPOINT_URL_S3", "")
+    endpoint = endpoint or environment.get("AWS_ENDPOINT_URL", "")
     endpoint = endpoint.rstrip("/") or f"https://s3.{region}.amazonaws.com"
     store = S3Store(
         bucket,
@@ -197,8 +193,9 @@ def _connect_gcs(
             credentials = options.gcp.load(_GCS_SCOPE)
     except (GoogleAuthError, OSError, ValueError) as error:
         raise ConfigError(
-            f"no credentials for GCS ({type(error).__name__}): set GOOGLE_APPLICATION_CREDENTIALS, run `gcloud "
-            "auth application-default login`, or give the setting gcp, or `service_account` in storage_options."
+            f"no credentials for GCS ({type(error).__name__}): set GOOGLE_APPLICATION_CREDENTIALS, "
+            "run `gcloud auth application-default login`, or give the setting gcp, or "
+            "`service_account` in storage_options."
         ) from None
     store = GCSStore(
         bucket,
@@ -212,5 +209,6 @@ def _connect_gcs(
 def _without_traceback(record: logging.LogRecord) -> bool:
     """Let a record pass without its traceback, which quotes the error of the program that provides
     credentials."""
-    record.exc_info = record.exc_text = None
+    record.exc_info = None
+    record.exc_text = None
     return True

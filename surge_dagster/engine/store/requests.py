@@ -4,8 +4,8 @@ obstore repeats a request by itself: three tries with exponential back-off (`Cli
 gives up is final. An object that the store refuses to give fails one partition. Every other error
 ends the run: the next object would meet it too.
 
-obstore's errors quote requests and answers, which may hold secrets. The errors raised here show only
-the status, the store's own code and a remedy.
+obstore's errors quote requests and answers, which may hold secrets. The errors raised here show
+only the status, the store's own code and a remedy.
 
 obstore blocks without letting signals through, and Python waits for its threads when it exits. So
 each request runs in a daemon thread that the caller can leave behind.
@@ -30,7 +30,7 @@ _STATUS = re.compile(r"status(?: code)?: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>")
 
 _LATER = "Run again when the store answers."
-_REGION = "The bucket is in another region: set AWS_REGION, or `region` in storage_options, and run again."
+_REGION = "The bucket is in another region. Set AWS_REGION, or `region` in storage_options."
 _CREDENTIALS = (
     "The credentials are missing, wrong, expired or lack a right. Provide others, run again."
 )

@@ -28,7 +28,7 @@ class StoredObject(NamedTuple):  # a listing makes and compares tens of thousand
 
 
 def plain_etag(etag: str | None) -> str:
-    """An etag without its quotes, which Azure's listings leave out."""
+    """Return an etag without its quotes, which Azure's listings leave out."""
     return (etag or "").strip('"')
 
 
@@ -64,7 +64,7 @@ class Upload(ABC):
 
         Args:
             still_wanted: called last, and again whenever another writer has replaced the object
-                meanwhile; what it raises stops the publication.
+                since; what it raises stops the publication.
         """
 
 
@@ -87,23 +87,21 @@ class Store(ABC):
         self.identity = identity
 
     def until(self, over: threading.Event) -> Self:
-        """The same store; once `over` is set, its operations raise `Cancelled` instead of waiting."""
+        """Return the same store; once `over` is set, its operations raise `Cancelled` instead of
+        waiting."""
         return self
 
     def location(self, name: str) -> str:
-        """The path or URL of an object, for messages and receipts."""
+        """Return the path or URL of an object, for messages and receipts."""
         return f"{self.url}/{name}"
 
     def prepare(self, folder: str) -> None:  # noqa: B027
-        """Make a folder that is not hidden ready for writing; `ConfigError` where it cannot be
+        """Make a folder that is not hidden ready for writing; raises `ConfigError` if it cannot be
         used."""
 
     def require_conditions(self, name: str) -> None:  # noqa: B027
-        """Refuse a store with a `ConfigError` where a writer may replace what another one has just
-        published as `name`.
-
-        It is small, and is removed from such a store.
-        """
+        """Raise `ConfigError`, and remove the small object `name`, if a writer could replace what
+        another one has just published there."""
 
     def sweep(self, folder: str) -> None:  # noqa: B027
         """Remove the temp files of dead writers in a folder and, if it is hidden, below it; a
@@ -119,22 +117,20 @@ class Store(ABC):
 
     @abstractmethod
     def folders(self) -> Sequence[str]:
-        """Names of the folders at the root, sorted; hidden ones are left out."""
+        """Return the names of the folders at the root, sorted; hidden ones are left out."""
 
     @abstractmethod
     def open(self, name: str, listed: StoredObject | None = None) -> pa.NativeFile:
-        """Open an object for reading; as it was `listed`, or `FileNotFoundError` where that version
-        is gone."""
+        """Open an object for reading; raises `FileNotFoundError` if the `listed` version is gone."""
 
     @abstractmethod
     def read_end(self, name: str, size: int) -> ObjectEnd:
-        """The last `size` bytes of an object, or all of it; `FileNotFoundError` where there is
-        none."""
+        """Return the last `size` bytes of an object, or all of it; raises `FileNotFoundError`."""
 
     @abstractmethod
     def is_settled(self, stored: StoredObject, seen_ns: int) -> bool:
-        """Whether an object seen at a time (Unix, ns) can never have the same name, size and tag
-        with other content."""
+        """Return whether an object seen at a time (Unix, ns) can never have the same name, size and
+        tag with other content."""
 
     @abstractmethod
     def create(self, name: str) -> Upload:

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 
 def counted(number: int, noun: str) -> str:
-    """A number and its noun, which is in the plural unless the number is 1."""
-    plural = "" if number == 1 else "es" if noun.endswith("ch") else "s"
-    return f"{number:,} {noun}{plural}"
+    """Return a number and its noun, which is in the plural unless the number is 1."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def named(items: Iterable[str], most: int = 20) -> str:
-    """The first items, and the number of the others."""
+    """Return the first items, and the number of the others."""
     items = list(items)
-    return ", ".join(items[:most]) + (
-        f" and {counted(len(items) - most, 'other')}" if len(items) > most else ""
-    )
+    shown = ", ".join(items[:most])
+    return shown if len(items) <= most else f"{shown} and {counted(len(items) - most, 'other')}"

@@ -38,8 +38,8 @@ def cache_root() -> Path:
 
 
 def place(name: str) -> Path:
-    """The path of what is cached under `name`, in a folder that neither belongs to others nor is
-    open to all."""
+    """Return the path of what is cached under `name`, in a folder that neither belongs to others
+    nor is open to all."""
     path = cache_root() / name
     for folder in dict.fromkeys((cache_root(), path.parent)):
         _refuse_shared(folder)
@@ -47,7 +47,7 @@ def place(name: str) -> Path:
 
 
 def read_json(name: str) -> dict[str, Any] | None:
-    """The document cached under `name`; None when it is missing or cannot be read."""
+    """Return the document cached under `name`; None if it is missing or cannot be read."""
     try:
         document = json.loads(read_bytes(name) or b"")
     except ValueError:
@@ -56,7 +56,7 @@ def read_json(name: str) -> dict[str, Any] | None:
 
 
 def read_bytes(name: str) -> bytes | None:
-    """The content cached under `name`; None when it is missing or cannot be read."""
+    """Return the content cached under `name`; None if it is missing or cannot be read."""
     try:
         return place(name).read_bytes()
     except OSError:
@@ -65,8 +65,8 @@ def read_bytes(name: str) -> bytes | None:
 
 @contextlib.contextmanager
 def lock(name: str, patience_seconds: float = _PATIENCE_SECONDS) -> Iterator[bool]:
-    """Holds a lock file against other processes; yields False where that fails or takes longer than
-    the patience."""
+    """Hold a lock file against other processes; yields False if that fails or takes longer than the
+    patience."""
     target = place(name)
     held = FileLock(target, timeout=patience_seconds)
     try:
@@ -83,12 +83,12 @@ def lock(name: str, patience_seconds: float = _PATIENCE_SECONDS) -> Iterator[boo
 
 
 def write_json(name: str, document: dict[str, Any]) -> None:
-    """Caches `document` under `name` (a relative path); a failed write is only logged."""
+    """Cache `document` under `name`, a relative path; a failed write is only logged."""
     write_bytes(name, json.dumps(document, indent=1, sort_keys=True).encode())
 
 
 def write_bytes(name: str, content: bytes) -> None:
-    """Caches `content` under `name`, atomically; a failed write is only logged."""
+    """Cache `content` under `name`, atomically; a failed write is only logged."""
     target = place(name)
     temporary = None
     try:
@@ -106,9 +106,10 @@ def write_bytes(name: str, content: bytes) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder in the cache that is this user's alone, whatever the umask is."""
+    """Make a folder in the cache that only this user may enter, whatever the umask is."""
     inside = folder.relative_to(cache_root()).parents
-    for each in (*(cache_root() / parent for parent in reversed(inside)), folder):
+    above = [cache_root() / parent for parent in reversed(inside)]
+    for each in (*above, folder):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
@@ -119,15 +120,17 @@ def _refuse_shared(folder: Path) -> None:
         return  # there is none yet, or nothing can be read from it
     if status.st_uid not in (os.geteuid(), 0):
         what = f"belongs to another user (uid {status.st_uid}; this process has {os.geteuid()})"
-        remedy = "Set SURGE_CACHE_DIR to a folder of the user that runs this, or give them this one with chown"
-    elif (
-        status.st_mode & stat.S_IWOTH
-    ):  # a group is often the user's own, or that of a Kubernetes volume
+        remedy = "Set SURGE_CACHE_DIR to a folder of this user, or give them this one with chown"
+    # a group is often the user's own, or that of a Kubernetes volume
+    elif status.st_mode & stat.S_IWOTH:
         what = f"can be written by all users (its mode is {stat.S_IMODE(status.st_mode):o})"
-        remedy = "Remove its content and run `chmod o-w` on it, or set SURGE_CACHE_DIR to a folder of your own"
+        remedy = (
+            "Remove its content and run `chmod o-w` on it, or set SURGE_CACHE_DIR to a folder of "
+            "your own"
+        )
     else:
         return
     raise ConfigError(
-        f"the cache folder {str(folder)!r} {what}; what others put there would change the vectors of every run. "
-        f"{remedy}."
+        f"the cache folder {str(folder)!r} {what}; what others put there would change the vectors "
+        f"of every run. {remedy}."
     )

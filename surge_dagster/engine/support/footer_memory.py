@@ -41,7 +41,7 @@ class FooterMemory(Generic[T]):
         return footers
 
     def remember(self, name: str, tag: Tag, footer: T) -> None:
-        """Keep what was read of a version of a file whose next version is sure to have another tag."""
+        """Keep what was read of a version of a file; its next version must have another tag."""
         self._entries()[name] = tag, footer
 
     def forget_others(self, names: Collection[str]) -> None:

@@ -1,8 +1,8 @@
 """The ledger of resident bytes: data that is read ahead, buffered, encoded or waiting for storage.
 
-A stage reserves bytes before it holds them and releases them afterwards; a stage that finds too few
-left waits until another one releases. The limit is checked once, at the start, against the largest
-sum that a single SuperBatch can need, so that waiting always ends.
+A stage reserves bytes before it holds them and releases them afterwards. If too few remain, it
+waits until another stage releases some. The limit is checked once, at the start, against the
+largest sum that a single SuperBatch can need, so that waiting always ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Ledger:
         self._waiting = 0
 
     def reserve(self, size: int, cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Hold `size` bytes, waiting until they fit; raises `Cancelled` once `cancelled()` is true."""
+        """Hold `size` bytes, waiting until they fit; raises `Cancelled` once `cancelled()` is
+        true."""
         if size > self.limit:
             raise ValueError(f"cannot reserve {size:,} bytes under a limit of {self.limit:,}")
         with self._lock:

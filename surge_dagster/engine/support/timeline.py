@@ -30,9 +30,7 @@ class Lane:
         self.ended = max(self.ended, ended)
 
     def span(self, run_begun: float) -> Span | None:
-        """The span in seconds since `run_begun`; None without any work."""
-        return (
-            Span(self.begun - run_begun, self.ended - run_begun, self.seconds)
-            if self.ended > self.begun
-            else None
-        )
+        """Return the span in seconds since `run_begun`; None without any work."""
+        if self.ended <= self.begun:
+            return None
+        return Span(self.begun - run_begun, self.ended - run_begun, self.seconds)

@@ -24,22 +24,23 @@ from surge_dagster.engine.errors import TransientError
 
 UNREADABLE = (OSError, pa.ArrowException, UnicodeError)
 
+_GIVE_RIGHT = "Give the user that runs this the right to read it, then run again."
+_RAISE_LIMIT = "Raise the limit of open files, then run again."
 _REMEDIES = {
-    **dict.fromkeys(
-        (errno.EACCES, errno.EPERM),
-        "Give the user that runs this the right to read it, then run again.",
-    ),
-    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Raise the limit of open files, then run again."),
+    errno.EACCES: _GIVE_RIGHT,
+    errno.EPERM: _GIVE_RIGHT,
+    errno.EMFILE: _RAISE_LIMIT,
+    errno.ENFILE: _RAISE_LIMIT,
 }
 
 
 def is_systems(error: BaseException) -> TypeGuard[OSError]:
-    """Whether the operating system did not give the file, so that nothing is known of its content."""
+    """Return whether the operating system did not give the file, so that its content is unknown."""
     return isinstance(error, OSError) and error.errno is not None
 
 
 def not_given(what: str, error: OSError, key: str | None = None) -> TransientError:
-    """The error to raise where `is_systems` holds: the system's message, and what to do."""
+    """Return the error to raise if `is_systems` holds: the system's message, and what to do."""
     code = error.errno or 0
     said = f"{os.strerror(code)}. {_REMEDIES.get(code, 'Run again when its storage answers.')}"
     where = "" if key is None else f"partition {key!r}: "
@@ -47,12 +48,12 @@ def not_given(what: str, error: OSError, key: str | None = None) -> TransientErr
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text as a part of a sentence, or the error's type where it has
+    """Return the first line of an error's text as a part of a sentence; the error's type if it has
     no text."""
     return visible((str(error).splitlines() or [""])[0].rstrip(". ")) or type(error).__name__
 
 
 def visible(text: str) -> str:
-    """The text with characters escaped that cannot be printed: names of files and columns may have
+    """Return the text with unprintable characters escaped: names of files and columns may have
     any."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

@@ -20,7 +20,7 @@ def is_object_store(url: str | Path) -> bool:
 
 
 def split_url(url: str, *, what: str) -> SplitResult:
-    """The parts of a URL; the error of another text does not show it, since it may hold a password."""
+    """Return the parts of a URL; an error does not show it, since it may hold a password."""
     try:
         return urlsplit(url)
     except ValueError as error:
@@ -30,7 +30,7 @@ def split_url(url: str, *, what: str) -> SplitResult:
 
 
 def is_bare(url: str) -> bool:
-    """Whether a URL has no user, query or fragment, where secrets may be; a path has none of them."""
+    """Return whether a URL has no user, query or fragment, which may hold secrets."""
     if "://" not in url:
         return True
     try:
@@ -41,21 +41,22 @@ def is_bare(url: str) -> bool:
 
 
 def local_path(url: str | Path, *, what: str) -> Path:
-    """The absolute local path behind a path or `file://` URL."""
+    """Return the absolute local path behind a path or `file://` URL."""
     text = str(url)
     if not text.strip():
         raise ConfigError(f"the {what} is empty: give a path or a URL.")
     if not is_text(text):
         raise ConfigError(
-            f"cannot open {what} {printable(text)!r}: the path is not UTF-8. Rename it, or give another."
+            f"cannot open {what} {printable(text)!r}: the path is not UTF-8. Rename it, or give "
+            "another."
         )
     if "://" not in text:
         scheme, colon, _ = text.partition(":")
         if colon and scheme.lower() in _SCHEMES:
             # The message does not show the rest: it may hold a password.
             raise ConfigError(
-                f"the {what} begins with {scheme}: but is no URL: expected {scheme}://, or ./{scheme}: for a folder "
-                "of that name."
+                f"the {what} begins with {scheme}: but is no URL: expected {scheme}://, or "
+                f"./{scheme}: for a folder of that name."
             )
         try:
             return Path(text).expanduser().absolute()
@@ -67,7 +68,7 @@ def local_path(url: str | Path, *, what: str) -> Path:
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return Path(unquote(parts.path))
     shown = f"{parts.scheme}://{parts.hostname or ''}{parts.path}"  # the rest may hold a password
+    buckets = "" if what == "folder" else ", or a bucket: s3://, gs:// or az://"
     raise ConfigError(
-        f"cannot open {what} {shown!r}: expected a local path or a file:// URL"
-        + ("." if what == "folder" else ", or a bucket: s3://, gs:// or az://.")
+        f"cannot open {what} {shown!r}: expected a local path or a file:// URL{buckets}."
     )

@@ -10,6 +10,7 @@ therefore waits in short turns.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import threading
@@ -30,18 +31,18 @@ T = TypeVar("T")
 
 def wait_in_turns(wait: Callable[[float], bool], seconds: float | None = None) -> bool:
     """Wait without end or for some seconds until `wait`, which gets the seconds of a turn, is true;
-    whether it was."""
-    end = None if seconds is None else time.monotonic() + seconds
+    return whether it was."""
+    end = math.inf if seconds is None else time.monotonic() + seconds
     while True:
-        left = None if end is None else max(0.0, end - time.monotonic())
-        if wait(TURN_SECONDS if left is None else min(TURN_SECONDS, left)):
+        remaining = max(0.0, end - time.monotonic())
+        if wait(min(TURN_SECONDS, remaining)):
             return True
-        if left is not None and left <= TURN_SECONDS:
+        if remaining <= TURN_SECONDS:
             return False
 
 
 def next_item(items: queue.Queue[T] | queue.SimpleQueue[T]) -> T:
-    """The next item of a queue; waits until there is one."""
+    """Return the next item of a queue; waits until there is one."""
     while True:
         try:
             return items.get(timeout=TURN_SECONDS)
@@ -52,8 +53,8 @@ def next_item(items: queue.Queue[T] | queue.SimpleQueue[T]) -> T:
 def in_background(call: Callable[[], T], name: str) -> Future[T]:
     """Call it in a daemon thread, because Python waits for its other threads when it exits.
 
-    As many threads are kept as calls were ever under way. Whoever starts one waits until it has got
-    a core, which takes milliseconds where a CPU encoder uses them all.
+    As many threads are kept as calls were ever under way: starting one waits for a core, which
+    takes milliseconds if a CPU encoder uses them all.
     """
     answer: Future[T] = Future()
     _BACKGROUND.submit(call, name, answer)
@@ -105,7 +106,7 @@ os.register_at_fork(after_in_child=_forget_threads)
 
 
 def result_of(answer: Future[T]) -> T:
-    """The result of a call in the background, or what it raised; waits until there is one."""
+    """Return the result of a call in the background, or raise what it raised; waits for it."""
     while not futures_wait([answer], TURN_SECONDS).done:
         pass
     return answer.result()
@@ -119,16 +120,6 @@ def wait_for_thread(thread: threading.Thread, seconds: float | None = None) -> b
         return not thread.is_alive()
 
     return wait_in_turns(wait, seconds)
-
-
-def rest(seconds: float, is_over: Callable[[], bool] = lambda: False) -> None:
-    """Sleep in turns, so that a signal that another thread received, or `is_over`, ends the sleep."""
-
-    def wait(turn: float) -> bool:
-        time.sleep(turn)
-        return is_over()
-
-    wait_in_turns(wait, seconds)
 
 
 @contextmanager
@@ -164,7 +155,7 @@ class StopSignal:
         stopping: set when no further SuperBatch is begun, for whatever reason.
         over: set when no thread waits for the store any longer: it is down, or the grace time has
             passed.
-        requested_at: when the run was asked to stop, on the monotonic clock; None where it was not.
+        requested_at: when the run was asked to stop, on the monotonic clock; None if it was not.
         abandoned: whether the caller no longer waits for the run.
     """
 

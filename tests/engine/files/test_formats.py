@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 import sys
@@ -103,12 +102,6 @@ def test_facts_of_any_length_and_of_misleading_content_are_read_from_the_end_of_
     assert facts_by_file(tmp_path, file_of(facts)) == facts
 
 
-def test_footer_of_many_row_groups_is_read_whole(tmp_path: Path) -> None:
-    content = file_of(replace(FACTS, rows=60), groups=60)
-    assert footer_bytes(content) > END_BYTES
-    assert facts_by_file(tmp_path, content) == facts_in(content)
-
-
 def test_flipped_bit_never_gives_other_facts(tmp_path: Path) -> None:
     content = file_of(FACTS)
     first = len(content) - 8 - footer_bytes(content)
@@ -126,18 +119,6 @@ def test_flipped_bit_never_gives_other_facts(tmp_path: Path) -> None:
             "the footer's beginning and what follows it are always refused"
         )
     assert harmless, "columns and row groups are not what this decides"
-
-
-def test_damage_of_several_bytes_never_gives_other_facts(tmp_path: Path) -> None:
-    content, random = file_of(FACTS), Random(0)
-    first = len(content) - 8 - footer_bytes(content)
-    for _ in range(200):
-        damaged = bytearray(content)
-        start = random.randrange(first, len(content))
-        stop = min(len(content), start + random.randint(1, 60))
-        damaged[start:stop] = random.choice([bytes(stop - start), random.randbytes(stop - start)])
-        with contextlib.suppress(InvalidFile):
-            assert facts_by_file(tmp_path, bytes(damaged)) == FACTS
 
 
 def test_truncated_file_is_refused(tmp_path: Path) -> None:

@@ -127,20 +127,6 @@ class TestFormat:
         assert max(sizes) == row_group_rows(dimension, 4) <= MAX_ROW_GROUP_ROWS
         assert max(sizes) * dimension * 4 <= 4 * 1024 * 1024
 
-    def test_several_pieces_make_the_same_rows_as_one(self, tmp_path: Path) -> None:
-        matrix = unit_vectors(100, 16)
-        write(tmp_path / "one", matrix)
-        write(tmp_path / "many", matrix, pieces=7)
-        assert pq.read_metadata(tmp_path / "many").num_row_groups == 7
-        assert pq.read_table(tmp_path / "one").equals(pq.read_table(tmp_path / "many"))
-
-    def test_file_without_rows_is_valid(self, tmp_path: Path) -> None:
-        written = write(tmp_path / "f", unit_vectors(0, 16))
-        assert read_facts(pq.read_metadata(tmp_path / "f")).rows == 0
-        table = pq.read_table(tmp_path / "f")
-        assert table.num_rows == 0
-        assert table.schema.equals(written)
-
     def test_polars_reads_the_vectors_as_lists(self, tmp_path: Path) -> None:
         import polars
 
@@ -149,13 +135,6 @@ class TestFormat:
         frame = polars.read_parquet(tmp_path / "f")
         assert frame["id"].to_list() == [f"id-{row}" for row in range(4)]
         np.testing.assert_array_equal(np.array(frame["embedding"].to_list(), np.float32), matrix)
-
-    def test_matrix_that_is_read_is_a_view(self, tmp_path: Path) -> None:
-        write(tmp_path / "f", unit_vectors(10, 16))
-        [batch] = pq.read_table(tmp_path / "f").to_batches()
-        view = matrix_of(batch[3:7])  # pyright: ignore[reportArgumentType]
-        values = batch.column("embedding").flatten()
-        assert view.ctypes.data == values.buffers()[1].address + 3 * 16 * 4
 
 
 class TestDamage:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -175,36 +174,3 @@ def test_whether_a_name_is_as_listed_is_asked_of_the_store_and_not_said_of_an_un
         if state.is_as_listed(file_name("s", key))
     }
     assert as_listed == {"same", "none"}
-
-
-def test_file_replaced_after_the_listing_counts_as_it_is_read(store: LocalStore) -> None:
-    publish(store, "k")
-    state = OutputState(store, "s")
-    path = publish(store, "k", version="version 2, which makes the file longer")
-    found = state.freshness(partition_of("k", [])).file
-    assert found is not None and found.facts.source_version.startswith("version 2")
-    assert (found.stored.size, found.stored.etag) == (
-        path.stat().st_size,
-        str(path.stat().st_mtime_ns),
-    )
-
-
-def test_several_threads_can_use_several_outputs(tmp_path: Path) -> None:
-    failures: list[Exception] = []
-
-    def look(root: Path) -> None:
-        try:
-            opened = LocalStore(root)
-            opened.prepare("s")
-            for number in range(40):
-                publish(opened, f"k{number % 7}", version=f"v{number}")
-                assert status(opened, f"k{number % 7}", f"v{number}") == "fresh"
-        except Exception as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=look, args=(tmp_path / str(number),)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert failures == []

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-
 import pytest
 
 from surge_dagster.engine.errors import StoreUnavailable
-from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions
 from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
@@ -73,40 +69,6 @@ def test_second_run_sends_one_listing_and_reads_no_object(
     assert len(object_server.log) == 1
     assert decide(store, version="v2") == ["stale"] * len(KEYS)
     assert reads(object_server) == []
-
-
-def test_interrupt_waits_for_no_response_and_keeps_nothing_that_comes_later(
-    store: ObjectStore, object_server: ObjectServer
-) -> None:
-    state = OutputState(store, "s")
-    opened, held = threading.Event(), threading.Semaphore(0)
-
-    def hold(method: str, target: str) -> None:
-        held.release()
-        opened.wait(60)
-
-    def interrupt() -> None:
-        for _ in range(4):
-            assert held.acquire(timeout=60)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-
-    def end(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    object_server.before = hold
-    signal.signal(signal.SIGUSR1, end)
-    interrupting = threading.Thread(target=interrupt)
-    interrupting.start()
-    with pytest.raises(KeyboardInterrupt):
-        state.look_at(KEYS[:4])
-    assert not held.acquire(blocking=False), "the client still waits for the first responses"
-    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-    interrupting.join()
-    opened.set()
-    while reading := [thread for thread in threading.enumerate() if thread.name == "surge-footer"]:
-        assert all(thread.daemon for thread in reading), "no process waits for these threads"
-        threading.Event().wait(0.01)  # they are kept, under another name
-    assert [state._is_unread(file_name("s", key)) for key in KEYS[:4]] == [True] * 4
 
 
 def test_changed_object_is_read_again_and_no_other(
@@ -179,20 +141,6 @@ def test_two_memory_stores_do_not_share_a_cache() -> None:
         state = OutputState(store, "s")
         state.look_at(["k"])
         assert state.freshness(partition_of("k", [], version=version)).status == "fresh"
-
-
-def test_unreadable_object_is_named_and_the_other_partitions_have_a_status(
-    store: ObjectStore, object_server: ObjectServer
-) -> None:
-    object_server.plan = always(Fault("status", 403), "GET", "partition%25203")
-    state = OutputState(store, "s")
-    state.look_at(KEYS)
-    others = {key: state.freshness(partition_of(key, [])) for key in KEYS}
-    unread = others.pop(KEYS[3])
-    assert str(unread.error).startswith(
-        "partition 'partition 3': it is unknown whether its file is up to date"
-    )
-    assert {unread.status, *(each.status for each in others.values())} == {"unread", "fresh"}
 
 
 def test_store_that_is_down_raises_store_unavailable(

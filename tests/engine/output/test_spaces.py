@@ -16,7 +16,6 @@ from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.spaces import claim_space, find_space, list_spaces, nearest_spaces
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.store.local_upload import LocalUpload
 
 SPEC = EncodingSpec(model="hash://16")
 HUB = EncodingSpec(model="owner/model")
@@ -77,21 +76,6 @@ class TestClaiming:
         monkeypatch.setattr(store, "folders", folders_before_it_begins)
         assert claim_space(store, space) == space
         assert [without_folder(space)] == list_spaces(store)
-
-    def test_run_that_others_overtake_again_and_again_shares_the_space_that_they_begin(
-        self, store: LocalStore, space: Space, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        look = LocalUpload._published_file
-
-        def overtaken(upload: LocalUpload) -> Any:
-            seen, other = look(upload), upload._final.with_suffix(".other")
-            other.write_text(json.dumps(space.to_json()))
-            other.rename(upload._final)
-            return seen
-
-        monkeypatch.setattr(LocalUpload, "_published_file", overtaken)
-        assert claim_space(store, space) == space
-        assert document(store, space) == space.to_json()
 
     def test_space_that_a_concurrent_run_begins_is_not_begun_beside_itself(
         self,

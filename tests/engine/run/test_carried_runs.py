@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -39,7 +38,7 @@ from tests.engine.runs import (
     make_run,
     receipts,
 )
-from tests.small_catalogs import assert_embedded, read_embedded, rewrite
+from tests.small_catalogs import assert_embedded, rewrite
 
 SELECTION = Selection(carried=("sku", "price"))
 NAMES = ("id", "text", "category", "sku", "price")
@@ -289,12 +288,6 @@ def test_ledger_covers_carried_bytes(
     )
 
 
-def test_output_without_texts_still_has_columns(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    run = completed(make_run(hash_pool, in_frames(tmp_path), tmp_path, include_text=False))
-    found = read_embedded(tmp_path, run.space.name, "small")
-    assert found.texts is None and found.facts.carried_columns == "sku: string, price: double"
-
-
 def test_file_whose_types_are_not_those_that_it_states_is_invalid(
     hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
@@ -321,16 +314,3 @@ def test_numbers_that_are_none_and_times_that_python_does_not_have_are_verified_
     ]
     [[hit]] = search(open_store(tmp_path), hash_pool, ["one"], 1)
     assert "1152921504606846976" in hit.columns["far"], hit.columns
-
-
-def test_lists_of_a_lazy_frame_of_polars_are_carried(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    frame = pl.LazyFrame(
-        {"id": ["1", "2"], "text": ["a", "b"], "key": ["k", "k"], "tags": [["x", "y" * 20], None]}
-    )
-    finish(make_run(hash_pool, FrameTable(frame, ["key"], Selection(carried=("tags",))), tmp_path))
-    assert open_embeddings(tmp_path).dataset().to_table()["tags"].to_pylist() == [
-        ["x", "y" * 20],
-        None,
-    ]

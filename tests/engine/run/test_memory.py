@@ -44,7 +44,7 @@ from tests.engine.runs import (
     smallest_limit,
     smallest_run_limit,
 )
-from tests.small_catalogs import DIMENSION, assert_embedded, keys_of, numbered_rows, partition_of
+from tests.small_catalogs import DIMENSION, keys_of, numbered_rows, partition_of
 
 ROOT = Path(__file__).parents[3]
 SPACE = EncodingSpec(model=f"hash://{DIMENSION}").resolve()
@@ -282,21 +282,6 @@ def test_hanging_store_makes_the_reader_wait(hash_pool: EncoderPool, tmp_path: P
         "three SuperBatches and the batch of rows that waits for a slot"
     )
     assert run.report.max_in_flight_texts <= 3 * 100 + 7
-
-
-def test_batches_far_larger_than_a_superbatch_are_taken_piece_by_piece(
-    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = numbered_rows("k", 5_000)
-    limit_bytes(monkeypatch, 8_000)
-    run = make_run(
-        hash_pool,
-        [partition_of("k", rows, batch_rows=5_000)],
-        tmp_path,
-        Thresholds(b_min=10, b_max=200),
-    )
-    finish(run)
-    assert_embedded(tmp_path, run.space.name, "k", rows)
 
 
 _GROWTH = """

@@ -9,15 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.files.facts import FileFacts
-from surge_dagster.engine.files.formats import file_name
-from surge_dagster.engine.files.parquet import read_facts
 from surge_dagster.engine.run.staging import STAGING, Staging
 from surge_dagster.engine.sources.partition import Partition, PartitionRange, RowBatch
 from surge_dagster.engine.sources.selection import Selection
@@ -282,51 +278,6 @@ def test_range_is_refused_where_the_ids_of_its_partition_will_not_fit(
     assert "finding repeated ids takes 9,000,000,000 bytes" in failure.reason
 
 
-def test_file_of_ranges_has_the_columns_of_an_undivided_one(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    """The first range has numbers and the second one nulls alone in a column that travels with the
-    rows."""
-    table = pa.table(
-        {"id": range(450), "text": [row[1] for row in BIG], "price": [*range(240), *[None] * 210]}
-    )
-    path = tmp_path / "c" / "category=big" / "part-0.parquet"
-    path.parent.mkdir(parents=True)
-    pq.write_table(table, path, row_group_size=60)
-    source = open_source(tmp_path / "c", selection=Selection(carried=("price",)))
-    for output, ranges in (("undivided", [()]), ("o", HALVES)):
-        for rows in ranges:
-            run = make_run(
-                hash_pool, source, tmp_path / output, ranges=ranges_of(source, rows) if rows else []
-            )
-            assert not failures(finish(run))
-    name = file_name(hash_pool.space.name, "big")
-    one, other = (pq.read_table(tmp_path / output / name) for output in ("undivided", "o"))
-    assert one.equals(other) and one["price"].null_count == 210 and one["id"].type == pa.int64()
-    facts = (
-        read_facts(pq.read_metadata(tmp_path / output / name)) for output in ("undivided", "o")
-    )
-    assert len({of_any_run(each) for each in facts}) == 1
-
-
-def test_one_run_of_all_ranges_and_other_partitions(
-    hash_pool: EncoderPool, catalog: Path, tmp_path: Path
-) -> None:
-    write_partition(catalog, "small", BIG[:10])
-    source, output = open_source(catalog), tmp_path / "o"
-    ranges = ranges_of((partition for partition in source if partition.key == "big"), *HALVES)
-    run = completed(make_run(hash_pool, source, output, ranges=ranges))
-    report = run.report
-    assert (report.partitions_written, report.texts_encoded, report.texts_reused, run.failed) == (
-        2,
-        460,
-        0,
-        False,
-    )
-    for key, rows in (("big", BIG), ("small", BIG[:10])):
-        assert_embedded(output, run.space.name, key, rows)
-
-
 def test_undivided_run_completes_ranges(
     hash_pool: EncoderPool, catalog: Path, tmp_path: Path
 ) -> None:
@@ -353,21 +304,6 @@ def test_damaged_rows_of_another_range_are_named_and_its_next_run_encodes_them(
     assert not failures(finish(run))
     assert run.report.texts_encoded == 100
     assert_complete(output, hash_pool.space.name)
-
-
-def test_rows_that_changed_under_one_version_since_they_were_staged_are_encoded_anew(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    before, after = ([sliced(rows)] for rows in (numbered_rows("old", 450), BIG))
-    run_range(hash_pool, before, tmp_path, HALVES[0])
-    run = make_run(hash_pool, after, tmp_path, ranges=ranges_of(after, HALVES[1]))
-
-    [failure] = failures(finish(run))
-
-    assert failure.transient
-    for half in HALVES:
-        assert not failures(run_range(hash_pool, after, tmp_path, half))
-    assert_complete(tmp_path, run.space.name)
 
 
 @pytest.mark.parametrize("new", [5, 0])

@@ -7,14 +7,9 @@ from typing import Any
 
 import pytest
 
-from surge_dagster.engine.files.parquet import STRING_COPIES, OutputFile
-from surge_dagster.engine.run import previous_rows, thresholds
-from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.support.ledger import Ledger
+from surge_dagster.engine.run import previous_rows
 from tests.engine.refreshes import ROWS, Output, output
-from tests.engine.runs import finish, limit_bytes, make_run, receipts
-from tests.small_catalogs import Rows, numbered_rows, partition_of
+from tests.small_catalogs import numbered_rows
 
 __all__ = ["output"]
 
@@ -50,42 +45,6 @@ def test_old_file_that_does_not_fit_is_not_used(
     monkeypatch.setattr(previous_rows, "LOOKUP_BYTES", 1 << 40)
     assert output.embed(ROWS[1:]).rows_reused == 0
     output.check(ROWS[1:])
-
-
-@pytest.mark.parametrize("beyond", [0, 1_000])
-def test_republishing_takes_only_free_memory_and_never_waits_for_gathered_rows(
-    output: Output, monkeypatch: pytest.MonkeyPatch, beyond: int
-) -> None:
-    """The file takes what is left beside a SuperBatch, or more than that."""
-    rows = [(f"id-{n}", str(n)) for n in range(950)]
-    limit_bytes(monkeypatch, 24_000)
-    monkeypatch.setattr(thresholds, "_B_MAX_FACTOR", 1)
-
-    def run(version: str, rows: Rows) -> EmbeddingRun:
-        partitions = [
-            partition_of("a", rows, version=version),
-            partition_of("b", ROWS, version=version),
-        ]
-        return make_run(output.pool, partitions, output.root, Thresholds(b_min=1000, b_max=1000))
-
-    first = run("v1", rows)
-    finish(first)
-    left = first.memory.plan.beside_superbatch - first.memory.plan.reader - (1 + STRING_COPIES) * 40
-    monkeypatch.setattr(OutputFile, "reading_bytes", lambda *_: left + beyond)
-
-    def reserve_at_once(ledger: Ledger, size: int, cancelled: Any = None) -> None:
-        if not ledger.try_reserve(size):
-            raise AssertionError(f"nothing would release the {size:,} bytes that are waited for")
-
-    monkeypatch.setattr(Ledger, "reserve", reserve_at_once)
-    outcomes = {
-        receipt.key: (receipt.action, receipt.rows_reused)
-        for receipt in receipts(finish(run("v2", rows[1:])))
-    }
-    assert outcomes == {
-        "a": ("encoded", 949),
-        "b": ("encoded", 60) if beyond else ("republished", 0),
-    }
 
 
 def test_old_file_is_given_up_when_the_ids_need_its_memory(

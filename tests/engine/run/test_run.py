@@ -256,7 +256,7 @@ def test_equal_content_under_a_new_version_is_republished_and_not_encoded(
     )
     run = make_run(hash_pool, open_source(catalog), tmp_path / "out")
     [receipt] = receipts(finish(run), "republished")
-    assert (receipt.key, receipt.source_version, receipt.superbatch) == (key, "v2", None)
+    assert (receipt.key, receipt.source_version, receipt.superbatch) == (key, "v2", 0)
     assert receipt.desired_version == first[key].desired_version
     assert receipt.etag != first[key].etag
     assert (
@@ -298,25 +298,6 @@ def test_force_encodes_everything_again(
     run = make_run(hash_pool, open_source(catalog), tmp_path / "out", force=True)
     assert keys_of(receipts(finish(run), "encoded")) == sorted(CATALOG)
     assert run.report.texts_encoded == 80
-
-
-def test_partition_removed_from_the_source_while_it_is_encoded_is_not_published(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    removed = Partition("k", "v1", partition_of("k", CATALOG["a"]).read, lambda: None)
-    [failure] = failures(finish(make_run(hash_pool, [removed], tmp_path)))
-    assert failure.transient and "it was removed" in failure.reason
-
-
-def test_republished_file_is_discarded_when_the_source_changed_again(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    run = completed(make_run(hash_pool, in_memory({"k": CATALOG["a"]}), tmp_path))
-    stale = partition_of("k", CATALOG["a"], version="v2")
-    moved_on = Partition("k", "v2", stale.read, lambda: "v3")
-    [failure] = failures(finish(make_run(hash_pool, [moved_on], tmp_path)))
-    assert failure.transient
-    assert read_embedded(tmp_path, run.space.name, "k").facts.source_version == "v1"
 
 
 def test_fewer_rows_than_announced_is_a_transient_failure(

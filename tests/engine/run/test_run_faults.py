@@ -114,20 +114,6 @@ def test_file_that_cannot_be_read_now_is_not_encoded_again(
     assert run.report.texts_encoded == 0 and path.stat() == before
 
 
-def test_store_that_fails_to_remove_staged_segments_does_not_stop_the_run(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    store = FaultyStore(tmp_path, {"big"}, "exit", file_too_large)
-    catalog = [*in_memory(CATALOG)]
-    # Refused by the store itself: the source goes away before the last segment is published.
-    big = catalog[1]
-    catalog[1] = type(big)(big.key, big.source_version, big.read, lambda: None)
-    run = make_run(hash_pool, catalog, store)
-    [failure] = failures(finish(run))
-    assert failure.key == "big"
-    assert published_files(tmp_path, run.space.name) == {"a.parquet", "c.parquet", "d.parquet"}
-
-
 def test_folder_that_cannot_be_flushed_ends_the_run_without_receipts(
     hash_pool: EncoderPool, tmp_path: Path
 ) -> None:

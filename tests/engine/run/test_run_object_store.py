@@ -158,7 +158,7 @@ class TestFailures:
             list(make_run(hash_pool, source, open_bucket(object_server)).events())
         assert object_server.objects() == before
 
-    def test_store_that_goes_down_within_a_superbatch_gets_no_more_requests_and_published_files_are_reported(
+    def test_store_that_goes_down_gets_no_more_requests(
         self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
     ) -> None:
         catalog = catalog_of(60, large=0)

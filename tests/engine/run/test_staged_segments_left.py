@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import shutil
 import threading
 from pathlib import Path
@@ -103,7 +102,7 @@ def test_verify_reports_staged_rows_of_partitions_removed_from_the_source(
 
 
 @pytest.mark.parametrize("is_forced", [False, True])
-def test_run_whose_staged_rows_another_run_removed_finds_its_file_and_fails_for_now_where_it_is_forced(
+def test_run_finds_its_file_if_another_run_removed_its_staged_rows(
     hash_pool: EncoderPool, tmp_path: Path, is_forced: bool
 ) -> None:
     """The other run publishes the partition, or finds its file up to date, just before this one
@@ -135,37 +134,6 @@ def test_run_whose_staged_rows_another_run_removed_finds_its_file_and_fails_for_
     assert not (tmp_path / STAGING).exists()
     assert finish_receipts(make_run(hash_pool, [partition_of("big", BIG)], tmp_path), "fresh")
     assert_embedded(tmp_path, run.space.name, "big", BIG)
-
-
-@pytest.mark.parametrize("overtaken_at", [1, 2, 3])
-def test_run_may_lose_its_staging_folder_before_it_is_flushed(
-    hash_pool: EncoderPool, tmp_path: Path, overtaken_at: int
-) -> None:
-    """Another run publishes the partition, and so removes the folder, between a segment and its
-    flush."""
-    syncs = itertools.count(1)
-
-    class OvertakenStore(LocalStore):
-        def sync(self, folder: str) -> None:
-            if folder.startswith(STAGING) and next(syncs) == overtaken_at:
-                other = make_run(hash_pool, [partition_of("big", BIG)], tmp_path, SMALL)
-                assert failures(list(other.events())) == []
-                assert not (tmp_path / STAGING).exists()
-            super().sync(folder)
-
-    # One thread: none stages another segment while the other run publishes.
-    run = make_run(
-        hash_pool, [partition_of("big", BIG)], OvertakenStore(tmp_path), SMALL, publish_threads=1
-    )
-    events = finish(run)
-
-    assert failures(events) == []
-    assert next(syncs) > overtaken_at
-    assert_embedded(tmp_path, run.space.name, "big", BIG)
-    assert finish_receipts(
-        make_run(UnstartedPool(hash_pool), [partition_of("big", BIG)], tmp_path), "fresh"
-    )
-    assert not (tmp_path / STAGING).exists()
 
 
 def test_two_concurrent_runs_may_stage_the_same_segments(

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.encoder.arena import Arena
-from surge_dagster.engine.errors import Cancelled, TransientError
+from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.files.facts import VectorFacts
 from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.files.parquet import read_facts
@@ -142,15 +142,6 @@ def test_run_lists_a_bucket_once_and_stages_each_segment_with_one_request(
     assert [method for method, _, _ in object_server.log[1:]] == ["PUT", "PUT"]
 
 
-def test_folder_that_another_run_removed_is_created_again(tmp_path: Path) -> None:
-    staging = staging_of(tmp_path)
-    stage(staging, ROWS, 0, vectors(20))
-    staging_of(tmp_path).remove(KEY)
-    assert not (tmp_path / STAGING).exists()
-    stage(staging, ROWS, 20, vectors(20))
-    assert len(list((tmp_path / STAGING).rglob("*.parquet"))) == 1
-
-
 @pytest.mark.parametrize(("dtype", "words"), [("float32", 10), ("float16", 10), ("float32", 300)])
 def test_assembled_file_has_every_row_and_stays_within_the_readers_share(
     tmp_path: Path, dtype: str, words: int
@@ -193,26 +184,6 @@ def test_segment_that_was_replaced_by_one_of_other_rows_is_refused(tmp_path: Pat
     with pytest.raises(TransientError, match="it holds other rows than those that were staged"):
         assemble_segments(tmp_path, ROWS[:40], segments)
     assert list(LocalStore(tmp_path).list(SPACE.name)) == []
-
-
-def test_cancelled_assembly_leaves_only_the_segments(tmp_path: Path) -> None:
-    staging = staging_of(tmp_path)
-    segments = [stage(staging, ROWS, 0, vectors(20))]
-
-    def cancel() -> None:
-        raise Cancelled
-
-    with pytest.raises(Cancelled):
-        assemble(
-            target_of(LocalStore(tmp_path)),
-            staging,
-            PARTITION,
-            read_of(ROWS[:20]),
-            segments,
-            cancel,
-        )
-    assert {path.name for path in (tmp_path / SPACE.name).iterdir()} <= {".lock"}
-    assert staging_of(tmp_path).usable(PARTITION.source) == segments
 
 
 def test_assembly_does_not_begin_when_the_source_has_changed(tmp_path: Path) -> None:

@@ -3,11 +3,9 @@ requests."""
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions
 from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
 from tests.engine.store.object_server import Fault, ObjectServer, always, on, open_bucket
-from tests.engine.store.test_store import do_concurrently
 
 PART = 64 * 1024
 NAME = "space/a%20b~0.parquet"
@@ -354,33 +351,6 @@ class TestTwoWriters:
 
                 late.publish(overtaken)
         assert object_server.content(f"some/out/{NAME}") == content
-
-    def test_failed_upload_in_parts_is_not_taken_for_an_object_that_another_writer_published_meanwhile(
-        self, object_server: ObjectServer, scheme: str
-    ) -> None:
-        """Both objects have the same size, as the files of two writers of one partition often do."""
-        ours, theirs = open_store_of(object_server, scheme), open_store_of(object_server, scheme)
-
-        def overtaken() -> None:
-            if not object_server.objects():
-                put(theirs, NAME, b"t" * IN_PARTS)
-                object_server.plan = always(Fault("status", 503), "POST", "uploadId")
-
-        with pytest.raises(TransientError, match="failed"):
-            put(ours, NAME, b"o" * IN_PARTS, overtaken)
-        assert object_server.content(f"some/out/{NAME}") == b"t" * IN_PARTS
-
-    def test_concurrent_writers_leave_one_whole_object(
-        self, object_server: ObjectServer, scheme: str
-    ) -> None:
-        def write(number: int) -> None:
-            with contextlib.suppress(TransientError):
-                put(open_store_of(object_server, scheme), NAME, bytes([number]) * 1000)
-
-        do_concurrently(*(partial(write, number) for number in range(4)))
-        content = object_server.content(f"some/out/{NAME}")
-        assert len(content) == 1000
-        assert len(set(content)) == 1
 
 
 def test_store_that_ignores_conditions_of_writes_is_refused_when_a_space_begins(

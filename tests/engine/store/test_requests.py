@@ -51,8 +51,8 @@ def operation(request: pytest.FixtureRequest) -> Operation:
 @pytest.mark.parametrize(
     ("status", "code", "remedy"),
     [
-        (301, "PermanentRedirect", "another region: set AWS_REGION"),
-        (400, "AuthorizationHeaderMalformed", "another region: set AWS_REGION"),
+        (301, "PermanentRedirect", "another region. Set AWS_REGION"),
+        (400, "AuthorizationHeaderMalformed", "another region. Set AWS_REGION"),
         (400, "ExpiredToken", "expired or lack a right. Provide others"),
         (403, "AccessDenied", "lack a right. Provide others"),
         (403, "RequestTimeTooSkewed", "clock is wrong: set it"),

@@ -89,14 +89,6 @@ class TestAtomicity:
             raise RuntimeError("midway")
         assert (visible(store), temps(store)) == (set(), [])
 
-    def test_new_version_replaces_the_old_one_in_one_step(self, store: LocalStore) -> None:
-        put(store, "space/a.parquet", b"old")
-        with store.create("space/a.parquet") as upload:
-            upload.sink.write(b"new and longer")
-            assert store.open("space/a.parquet").read() == b"old"
-            upload.publish(lambda: None)
-        assert store.open("space/a.parquet").read() == b"new and longer"
-
     def test_result_that_is_no_longer_wanted_is_discarded(self, store: LocalStore) -> None:
         def object_to() -> None:
             raise TransientError("the source changed")
@@ -202,12 +194,6 @@ class TestTempFiles:
         assert temps(store) == []
 
     @pytest.mark.timeout(60)
-    def test_wait_for_a_folder_lock_of_another_run_is_interrupted(self, store: LocalStore) -> None:
-        with (store.root / "space" / ".lock").open("w") as lock, interrupted_in_another_thread():
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            put(store, "space/a.parquet", b"x")
-
-    @pytest.mark.timeout(60)
     def test_wait_for_a_folder_lock_of_another_thread_is_interrupted(
         self, store: LocalStore
     ) -> None:
@@ -225,14 +211,6 @@ class TestTempFiles:
             put(store, "space/a.parquet", b"x")
         done.set()
         holder.join()
-
-    def test_concurrent_runs_may_sweep_and_publish(self, store: LocalStore) -> None:
-        def begin(name: str) -> None:
-            for _ in range(20):
-                store.sweep("space")
-                put(store, f"space/{name}.parquet", b"x")
-
-        do_concurrently(*[partial(begin, name) for name in "aabbcc"])
 
 
 class TestListing:
@@ -284,14 +262,6 @@ class TestListing:
         store.delete(".hidden/a/c/y")
         store.delete(".hidden/a/c/y")
         assert not (store.root / ".hidden").exists()
-
-    def test_folder_with_a_living_writer_stays(self, store: LocalStore) -> None:
-        put(store, ".hidden/a/x", b"x")
-        with store.create(".hidden/a/y") as upload:
-            store.delete(".hidden/a/x")
-            upload.sink.write(b"y")
-            upload.publish(lambda: None)
-        assert [found.name for found in store.list(".hidden", deep=True)] == [".hidden/a/y"]
 
     def test_sync_of_a_hidden_folder_that_another_process_removed_is_done(
         self, store: LocalStore

@@ -19,7 +19,6 @@ from surge_dagster.engine.support.waiting import (
     every,
     in_background,
     next_item,
-    rest,
     result_of,
     wait_for_thread,
     wait_in_turns,
@@ -70,7 +69,6 @@ def test_every_wait_is_interrupted(
         lambda: wait_for_thread(held, seconds),
         lambda: next_item(queue.Queue()),
         lambda: next_item(queue.SimpleQueue()),
-        lambda: rest(TEN_MINUTES),
     ]
     for wait in waits:
         with interrupted_in_another_thread():
