@@ -21,6 +21,7 @@ from surge_dagster.orchestration.heartbeats import (
 from surge_dagster.orchestration.launch import job_of
 from surge_dagster.orchestration.names import LOST_RUNS
 from tests.dagster.conftest import NAMES, Workbench, execute, requested, tick_for_a_minute
+from tests.service.lanes import until
 
 STARTED, CANCELING, QUEUED = (
     dg.DagsterRunStatus[name] for name in ("STARTED", "CANCELING", "QUEUED")
@@ -63,7 +64,7 @@ def test_run_renews_its_heartbeat_though_the_database_was_away(
 
         with executing(context, HeartbeatTimes(beat_seconds=0.01)):
             assert refused.wait(60)
-            rest(60, lambda: heartbeat() >= 3)
+            until(lambda: heartbeat() >= 3)
         values.append(heartbeat())
 
     with dg.DagsterInstance.ephemeral() as instance:

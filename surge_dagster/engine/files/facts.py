@@ -212,7 +212,7 @@ def entry_names(kind: type[Facts]) -> tuple[bytes, ...]:
 
 @cache
 def _readers(kind: type[Facts]) -> dict[bytes, tuple[str, Callable[[bytes], Any]]]:
-    """Return each fact's own name, and what reads its value from bytes, by the name of its entry."""
+    """Return each fact's name and what reads its value from bytes, by the name of its entry."""
     text = partial(bytes.decode, errors="replace")
     return {
         f"surge.{fact.name}".encode(): (fact.name, int if fact.type == "int" else text)

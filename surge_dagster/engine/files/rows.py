@@ -19,7 +19,7 @@ _ROW_GROUP_BYTES = 1024 * 1024
 _MOST_READ_ROWS = 1024
 OWN_COLUMNS = ("id", "text", "text_hash", "embedding")
 _DTYPES = {np.dtype("float32"): pa.float32(), np.dtype("float16"): pa.float16()}
-_BITS = {"int8": 8, "binary": 1}  # of a value, where vectors are stored as bytes
+_BITS = {"int8": 8, "binary": 1}  # of a value, if vectors are stored as bytes
 
 
 @dataclass(frozen=True, slots=True)

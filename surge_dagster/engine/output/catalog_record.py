@@ -2,7 +2,7 @@
 
 Partitions of two catalogs may have equal keys, and each catalog would replace the other's files. So
 the first run of a space records its catalog there, and a run over another one is refused. A catalog
-is recognized by its name where it was given one, else by its place. A place may be reached through
+is recognized by its name if it was given one, else by its place. A place may be reached through
 another path, and a catalog may be moved together with its output: both are the same catalog still.
 """
 
@@ -59,9 +59,10 @@ class CatalogRecord:
             return True
         if not (self.is_local and recorded.is_local):
             return False
-        beside = self.beside_output is not None and self.beside_output == recorded.beside_output
-        moved = beside and not Path(recorded.place).exists()
-        return moved or os.path.realpath(self.place) == os.path.realpath(recorded.place)
+        is_beside = self.beside_output is not None
+        is_beside = is_beside and self.beside_output == recorded.beside_output
+        is_moved = is_beside and not Path(recorded.place).exists()
+        return is_moved or os.path.realpath(self.place) == os.path.realpath(recorded.place)
 
     def require_same(
         self, recorded: CatalogRecord | None, space: str, store: Store
@@ -76,8 +77,8 @@ class CatalogRecord:
         raise ConfigError(
             f"the space {space} in {store.url!r} holds embeddings of the catalog "
             f"{recorded.shown!r}, and this run reads {own}. Two catalogs would replace each "
-            "other's files: give each its own output. If it is the same one, moved or reached another way, "
-            f"say so once with the setting catalog_name: {recorded.shown}"
+            "other's files: give each its own output. If it is the same one, moved or reached "
+            f"another way, say so once with the setting catalog_name: {recorded.shown}"
         )
 
     def require_apart(self, store: Store) -> None:

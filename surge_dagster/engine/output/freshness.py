@@ -1,4 +1,4 @@
-"""Which files an output has and which of them are fresh, decided from the files alone: there is no
+"""Which files an output has and which of them are fresh, decided only from the files: there is no
 transaction log.
 
 One listing says which files exist, and the end of each file says what it holds. What was read is

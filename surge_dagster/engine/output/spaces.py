@@ -11,8 +11,8 @@ The space that was claimed last counts, and only a run that an operator launches
 that answer a request the one with the highest turn counts, and the first by name where turns are
 equal, as after two concurrent claims.
 
-`space.json` also names the catalog (`catalog_record`) and, where the model was given as a folder,
-that folder. Both are those of the last run, and no part of the space's identity. Nor is the
+`space.json` also names the catalog (`catalog_record`) and, if the model was given as a folder, that
+folder. Both are those of the last run, and no part of the space's identity. Nor is the
 tokenizer, which is that of the first run: files and versions of libraries that the model's digest
 does not cover may change it, and then a run is refused.
 """
@@ -88,13 +88,10 @@ def recorded_catalog(store: Store, space: Space) -> CatalogRecord | None:
 
 def claim_space(store: Store, space: Space, catalog: CatalogRecord | None = None) -> Space:
     """Prepare the space's folder for writing and describe the space there; from now on its request
-    means this space.
+    means this space. Return the space as this output has it.
 
     Args:
         catalog: what its files are made from; None: it is neither compared nor recorded.
-
-    Returns:
-        The space as this output has it.
 
     Raises:
         ConfigError: the output is itself a space's folder, cannot be written, has another space
@@ -115,29 +112,39 @@ def claim_space(store: Store, space: Space, catalog: CatalogRecord | None = None
             log.warning("%s", _why(space, before))
     else:
         own.space.require_tokenizer(space.tokenizer)
-    space = replace(space, name=own.space.name if own else space.name)
-    if own is not None and catalog is not None:
-        own.holding(catalog, store)  # before anything is written
+        space = replace(space, name=own.space.name)
+        if catalog is not None:
+            own.holding(catalog, store)  # before anything is written
     store.prepare(space.name)
-    request = space.requested.as_dict()
+
     described = own or _Described(space, space.to_json())
-    document = described.document if catalog is None else described.holding(catalog, store)
-    if request not in described.requests:
-        document = document | {"also_requested": [*described.requests[1:], request]}
-    turns_of_others = [
-        other.turn for other in known if other is not own and request in other.requests
-    ]
-    if turns_of_others and max(turns_of_others) >= described.turn:
-        document = document | {"turn": max(turns_of_others) + 1}
+    document = dict(described.document)
+    if catalog is not None:
+        document |= described.holding(catalog, store)
+    document |= _meaning(described, known, space.requested.as_dict())
     if space.model_folder:
-        document = document | {"model_folder": space.model_folder}
+        document["model_folder"] = space.model_folder
     if space.tokenizer:
-        document = {"tokenizer": space.tokenizer} | document
+        document.setdefault("tokenizer", space.tokenizer)
     if own is None or document != own.document:
         _write(store, space, document, described.catalog)
     if own is None:
         store.require_conditions(f"{space.name}/{SPACE_FILE}")
     return space
+
+
+def _meaning(
+    own: _Described, known: Iterable[_Described], request: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the entries of a space's document that make a request mean this space."""
+    entries: dict[str, Any] = {}
+    if request not in own.requests:
+        entries["also_requested"] = [*own.requests[1:], request]
+    for other in known:
+        answers = other.space.name != own.space.name and request in other.requests
+        if answers and other.turn >= entries.get("turn", own.turn):
+            entries["turn"] = other.turn + 1
+    return entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,10 +260,9 @@ def _in_its_folder(store: Store, space: Space) -> _Described | None:
     another space has it."""
     own = _described(store, space.name)
     if own is not None and own.space.spec_sha256 != space.spec_sha256:
-        where, spec = store.location(space.name), own.space.spec_sha256[:12]
         raise ConfigError(
-            f"the folder {where!r} has another space (spec {spec}). Move it away or use another "
-            "output."
+            f"the folder {store.location(space.name)!r} has another space (spec "
+            f"{own.space.spec_sha256[:12]}). Move it away or use another output."
         )
     return own
 

@@ -2,7 +2,7 @@
 
 How many rows a partition has is unknown while it streams in, so the rule looks at what is held.
 Closed partitions are *pending*; the one being read is *current*. When pending and current together
-would exceed B_max, pending is flushed and current moves to an empty slot. When current alone would
+would exceed B_max, pending is flushed and current moves to an empty slot. When only current would
 exceed B_max it is oversized: what is held of it is emitted as a segment, and so on until its tail,
 which is batched with what follows. At a partition's end, pending texts at or past B_min are
 flushed. So a partition that fits is never split, and no SuperBatch ever holds more than B_max.
@@ -194,7 +194,7 @@ class Aggregator:
         current = self._require_open()
         bounds = self._bounds
         if self._pending.held and self.held_bytes > bounds.b_max_bytes:
-            # only an empty partition gets here: its overhead alone did not fit
+            # only an empty partition gets here: its overhead did not fit
             yield self._flush_pending()
         current.read = read
         self._current = None

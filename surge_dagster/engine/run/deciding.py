@@ -49,29 +49,37 @@ def decide(
         divided.setdefault(rows.key, []).append(rows)
     for partition in outputs.looked_at(partitions) if known is None else partitions:
         stop.require_running()
+        parts = divided.pop(partition.key, [])
         try:
             _require_new(partition, keys)
             keys.add(partition.key)
             freshness = outputs.freshness(partition) if known is None else known[partition.key]
             decision = _decision(partition, freshness, outputs, force)
-            parts = divided.pop(partition.key, [])
-            if parts and isinstance(decision, PartitionToRead):
-                for rows in parts:
-                    _require_rows(partition, rows)
-                for rows in parts:
-                    yield replace(decision, range=rows, is_divided=True)
-                continue
+            found = _cut(decision, parts)
         except StoreUnavailable:
             raise
         except (SurgeError, OSError) as error:
-            decision = failure_of(partition, error)
-        yield decision
+            found = [failure_of(partition, error)]
+        yield from found
     for key, parts in divided.items():
         reason = (
             f"{parts[0]} were to be encoded, and the source has no such partition now. "
             "Divide it anew."
         )
         yield Failure(key, reason, transient=True)
+
+
+def _cut(
+    decision: Receipt | PartitionToRead, ranges: Sequence[PartitionRange]
+) -> list[Receipt | Failure | PartitionToRead]:
+    """Return what is read of a partition: these ranges, or all of it without any."""
+    if not ranges or isinstance(decision, Receipt):
+        return [decision]
+    found: list[Receipt | Failure | PartitionToRead] = []
+    for rows in ranges:
+        _require_rows(decision.source, rows)
+        found.append(replace(decision, range=rows, is_divided=True))
+    return found
 
 
 def _require_rows(partition: Partition, rows: PartitionRange) -> None:

@@ -75,7 +75,7 @@ class EmbeddingRun:
             ask again.
         include_text: write the text column.
         memory_limit_bytes: data that may be resident at any time; None is half of the memory that
-            the process may use, of which three SuperBatches take what they need.
+            the process may use.
         grace_seconds: how long a run that is stopped may take to publish what is encoded.
         observer: watches what is published, such as a `ChangeFeed`.
         publish_threads: files serialized and published concurrently; None follows from the store
@@ -144,8 +144,7 @@ class EmbeddingRun:
 
     @property
     def memory(self) -> RunMemory:
-        """Thresholds of the SuperBatches and what the run holds; there is none before the encoder
-        was needed."""
+        """Thresholds of the SuperBatches and what the run holds, once the encoder was needed."""
         if self._memory is None:
             raise RuntimeError("the run has not begun to encode")
         return self._memory
@@ -157,7 +156,7 @@ class EmbeddingRun:
 
     @property
     def stopped(self) -> bool:
-        """Whether the run was asked to end early."""
+        """Whether `stop` was called."""
         return self._stop.requested_at is not None
 
     @property
@@ -259,7 +258,8 @@ class EmbeddingRun:
         """The files of the run's space."""
         for known in list_spaces(self._store):
             if known.spec_sha256 == self.space.spec_sha256:
-                self.space, self.space_is_known = known, True
+                self.space = known
+                self.space_is_known = True
                 self._describe_space()
         if self._outputs is not None and self._outputs.space == self.space.name:
             return self._outputs

@@ -194,8 +194,9 @@ def plan_memory(bounds: Bounds, result: ResultMemory, limit: int) -> MemoryPlan:
     if limit < least:
         raise ConfigError(
             f"One SuperBatch of {bounds.b_max:,} texts and {bounds.b_max_bytes:,} bytes does not "
-            f"fit the memory limit of {limit:,} bytes (half of this machine's or container's memory "
-            f"unless memory_limit_bytes is set): the smallest that works is {least:,}. Raise "
+            f"fit the memory limit of {limit:,} bytes (half of this machine's or container's "
+            "memory unless memory_limit_bytes is set): the smallest that works is "
+            f"{least:,}. Raise "
             "memory_limit_bytes, or lower b_max (and b_min with it) or max_text_bytes."
         )
     return MemoryPlan(limit, _READER_BYTES, limit - least + _LEAST_ID_SET_BYTES, result)

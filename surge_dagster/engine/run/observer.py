@@ -21,15 +21,15 @@ class RowObserver(Protocol):
     """Follows the rows of one partition in their order. Only the reader uses it."""
 
     def old_rows(self, ids: pa.Array, first_row: int) -> np.ndarray | None:
-        """Return the row that each of the next ids has in the old file, -1 for none; None if that is
-        unknown."""
+        """Return the row that each of the next ids has in the old file, -1 for none; None if that
+        is unknown."""
         ...
 
     def add(
         self, old_rows: np.ndarray, is_same: np.ndarray, carried: pa.RecordBatch | None
     ) -> None:
-        """Take the next rows with their `old_rows`; `is_same`, bool [n]: text and vector are the old
-        row's."""
+        """Take the next rows with their `old_rows`; `is_same`, bool [n]: text and vector are those
+        of the old row."""
         ...
 
     def result(self) -> ObservedRows | None:

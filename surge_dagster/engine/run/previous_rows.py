@@ -81,7 +81,7 @@ class PreviousRows:
     def known(
         self, batch: RowBatch, first_row: int
     ) -> Iterator[tuple[RowBatch, KnownVectors | None]]:
-        """Yield the next rows of the partition in pieces, with the vectors that the old file has."""
+        """Yield the next rows of the partition in pieces, with vectors of the old file."""
         row_bytes = self._space.dimension * np.dtype(self._space.dtype).itemsize
         size = max(1, _PIECE_BYTES // row_bytes)
         for start in range(0, len(batch) or 1, size):
@@ -120,7 +120,7 @@ class PreviousRows:
     def _known(
         self, batch: RowBatch, first_row: int, by_id: np.ndarray | None
     ) -> tuple[KnownVectors | None, np.ndarray]:
-        """Return the vectors that the old file has of some rows, and which of its rows have them."""
+        """Return the old file's vectors of some rows, and which of its rows have them."""
         nothing = None, np.empty(0, np.int64)
         is_exhausted = self._readings >= _MOST_READINGS * self._reader.groups
         if self._hashes is None or is_exhausted or not len(batch):
@@ -194,7 +194,7 @@ def open_previous_rows(
     *,
     reuse: bool,
 ) -> Iterator[PreviousRows | None]:
-    """Yield the rows of a partition's old file; None if there is none, or if it cannot be used.
+    """Yield the rows of a partition's old file; None if it has no file that can be used.
 
     Args:
         reuse: whether its vectors may be used.

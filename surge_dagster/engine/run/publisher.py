@@ -79,8 +79,8 @@ class Publisher:
     An error that is not a partition's own stops the run, and `close` raises it.
 
     Args:
-        dropped: partitions of which nothing is written any more; those that cannot be written are
-            added.
+        dropped: partitions that are no longer written; the publisher adds those that it cannot
+            write.
         observer: gets each file that is about to be published.
     """
 

@@ -192,12 +192,12 @@ class _RowReader:
 
     def _staged(self, partition: PartitionToRead) -> list[StagedRows] | None:
         """Return rows that earlier runs staged and that can be used; None for a divided partition
-        of which rows are missing."""
+        whose rows are not all staged."""
         source = partition.source
         if partition.is_divided and partition.range is None:
             with self.memory.held(self.memory.plan.reader):
                 return self.staging.complete(source)
-        if partition.reuse and self.staging.knows(partition.key):
+        if partition.reuse and self.staging.has(partition.key):
             with self.memory.held(self.memory.plan.reader):
                 return self.staging.usable(source, partition.range)
         if partition.range is None:
@@ -281,7 +281,7 @@ class _Ids(contextlib.AbstractContextManager["_Ids"]):
             self._require_room(partition.source.rows or 0)
 
     def add(self, batch: RowBatch) -> None:
-        """Take the next rows; the old file gives up its memory before there is none for them."""
+        """Take the next rows; the old file gives up its memory if they need it."""
         needed = self._ids.bytes_after(len(batch))
         if self._previous is not None and needed + self._previous.held > self._available:
             self._previous.give_up()

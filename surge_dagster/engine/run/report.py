@@ -206,9 +206,9 @@ class OldVectorSample:
         key, cosine = min(self.drifted.items(), key=lambda each: each[1])
         return (
             f"{len(self.drifted):,} of {len(self.cosines):,} old vectors differ from new ones of "
-            "the same texts: the model or a device gives other vectors than before, so this run reuses "
-            f"no old vectors (lowest cosine {cosine:.6f}, in partition {key!r}; expected at least "
-            f"{self.lowest_cosine:g})"
+            "the same texts: the model or a device gives other vectors than before, so this run "
+            f"reuses no old vectors (lowest cosine {cosine:.6f}, in partition {key!r}; expected at "
+            f"least {self.lowest_cosine:g})"
         )
 
 

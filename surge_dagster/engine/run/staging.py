@@ -3,8 +3,8 @@ be written.
 
     .staging/<space>/<encoded key>/<desired version>/<start>-<stop>.parquet
 
-Each is a complete file of some rows of its partition, with a digest over their ids and texts, and
-states its own name where an output file states its space. A run that dies loses only the segments
+Each is a complete file of some rows of its partition, with a digest over their ids and texts. It
+states its own name in the place of the space. A run that dies loses only the segments
 that were not staged yet, and a later run, whatever its thresholds, encodes only the rows that no
 segment covers. The content digest is unknown while a partition streams in, so the desired version
 is the one of the source version.
@@ -64,8 +64,7 @@ class Staging:
     threads.
 
     Args:
-        target: the output; a segment of another precision, or with texts where it has none, is not
-            used.
+        target: the output; a segment of another precision or with other columns is not used.
     """
 
     def __init__(self, target: SpaceTarget) -> None:
@@ -77,15 +76,15 @@ class Staging:
         for stored in self._store.list(self._root, deep=True):
             self._names.setdefault(_folder_in(self._root, stored.name), []).append(stored.name)
 
-    def knows(self, key: str) -> bool:
-        """Whether anything of a partition was staged, by an earlier run or this one."""
+    def has(self, key: str) -> bool:
+        """Return whether anything of a partition was staged, by an earlier run or this one."""
         return bool(self._names) and encode_key(key) in self._names
 
     def usable(
         self, partition: Partition, within: PartitionRange | None = None
     ) -> list[StagedRows]:
-        """Rows that earlier runs staged of this source version, read in full and valid: ascending,
-        no overlap.
+        """Return rows that earlier runs staged of this source version, read in full and valid:
+        ascending, without overlap.
 
         Args:
             within: segments that reach beyond it are left out.
@@ -177,10 +176,10 @@ class Staging:
 
     @contextlib.contextmanager
     def open(self, partition: Partition, start: int, stop: int) -> Iterator[OutputFile]:
-        """A staged segment, whose rows `rows` reads.
+        """Open a staged segment, whose rows `rows` reads.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: it was removed.
             InvalidFile: it is damaged, or is not what its name says; also while its rows are read.
             TransientError: the system does not give it; also while its rows are read.
         """
@@ -208,7 +207,7 @@ class Staging:
             )
 
     def rows(self, reader: OutputFile) -> Iterator[pa.RecordBatch]:
-        """The rows of an open segment, about a megabyte or one row at a time."""
+        """Yield the rows of an open segment, about a megabyte or one row at a time."""
         space = self._target.space
         batch_rows = rows_at_a_time(0, space.dimension, np.dtype(space.dtype).itemsize)
         for group in range(reader.groups):
@@ -217,7 +216,7 @@ class Staging:
     def remove(self, key: str) -> None:
         """Remove everything staged of a partition, by this run or another; harmless where nothing
         is."""
-        if not self.knows(key):
+        if not self.has(key):
             return
         try:
             for stored in list(self._store.list(f"{self._root}/{encode_key(key)}", deep=True)):
@@ -227,8 +226,8 @@ class Staging:
             log.warning("what is staged of partition %r could not be removed: %s", key, error)
 
     def remove_range(self, partition: Partition, rows: PartitionRange) -> None:
-        """Remove every segment with some of the rows; raises where one cannot be removed: it would
-        be used later."""
+        """Remove every segment with some of the rows; raises if one cannot be removed: it would be
+        used later."""
         for start, stop in self._listed(partition):
             if start < rows.stop and rows.start < stop:
                 self._store.delete(self._name(partition, start, stop))
@@ -238,7 +237,7 @@ class Staging:
         return self._rows(partition, names)
 
     def _rows(self, partition: Partition, names: Iterable[str]) -> list[tuple[int, int]]:
-        """The rows of those segments among the names that belong to this source version."""
+        """Return the rows of segments of this source version, by their names."""
         folder = f"{self._folder(partition)}/"
         rows: list[tuple[int, int]] = []
         for name in names:
@@ -337,7 +336,7 @@ def _staged_rows(reader: OutputFile, start: int, stop: int) -> StagedRows:
 
 def _path(segments: Iterable[tuple[int, int]], rows: int) -> list[tuple[int, int]]:
     """Return segments that have all rows, each once, ascending; none if rows are missing."""
-    # by where a segment begins, where it ends, if others lead from there to the last row
+    # end of a segment by its start, if others lead from there to the last row
     after: dict[int, int] = {}
     for start, stop in sorted(segments, reverse=True):
         if start not in after and (stop == rows or stop in after):
@@ -351,8 +350,8 @@ def _path(segments: Iterable[tuple[int, int]], rows: int) -> list[tuple[int, int
 
 
 def _group_borders(sizes: np.ndarray) -> list[int]:
-    """Where row groups begin and end, so that each has about a megabyte of strings: a reader takes
-    a page at a time."""
+    """Return where row groups begin and end, so that each has about a megabyte of strings: a reader
+    takes a page at a time."""
     ends = np.cumsum(sizes)
     borders = [0]
     while borders[-1] < len(sizes):
@@ -366,7 +365,7 @@ def remove_staged(store: Store, space: str, keys: Iterable[str]) -> None:
     """Remove what is staged of partitions whose files are up to date; a run that was killed may
     have left it.
 
-    It does no harm: where it cannot be removed, the log says so and the next run tries again.
+    It does no harm: if it cannot be removed, the log says so and the next run tries again.
     """
     root = f"{STAGING}/{space}"
     try:
@@ -382,7 +381,7 @@ def remove_staged(store: Store, space: str, keys: Iterable[str]) -> None:
 def sweep_orphan_files(store: Store) -> None:
     """Remove the temp files of dead writers from every space and from its staged segments.
 
-    They do no harm: where they cannot be removed, the log says so and the next run tries again.
+    They do no harm: if they cannot be removed, the log says so and the next run tries again.
     """
     try:
         spaces = [space.name for space in list_spaces(store)]

@@ -159,7 +159,7 @@ def remove_dead_temp_files(folder: Path) -> None:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except (FileNotFoundError, PermissionError):
-            continue  # published or removed meanwhile, or another user's
+            continue  # published or removed by now, or another user's
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink(missing_ok=True)

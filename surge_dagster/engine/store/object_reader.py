@@ -1,8 +1,8 @@
 """An object in a store as a file that Arrow can read: the first request reads its end, later ones
 read ranges.
 
-obstore's own reader asks for the size first and may mix two versions of an object that is replaced
-meanwhile.
+obstore's own reader requests the size first, and may mix two versions of an object that is replaced
+while it is read.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class Store(ABC):
 
     @abstractmethod
     def open(self, name: str, listed: StoredObject | None = None) -> pa.NativeFile:
-        """Open an object for reading; raises `FileNotFoundError` if the `listed` version is gone."""
+        """Open an object for reading; raises `FileNotFoundError` if `listed` was replaced."""
 
     @abstractmethod
     def read_end(self, name: str, size: int) -> ObjectEnd:
@@ -138,4 +138,4 @@ class Store(ABC):
 
     @abstractmethod
     def delete(self, name: str) -> None:
-        """Remove an object; harmless when there is none."""
+        """Remove an object, if it is there."""

@@ -10,12 +10,13 @@ _OFFSETS |= {kind.id: np.dtype("<i8") for kind in (pa.large_string(), pa.large_b
 
 
 def value_parts(column: pa.Array) -> tuple[np.ndarray, memoryview]:
-    """Where each value starts, one entry more than values, int32 or int64; and their bytes, one
-    behind the other.
+    """Return where each value starts, one entry more than values, int32 or int64; and their bytes,
+    one behind the other.
 
     The offsets count from the beginning of the column's data buffer, the first one too.
     """
-    width, count = _OFFSETS[column.type.id], len(column)
+    width = _OFFSETS[column.type.id]
+    count = len(column)
     if not count:
         return np.zeros(1, width), memoryview(b"")
     _, starts, data = column.buffers()
@@ -24,6 +25,6 @@ def value_parts(column: pa.Array) -> tuple[np.ndarray, memoryview]:
 
 
 def value_lengths(column: pa.Array) -> np.ndarray:
-    """Bytes of each value, int64."""
+    """Return the bytes of each value, int64."""
     offsets, _ = value_parts(column)
     return np.subtract(offsets[1:], offsets[:-1], dtype=np.int64)

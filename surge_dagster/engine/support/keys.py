@@ -63,7 +63,7 @@ def joined_key(values: Mapping[str, str]) -> str:
     `lang=de/category=shoes`.
 
     Names and values are percent-encoded as in `encode_key`, but never cut, so that different ones
-    have different keys. One column alone gives its plain value.
+    have different keys. A single column gives its plain value.
     """
     if len(values) == 1:
         return next(iter(values.values()))

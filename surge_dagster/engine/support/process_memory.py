@@ -21,8 +21,8 @@ _LAST_SAMPLE_SECONDS = 2.0
 
 
 def memory_bytes(membership: Path = _MEMBERSHIP, mount: Path = _MOUNT) -> int:
-    """The machine's memory, or the lowest limit among this process's cgroups (version 1 or 2),
-    whichever is less."""
+    """Return the machine's memory, or the lowest limit among this process's cgroups (version 1 or
+    2), whichever is less."""
     return min([psutil.virtual_memory().total, *_limits(membership, mount)])
 
 
@@ -34,17 +34,18 @@ def _limits(membership: Path, mount: Path) -> Iterator[int]:
     for line in lines:
         _, controllers, group = line.split(":", 2)
         if not controllers:
-            hierarchy, name = mount, "memory.max"
+            limit = "memory.max"
         elif "memory" in controllers.split(","):
-            hierarchy, name = mount / "memory", "memory.limit_in_bytes"
+            limit = "memory.limit_in_bytes"
         else:
             continue
-        # Every parent group limits this one too. In a container the path may be the host's, where
+        # Every parent group limits this one too. In a container the path may be the host's; then
         # only the folder of the mount itself is visible.
+        hierarchy = mount / "memory" if controllers else mount
         inner = Path(group.lstrip("/"))
         for folder in (inner, *inner.parents):
             try:
-                yield int((hierarchy / folder / name).read_text())
+                yield int((hierarchy / folder / limit).read_text())
             except (OSError, ValueError):  # not there, or "max"
                 continue
 
@@ -89,9 +90,8 @@ class MemoryGauge:
 
     def _sample(self) -> None:
         own = psutil.Process()
-        self.peak_bytes = max(
-            self.peak_bytes, sum(map(_pss_bytes, [own, *own.children(recursive=True)]))
-        )
+        processes = [own, *own.children(recursive=True)]
+        self.peak_bytes = max(self.peak_bytes, sum(map(_pss_bytes, processes)))
 
 
 def _pss_bytes(process: psutil.Process) -> int:

@@ -21,8 +21,8 @@ _OFFSET_BYTES = 8
 
 @lru_cache(maxsize=256)
 def stored_type(kind: pa.DataType) -> pa.DataType:
-    """The type of such a column once it was written to Parquet; `TypeError` where files cannot
-    carry it."""
+    """Return the type of such a column once it was written to Parquet; raises `TypeError` if files
+    cannot carry it."""
     sink = pa.BufferOutputStream()
     try:
         with pq.ParquetWriter(sink, pa.schema([("c", kind)]), use_compliant_nested_type=False):
@@ -35,8 +35,8 @@ def stored_type(kind: pa.DataType) -> pa.DataType:
 
 
 def value_streams(column: pa.Array) -> list[Buffer]:
-    """Buffers that together say a column's values and which of them are null; as many for each
-    type.
+    """Return buffers that together define a column's values and which of them are null; always the
+    same number for a type.
 
     The buffers of consecutive columns, one behind the other, are those of the concatenated column.
     What lies under a null does not count.
@@ -48,10 +48,9 @@ def value_streams(column: pa.Array) -> list[Buffer]:
         lengths: pa.Array = pc.fill_null(pc.list_value_length(column), 0)  # pyright: ignore[reportAttributeAccessIssue]
         return [*streams, lengths.to_numpy().astype("<i8").data, *value_streams(_items(column))]
     if pa.types.is_struct(kind):
-        return [
-            *streams,
-            *(stream for child in column.flatten() for stream in value_streams(child)),
-        ]
+        for child in column.flatten():
+            streams += value_streams(child)
+        return streams
     if _is_variable(kind):
         nothing = "" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else b""
         offsets, values = value_parts(column.fill_null(nothing) if column.null_count else column)
@@ -59,20 +58,18 @@ def value_streams(column: pa.Array) -> list[Buffer]:
     if pa.types.is_boolean(kind):
         return [*streams, column.fill_null(False).cast(pa.uint8()).to_numpy().data]
     raw = _fixed(column)
-    return [
-        *streams,
-        np.ascontiguousarray(raw if valid.all() else np.where(valid[:, None], raw, 0)).data,
-    ]
+    if not valid.all():
+        raw = np.where(valid[:, None], raw, 0)
+    return [*streams, np.ascontiguousarray(raw).data]
 
 
 def value_sizes(column: pa.Array) -> np.ndarray:
-    """Bytes that each value takes in memory, int64 [rows]; nulls count as empty or as any value of
-    a fixed size."""
+    """Return the bytes that each value takes in memory, int64 [rows]; nulls count as empty or any
+    value of a fixed size."""
     kind = column.type
     if pa.types.is_fixed_size_list(kind):
-        inside = value_sizes(
-            column.values.slice(column.offset * kind.list_size, len(column) * kind.list_size)
-        )
+        size = kind.list_size
+        inside = value_sizes(column.values.slice(column.offset * size, len(column) * size))
         return inside.reshape(len(column), kind.list_size).sum(axis=1)
     if _is_list(kind):
         lengths: pa.Array = pc.fill_null(pc.list_value_length(column), 0)  # pyright: ignore[reportAttributeAccessIssue]
@@ -80,9 +77,10 @@ def value_sizes(column: pa.Array) -> np.ndarray:
         places = np.concatenate([[0], np.cumsum(lengths.to_numpy())])
         return np.diff(ends[places]) + _OFFSET_BYTES
     if pa.types.is_struct(kind):
-        return sum(
-            (value_sizes(child) for child in column.flatten()), np.ones(len(column), np.int64)
-        )
+        sizes = np.ones(len(column), np.int64)
+        for child in column.flatten():
+            sizes = sizes + value_sizes(child)
+        return sizes
     if _is_variable(kind):
         return value_lengths(column) + _OFFSET_BYTES
     return np.full(len(column), max(8, _width(kind)) // 8, np.int64)
@@ -116,7 +114,8 @@ def _width(kind: pa.DataType) -> int:
 
 def _fixed(column: pa.Array) -> np.ndarray:
     """The values of a column of a fixed width as bytes, uint8 [rows, width]."""
-    width, count = _width(column.type) // 8, len(column)
+    width = _width(column.type) // 8
+    count = len(column)
     if not count:
         return np.empty((0, width), np.uint8)
     raw = np.frombuffer(column.buffers()[1], np.uint8, count * width, column.offset * width)

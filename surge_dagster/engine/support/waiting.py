@@ -80,10 +80,12 @@ class _Background:
         thread = threading.current_thread()
         while True:
             call, thread.name, answer = self._calls.get()
+            result: Any = None
+            failed: BaseException | None = None
             try:
-                result, failed = call(), None
+                result = call()
             except BaseException as error:
-                result, failed = None, error
+                failed = error
             thread.name = _IDLE
             # first, so that the next call of whoever waits for the answer finds this thread
             self._free.release()

@@ -86,10 +86,10 @@ def assemble_segments(
 def test_staged_rows_are_found_by_the_next_run(tmp_path: Path) -> None:
     staging = staging_of(tmp_path)
     written = [stage(staging, ROWS, start, vectors(20)) for start in (20, 0)]
-    assert staging.knows(KEY)
+    assert staging.has(KEY)
     again = staging_of(tmp_path)
     assert again.usable(PARTITION.source) == written[::-1]
-    assert not again.knows("another")
+    assert not again.has("another")
 
 
 def test_overlapping_segments_are_not_used_together(tmp_path: Path) -> None:
