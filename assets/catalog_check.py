@@ -178,8 +178,8 @@ def _compare(
         # It is not transient: all of it would be read once more.
         raise run_failure(
             context,
-            f"no check was evaluated: the reading ended after {counted(partitions, 'partition')}. {error} Launch "
-            f"{names.check_job} again.",
+            f"no check was evaluated: the reading ended after {counted(partitions, 'partition')}. "
+            f"{error} Launch {names.check_job} again.",
         ) from error
     release(source)
     read = f"{counted(partitions, 'partition')} with {counted(truncation.rows, 'row')}"

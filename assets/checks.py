@@ -28,24 +28,25 @@ from surge_dagster.orchestration.outcome import Outcome, PaceOfRun, Violations
 _SEVERITIES = {"error": dg.AssetCheckSeverity.ERROR, "warn": dg.AssetCheckSeverity.WARN}
 _DESCRIPTIONS: dict[CheckName, str] = {
     "dimensions_match": (
-        "Each file's vectors have the space's dimension. Runs judge the footers of the files that they "
-        "published or found up to date; the job `catalog_check` judges all files."
+        "Each file's vectors have the space's dimension. Runs judge the footers of the files that "
+        "they published or found up to date; the job `catalog_check` judges all files."
     ),
     "row_counts_match": (
-        "Each file has as many rows as its source. Runs judge the footers of the files that they published "
-        "or found up to date; the job `catalog_check` judges all files, row by row."
+        "Each file has as many rows as its source. Runs judge the footers of the files that they "
+        "published or found up to date; the job `catalog_check` judges all files, row by row."
     ),
     "few_texts_are_truncated": (
-        "In no partition that was encoded are more texts than `max_truncated_share` longer than the model reads."
+        "In no partition that was encoded are more texts than `max_truncated_share` longer than "
+        "the model reads."
     ),
     "vectors_have_not_drifted": (
-        "A sample of old rows, encoded again before the run reused any, got the same vectors, as exactly as the "
-        "precision promises. Otherwise the model or a device computes other vectors than before, and the run reuses "
-        "none."
+        "A sample of old rows, encoded again before the run reused any, got the same vectors, as "
+        "exactly as the precision promises. Otherwise the model or a device computes other "
+        "vectors than before, and the run reuses none."
     ),
     "encode_not_slow": (
-        f"No encode call took over {SLOW_PACE:g} times as long as the calls of about its size before it in the run. "
-        "Otherwise something else uses the device, or slows it down."
+        f"No encode call took over {SLOW_PACE:g} times as long as the calls of about its size "
+        "before it in the run. Otherwise something else uses the device, or slows it down."
     ),
 }
 
@@ -80,8 +81,9 @@ def run_checks(names: CatalogNames, policy: CheckPolicy) -> list[dg.AssetCheckSp
             asset=names.embeddings,
             blocking=True,
             description=(
-                "Every partition of the run is published, and the footer of each published file names the rows of its "
-                "source, the dimension and the space. Lists what failed and why."
+                "Every partition of the run is published, and the footer of each published file "
+                "names the rows of its source, the dimension and the space. Lists what failed and "
+                "why."
             ),
         ),
         *(

@@ -48,15 +48,17 @@ def target_asset(
         CHECK,
         asset=key,
         description=(
-            "Every partition has as many rows in the table as in its file, and of a sample the vectors are equal bit "
-            "for bit."
+            "Every partition has as many rows in the table as in its file, and of a sample the "
+            "vectors are equal bit for bit."
         ),
     )
 
     class HandOverConfig(dg.Config):
         compare_everything: bool = Field(
             False,
-            description="Compare every vector of the table with the files, not a sample: once a week, say.",
+            description=(
+                "Compare every vector of the table with the files, not a sample: once a week, say."
+            ),
         )
 
     @dg.asset(
@@ -68,8 +70,9 @@ def target_asset(
         kinds={key.path[-1]},
         required_resource_keys={names.output_resource},
         description=(
-            f"{target.place[0].upper()}{target.place[1:]}, which has the rows of the embedding files. The sensor "
-            f"`{names.hand_over_sensor}` launches the job `{names.hand_over_job}`, which brings it up to date."
+            f"{target.place[0].upper()}{target.place[1:]}, which has the rows of the embedding "
+            f"files. The sensor `{names.hand_over_sensor}` launches the job "
+            f"`{names.hand_over_job}`, which brings it up to date."
         ),
     )
     def hand_over(context: dg.AssetExecutionContext, config: HandOverConfig) -> Iterator[Any]:
@@ -103,7 +106,10 @@ def target_asset(
             reasons = " ".join(map(str, list(done.failures.values())[:_NAMED]))
             raise run_failure(
                 context.op_execution_context,
-                f"{counted(len(done.failures), 'partition')} could not be handed over; the others were. {reasons}",
+                (
+                    f"{counted(len(done.failures), 'partition')} could not be handed over; the "
+                    f"others were. {reasons}"
+                ),
             )
 
     _ASSETS_BY_TABLE[settings] = hand_over
@@ -114,14 +120,20 @@ def _result(compared: Comparison, failures: Mapping[str, SurgeError]) -> dg.Asse
     rows, vectors = compared.rows_found, compared.vectors_compared
     sampled = compared.partitions_compared
     kind = "all" if sampled is None else "a sample of"
-    line = f"{rows:,} rows, {compared.rows_expected:,} expected; {kind} {counted(vectors, 'vector')} compared"
+    line = (
+        f"{rows:,} rows, {compared.rows_expected:,} expected; {kind} {counted(vectors, 'vector')} "
+        "compared"
+    )
     if compared.interrupted:
         line += f"; others could not be compared: {compared.interrupted}"
     not_judged = compared.not_judged | failures.keys()
     if not_judged:
         line += f"; {counted(len(not_judged), 'partition')} not judged, because not handed over"
     if compared.wrong:
-        line += f"; the next hand-over loads {counted(len(compared.wrong), 'partition')} whole, because of differences"
+        line += (
+            f"; the next hand-over loads {counted(len(compared.wrong), 'partition')} whole, "
+            "because of differences"
+        )
     return dg.AssetCheckResult(
         check_name=CHECK,
         passed=not (compared.wrong or compared.interrupted or not_judged),

@@ -44,9 +44,10 @@ def current_space(names: CatalogNames) -> dg.AssetSpec:
         group_name=names.group,
         kinds={"json"},
         description=(
-            f"The vector space that readers use. Only the job `{names.switch_job}` and the command `surge-dagster "
-            "switch` change it. Each switch of the job is an event here, and each run of "
-            f"`{names.refresh_job}` or `{names.embed_job}` reports what has changed otherwise."
+            f"The vector space that readers use. Only the job `{names.switch_job}` and the "
+            "command `surge-dagster switch` change it. Each switch of the job is an event here, "
+            f"and each run of `{names.refresh_job}` or `{names.embed_job}` reports what has "
+            "changed otherwise."
         ),
     )
 
@@ -82,8 +83,8 @@ def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
     return job_of(
         names.switch_job,
         switch,
-        "Verifies a space against the catalog and makes it the one that readers use. Its config names the space, or "
-        "confirms the one of the settings.",
+        "Verifies a space against the catalog and makes it the one that readers use. Its config "
+        "names the space, or confirms the one of the settings.",
     )
 
 
@@ -113,7 +114,8 @@ def _wanted_space(
     space = existing_space(names, resources, store, "switch")
     if not config.confirm:
         raise ConfigError(
-            f"nothing was switched: the config of {names.current_space_op} neither names a space nor confirms the one "
-            f"of the settings, {space.name!r}. Give `space: {space.name}`, or `confirm: true` for the settings' space."
+            f"nothing was switched: the config of {names.current_space_op} neither names a space "
+            f"nor confirms the one of the settings, {space.name!r}. Give `space: {space.name}`, "
+            "or `confirm: true` for the settings' space."
         )
     return space

@@ -52,7 +52,10 @@ _MEASURED_SHARE = 0.5
 class DeriveConfig(dg.Config):
     delete_removed: bool = Field(
         False,
-        description="delete files whose partition was removed from the parent; only a run of the job finds them",
+        description=(
+            "delete files whose partition was removed from the parent; only a run of the job "
+            "finds them"
+        ),
     )
 
 
@@ -76,8 +79,8 @@ def _derived_space(names: CatalogNames, wanted: DerivedSettings) -> dg.AssetsDef
                 group_name=names.group,
                 kinds={wanted.dtype},
                 description=(
-                    f"The embeddings as {wanted.title}, computed from their float32 files without a model. A run skips "
-                    "partitions that are up to date."
+                    f"The embeddings as {wanted.title}, computed from their float32 files without "
+                    "a model. A run skips partitions that are up to date."
                 ),
             )
         ],
@@ -86,8 +89,9 @@ def _derived_space(names: CatalogNames, wanted: DerivedSettings) -> dg.AssetsDef
                 CHECK,
                 asset=key,
                 description=(
-                    "Every file of `embeddings` has a file in this space with the same rows. A warning counts those "
-                    f"that lag behind, and those that could not be judged: launch {names.derive_job}."
+                    "Every file of `embeddings` has a file in this space with the same rows. A "
+                    "warning counts those that lag behind, and those that could not be judged: "
+                    f"launch {names.derive_job}."
                 ),
             )
         ],
@@ -211,8 +215,9 @@ def _is_early(
     is_early = embedded < _MEASURED_SHARE * registered
     if is_early:
         context.log.warning(
-            f"{wanted.title} is not begun: {embedded:,} of {counted(registered, 'partition')} are embedded, and its "
-            f"ranges are found once, over all vectors. Launch {names.derive_job} to begin it with these."
+            f"{wanted.title} is not begun: {embedded:,} of {counted(registered, 'partition')} are "
+            "embedded, and its ranges are found once, over all vectors. Launch "
+            f"{names.derive_job} to begin it with these."
         )
     return is_early
 
@@ -223,7 +228,10 @@ def _end(context: dg.OpExecutionContext, failures: Sequence[Failure]) -> None:
         listed = failure_table([(failure.key, failure.reason) for failure in failures])
         raise run_failure(
             context,
-            f"{counted(len(failures), 'partition')} could not be derived. The first one: {failures[0].reason}",
+            (
+                f"{counted(len(failures), 'partition')} could not be derived. The first one: "
+                f"{failures[0].reason}"
+            ),
             is_transient=all(failure.transient for failure in failures),
             metadata={"failed": listed},
         )

@@ -41,8 +41,7 @@ _PASSING = EncoderError, TransientError, OperationalError, InterfaceError
 
 
 def source_partitions(names: CatalogNames, catalog: CatalogSource) -> dg.AssetSpec:
-    """The external asset with one dynamic partition per key of the catalog; downstream of the asset
-    that it may be."""
+    """Return the external asset with one dynamic partition per key of the catalog."""
     upstream = asset_key(catalog.url)
     return dg.AssetSpec(
         names.source_partitions,
@@ -51,9 +50,11 @@ def source_partitions(names: CatalogNames, catalog: CatalogSource) -> dg.AssetSp
         group_name=names.group,
         kinds=catalog.kinds,
         description=(
-            f"{catalog.describe()}\n\nEach partition is a set of texts with ids. Its data version is the source "
-            "version, a token that changes when the partition may have changed. The sensor "
-            f"`{names.sensor}` and each run report it; the schedule `{names.schedule}` handles removed partitions."
+            f"{catalog.describe()}\n\n"
+            "Each partition is a set of texts with ids. Its data version is "
+            "the source version, a token that changes when the partition may have changed. The "
+            f"sensor `{names.sensor}` and each run report it; the schedule `{names.schedule}` "
+            "handles removed partitions."
         ),
     )
 
@@ -66,9 +67,9 @@ def superbatches(names: CatalogNames) -> dg.AssetSpec:
         group_name=names.group,
         kinds={"arrow"},
         description=(
-            "The input of each encode call: many small partitions together, or a piece of a large one. Runs of "
-            f"`{names.refresh_job}` and `{names.embed_job}` report one event per SuperBatch, with its metrics, and one "
-            "at their end, with its totals."
+            "The input of each encode call: many small partitions together, or a piece of a large "
+            f"one. Runs of `{names.refresh_job}` and `{names.embed_job}` report one event per "
+            "SuperBatch, with its metrics, and one at their end, with its totals."
         ),
     )
 
@@ -96,8 +97,9 @@ def embeddings(
                 description=(
                     "One Parquet file per partition with id, text and embedding. A run skips "
                     "partitions that are up to date, unless its config says `force: true`.\n\n"
-                    f"The job `{names.refresh_job}`, which the schedule `{names.schedule}` launches, embeds everything "
-                    f"missing or stale; the job `{names.embed_job}` partitions that you or the sensor `{names.sensor}` "
+                    f"The job `{names.refresh_job}`, which the schedule `{names.schedule}` "
+                    "launches, embeds everything missing or stale; the job "
+                    f"`{names.embed_job}` partitions that you or the sensor `{names.sensor}` "
                     f"name. The job `{names.check_job}` compares all files with the catalog."
                 ),
             ).with_io_manager_key(
@@ -114,13 +116,11 @@ def embeddings(
         context: dg.AssetExecutionContext, config: LaunchConfig
     ) -> Iterator[dg.AssetCheckResult | dg.Output[None]]:
         """Embed the partitions of this run that are missing or stale."""
-        chosen = (
-            context.partition_keys
-            if context.has_partition_key or context.has_partition_key_range
-            else None
-        )
-        outcome = _run(names, policy, context.op_execution_context, config, chosen)
-        results = list(run_check_results(names, policy, outcome, context.instance))
+        chosen = None
+        if context.has_partition_key or context.has_partition_key_range:
+            chosen = context.partition_keys
+        run = _Run(names, policy, context.op_execution_context, config)
+        results = run.embed(chosen)
         judged = {result.check_name for result in results}
         # Dagster shows a check without a result as skipped, but fails an op that lacks an output of
         # one.
@@ -128,8 +128,7 @@ def embeddings(
             if spec.name not in judged:
                 yield dg.Output(None, output_name=spec.get_python_identifier())
         yield from results
-        if outcome.failures:
-            raise _failure(names, context.op_execution_context, outcome)
+        run.end()
 
     return embed
 
@@ -137,8 +136,7 @@ def embeddings(
 def embedding_jobs(
     names: CatalogNames, policy: CheckPolicy
 ) -> tuple[dg.JobDefinition, dg.JobDefinition]:
-    """The job for the whole catalog, and the job whose config names partitions; both take the same
-    config."""
+    """Return the job for the whole catalog, and the job whose config names partitions."""
 
     @dg.op(
         name=names.refresh_op,
@@ -149,13 +147,11 @@ def embedding_jobs(
     def refresh(
         context: dg.OpExecutionContext, config: LaunchConfig
     ) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
-        """Embed what is missing or stale among the partitions that the config names, else in the
-        whole catalog."""
-        outcome = _run(names, policy, context, config, None)
-        for result in run_check_results(names, policy, outcome, context.instance):
+        """Embed what is missing or stale of what the config names, or of the whole catalog."""
+        run = _Run(names, policy, context, config)
+        for result in run.embed(None):
             yield evaluation_of(names, result, context.instance)
-        if outcome.failures:
-            raise _failure(names, context, outcome)
+        run.end()
         yield dg.Output(None)
 
     configured_as_the_asset = refresh.alias(names.embeddings_op)
@@ -170,99 +166,108 @@ def embedding_jobs(
     )
 
 
-def _run(
-    names: CatalogNames,
-    policy: CheckPolicy,
-    context: dg.OpExecutionContext,
-    config: LaunchConfig,
-    chosen: Sequence[str] | None,
-) -> Outcome:
-    """Embed what a run was launched for; failed partitions are in the outcome."""
-    outcome = Outcome(Truncation(policy.max_truncated_share))
-    try:
-        with executing(context):
-            _embed(names, policy, context, config, chosen, outcome)
-    except dg.DagsterExecutionInterruptedError as error:
-        outcome.ended_by = error
-        with suppress(Exception):
-            context.log.info(_last_line(names, context, outcome))
-        raise
-    return outcome
+class _Run:
+    """A run of the asset or of a job, and how it ends in Dagster."""
 
+    def __init__(
+        self,
+        names: CatalogNames,
+        policy: CheckPolicy,
+        context: dg.OpExecutionContext,
+        config: LaunchConfig,
+    ) -> None:
+        self._names = names
+        self._policy = policy
+        self._context = context
+        self._config = config
+        self._outcome = Outcome(Truncation(policy.max_truncated_share))
 
-def _embed(
-    names: CatalogNames,
-    policy: CheckPolicy,
-    context: dg.OpExecutionContext,
-    config: LaunchConfig,
-    chosen: Sequence[str] | None,
-    outcome: Outcome,
-) -> None:
-    """Fill the outcome; an error that ends the run is reported before it is raised."""
-    try:
-        config.require_keys(context.run_tags)
-        Refresh(names, context, config, outcome).run(chosen if config.keys is None else config.keys)
-    except Exception as error:
-        outcome.ended_by = error
-        # also those whose events the run has not received
-        for failure in outcome.report.partitions_failed:
-            outcome.fail(failure)
-        # A launch with a mistyped key leaves the checks as they are.
-        if isinstance(error, MistypedKeys):
-            context.log.info(outcome.sum_up())
+    def embed(self, chosen: Sequence[str] | None) -> list[dg.AssetCheckResult]:
+        """Embed what the run was launched for; return the results of its checks."""
+        try:
+            with executing(self._context):
+                self._refresh(chosen)
+        except dg.DagsterExecutionInterruptedError as error:
+            self._outcome.ended_by = error
+            with suppress(Exception):
+                self._context.log.info(self._last_line())
+            raise
+        return self._check_results()
+
+    def end(self) -> None:
+        """Raise the failure of a run with failed partitions."""
+        if self._outcome.failures:
+            raise self._failure()
+
+    def _refresh(self, chosen: Sequence[str] | None) -> None:
+        """Fill the outcome; an error that ends the run is reported before it is raised."""
+        names = self._names
+        context = self._context
+        outcome = self._outcome
+        try:
+            self._config.require_keys(context.run_tags)
+            keys = chosen if self._config.keys is None else self._config.keys
+            Refresh(names, context, self._config, outcome).run(keys)
+        except Exception as error:
+            outcome.ended_by = error
+            # also those whose events the run has not received
+            for failure in outcome.report.partitions_failed:
+                outcome.fail(failure)
+            # A launch with a mistyped key leaves the checks as they are.
+            if isinstance(error, MistypedKeys):
+                context.log.info(outcome.sum_up())
+            else:
+                self._report_end()
+            if isinstance(error, SurgeError):
+                raise self._failure() from error
+            allow_run_retry(context, _is_passing(error))
+            raise
+        forget_overtaken(names, context, outcome)
+        report_failures(names, context, outcome)
+        context.log.info(outcome.sum_up())
+
+    def _check_results(self) -> list[dg.AssetCheckResult]:
+        instance = self._context.instance
+        return list(run_check_results(self._names, self._policy, self._outcome, instance))
+
+    def _failure(self) -> dg.Failure:
+        """Return the failure that ends the run; Dagster launches it again if it may pass."""
+        outcome = self._outcome
+        if outcome.ended_by is None:
+            is_transient = any(failure.transient for failure in outcome.failures.values())
         else:
-            _report_end(names, policy, context, outcome)
-        if isinstance(error, SurgeError):
-            raise _failure(names, context, outcome) from error
-        allow_run_retry(context, _is_passing(error))
-        raise
-    forget_overtaken(names, context, outcome)
-    report_failures(names, context, outcome)
-    context.log.info(outcome.sum_up())
+            is_transient = _is_passing(outcome.ended_by)
+        return failure_of(self._names, self._context, outcome, is_transient=is_transient)
 
+    def _report_end(self) -> None:
+        """Report the checks and failures of a run that an error ended; never raise another one."""
+        names = self._names
+        context = self._context
+        try:
+            report_failures(names, context, self._outcome)
+            context.log.info(self._outcome.sum_up())
+            for result in self._check_results():
+                if result.passed:
+                    # it covers a part of the run, and would replace an earlier failure of the check
+                    continue
+                context.log_event(evaluation_of(names, result, context.instance))  # pyright: ignore[reportArgumentType]
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            with suppress(Exception):  # Dagster stores log lines where it stores events
+                context.log.error(f"the end of this run could not be recorded: {reason}")
 
-def _failure(names: CatalogNames, context: dg.OpExecutionContext, outcome: Outcome) -> dg.Failure:
-    """Return the failure that ends a run; what may pass makes Dagster launch the run again."""
-    if outcome.ended_by is None:
-        is_transient = any(failure.transient for failure in outcome.failures.values())
-    else:
-        is_transient = _is_passing(outcome.ended_by)
-    return failure_of(names, context, outcome, is_transient=is_transient)
+    def _last_line(self) -> str:
+        """Return what a terminated run has published, and what embeds the rest."""
+        names = self._names
+        done = self._outcome.sum_up() if self._outcome.partitions else "Nothing was begun"
+        then = "requests what is missing, if it is on"
+        if self._context.run_tags.get("dagster/sensor_name") == names.sensor:
+            then = "leaves it alone until its source changes"
+        return (
+            f"Terminated. {done}. Launch {names.refresh_job} for the rest, or wait for the "
+            f"schedule {names.schedule}, if it is on; the sensor {names.sensor} {then}."
+        )
 
 
 def _is_passing(error: BaseException) -> bool:
     return isinstance(error, _PASSING) or isinstance(error.__cause__, _PASSING)
-
-
-def _report_end(
-    names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionContext, outcome: Outcome
-) -> None:
-    """Report the checks and failures of a run that an error ended; a failure to do so must not hide
-    the error."""
-    try:
-        report_failures(names, context, outcome)
-        context.log.info(outcome.sum_up())
-        for result in run_check_results(names, policy, outcome, context.instance):
-            if result.passed:
-                # it covers a part of the run, and would replace an earlier failure of the check
-                continue
-            context.log_event(evaluation_of(names, result, context.instance))  # pyright: ignore[reportArgumentType]
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        with suppress(Exception):  # Dagster stores log lines where it stores events
-            context.log.error(f"the end of this run could not be recorded: {reason}")
-
-
-def _last_line(names: CatalogNames, context: dg.OpExecutionContext, outcome: Outcome) -> str:
-    """What a terminated run has published, and who embeds the rest."""
-    by_sensor = context.run_tags.get("dagster/sensor_name") == names.sensor
-    done = outcome.sum_up() if outcome.partitions else "Nothing was begun"
-    then = (
-        "leaves it alone until its source changes"
-        if by_sensor
-        else "requests what is missing, if it is on"
-    )
-    return (
-        f"Terminated. {done}. Launch {names.refresh_job} for the rest, or wait for the schedule "
-        f"{names.schedule}, if it is on; the sensor {names.sensor} {then}."
-    )

@@ -50,8 +50,9 @@ class EmbeddingsInput(dg.ConfigurableIOManager):
         ):
             if wanted is not Any:
                 raise dg.Failure(
-                    f"the input {context.name!r} is of type {wanted}; embeddings come as polars.LazyFrame, "
-                    "pyarrow.dataset.Dataset or surge_dagster.Embeddings. Change its annotation.",
+                    f"the input {context.name!r} is of type {wanted}; embeddings come as "
+                    "polars.LazyFrame, pyarrow.dataset.Dataset or surge_dagster.Embeddings. "
+                    "Change its annotation.",
                     allow_retries=False,
                 )
             wanted = pl.LazyFrame
@@ -72,8 +73,8 @@ class EmbeddingsInput(dg.ConfigurableIOManager):
     def handle_output(self, context: dg.OutputContext, obj: Any) -> NoReturn:
         """Refused: only runs write embeddings."""
         raise dg.Failure(
-            f"{context.name!r} cannot be written by this input manager, which only reads. Give the asset another "
-            "io_manager_key; this one is for AssetIn(input_manager_key=...).",
+            f"{context.name!r} cannot be written by this input manager, which only reads. Give "
+            "the asset another io_manager_key; this one is for AssetIn(input_manager_key=...).",
             allow_retries=False,
         )
 

@@ -149,7 +149,7 @@ def drive(catalog: str, output: str, cluster: str) -> Document:
         if cluster == "none":
             pool.start()
         opened = open_run(setup, partitions, pool, setup.open_store(), say)
-        for _ in opened.events:
+        for _ in opened.events():
             pass
 
     report = opened.run.report

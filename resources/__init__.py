@@ -90,7 +90,10 @@ class CatalogSource(CatalogSettings, dg.ConfigurableResource):
         if key := asset_key(self.url):
             where = f"The asset `{key.to_user_string()}`, through its IO manager."
         elif self.query:
-            where = f"A query that the project `{self.url.removeprefix(BIGQUERY_SCHEME)}` of BigQuery runs."
+            where = (
+                f"A query that the project `{self.url.removeprefix(BIGQUERY_SCHEME)}` of BigQuery "
+                "runs."
+            )
         else:
             where = f"The catalog in `{absolute_place(self.url)}`."
         columns = " and ".join(f"`{name}`" for name in self.partition_by)
@@ -99,7 +102,7 @@ class CatalogSource(CatalogSettings, dg.ConfigurableResource):
 
     @property
     def kinds(self) -> set[str]:
-        """What the catalog is made of, as far as its name says it: labels on its asset in the UI."""
+        """What the catalog is made of, by its name: labels on its asset in the UI."""
         if self.url.startswith(BIGQUERY_SCHEME):
             return {"bigquery"}
         endings = Path(self.url).suffixes

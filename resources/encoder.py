@@ -155,8 +155,8 @@ class EncoderResource(EncoderSettings, dg.ConfigurableResource):
         return (
             f"Makes {self.dtype} vectors{size} with `{self.model}`.\n\n"
             f"On the machine of the code location: {self._describe_devices()}.\n\n"
-            "Its worker processes start with the first text; everything in one process that has the "
-            "same settings shares them. An asset of yours encodes with `encode(texts)` of its "
+            "Its worker processes start with the first text; everything in one process that has "
+            "the same settings shares them. An asset of yours encodes with `encode(texts)` of its "
             "argument that has the name of this resource and the type "
             "`surge_dagster.EncoderResource`.\n\n"
             f"The check `{RUN_CHECK}` of each run says where it encoded, and into which space."

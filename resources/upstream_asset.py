@@ -12,6 +12,7 @@ do and ticks do not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -67,8 +68,8 @@ def open_asset(
         return _AssetTable(asset, selection, partition_by)
     if partition_by:
         raise ConfigError(
-            f"the asset of {url} has partitions, which are those of the catalog; the setting partition_by is for an "
-            "asset without. Leave it out."
+            f"the asset of {url} has partitions, which are those of the catalog; the setting "
+            "partition_by is for an asset without. Leave it out."
         )
     versions = asset.versions()
     frames = {key: partial(asset.load, key) for key in versions}
@@ -91,8 +92,9 @@ class _Upstream:
         definition = self._repository.assets_defs_by_key.get(self.key)
         if definition is None:
             raise ConfigError(
-                f"this code location has no asset {self.key.to_user_string()!r}, which the setting source names. Add "
-                "it to its definitions; for one of another code location, an AssetSpec with its key and IO manager."
+                f"this code location has no asset {self.key.to_user_string()!r}, which the "
+                "setting source names. Add it to its definitions; for one of another code "
+                "location, an AssetSpec with its key and IO manager."
             )
         self._definition = definition
         self.partitions_def = definition.partitions_def
@@ -102,8 +104,8 @@ class _Upstream:
         records = self.instance.fetch_materializations(self.key, limit=1).records
         if not records:
             raise ConfigError(
-                f"the asset {self.key.to_user_string()!r} was never materialized, so that there is nothing to embed. "
-                "Materialize it first."
+                f"the asset {self.key.to_user_string()!r} was never materialized, so that there "
+                "is nothing to embed. Materialize it first."
             )
         return f"event-{records[0].storage_id}"
 
@@ -135,8 +137,9 @@ class _Upstream:
             )
         except FileNotFoundError as error:
             raise ConfigError(
-                f"{what} is on record as materialized, and its IO manager has no value of it ({error}). Materialize "
-                "it again; an asset that returns no value cannot be a source."
+                f"{what} is on record as materialized, and its IO manager has no value of it "
+                f"({error}). Materialize it again; an asset that returns no value cannot be a "
+                "source."
             ) from error
         except SurgeError:
             raise
@@ -155,19 +158,21 @@ class _Upstream:
 
 
 def _repository(context: Any, key: dg.AssetKey) -> dg.RepositoryDefinition:
-    try:
-        if (repository := context.repository_def) is None:
-            raise LookupError("no repository")
+    repository = None
+    with suppress(Exception):  # Dagster's own error is private
+        repository = context.repository_def
+    if repository is not None:
         return repository
-    except Exception as error:  # Dagster's own error is private; a job that is executed in process has no repository
-        layer = context.job_def.asset_layer.asset_graph
-        if layer.has(key):
-            return dg.Definitions(assets=[layer.get(key).assets_def]).get_repository_def()
-        raise ConfigError(
-            f"the job has no code location in which the asset {key.to_user_string()!r} could be found: "
-            "`execute_in_process` gives one to jobs of assets alone. Materialize `embeddings`, or launch the job in "
-            "Dagster."
-        ) from error
+
+    # A job that is executed in process has no repository.
+    layer = context.job_def.asset_layer.asset_graph
+    if layer.has(key):
+        return dg.Definitions(assets=[layer.get(key).assets_def]).get_repository_def()
+    raise ConfigError(
+        f"the job has no code location in which the asset {key.to_user_string()!r} could be found: "
+        "`execute_in_process` gives one only to jobs of assets. Materialize `embeddings`, or "
+        "launch the job in Dagster."
+    )
 
 
 class _AssetTable:

@@ -84,7 +84,8 @@ class EmbeddingCatalog(dg.Component, dg.Resolvable):
         given = dict(context.resolve_value(written))
         if missing := [name for name in _REQUIRED if given[name] is None]:
             raise ConfigError(
-                f"attribute {missing[0]}: {written[missing[0]]!r} resolves to nothing; set the variable"
+                f"attribute {missing[0]}: {written[missing[0]]!r} resolves to nothing; set the "
+                "variable"
             )
         name = given.pop("name", None)
         return cls(load_settings(**given), name)

@@ -1,4 +1,4 @@
-"""A run without Dagster, composed of settings: the function `embed`, and the command of that name."""
+"""A run without Dagster, composed of settings: the function and the command `embed`."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def _follow(opened: OpenedRun, partitions: Sequence[Partition], *, quiet: bool) 
         def show(progress: Progress) -> None:
             show_texts(progress.texts, progress.all_texts)
 
-        with closing(follower.follow(opened.events, show, _UPDATE_SECONDS)) as events:
+        with closing(follower.follow(opened.events(), show, _UPDATE_SECONDS)) as events:
             for event in events:
                 if isinstance(event, Failure):
                     complain(f"refused: {event.reason}")

@@ -27,7 +27,7 @@ from surge_dagster.engine.support.unreadable import visible
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document as the last line.")]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print errors alone: no progress and no summary.")
+    bool, typer.Option("--quiet", "-q", help="Print only errors: no progress and no summary.")
 ]
 messages = Console(stderr=True, highlight=False, soft_wrap=True)
 LINE_SECONDS = 10.0
@@ -83,13 +83,14 @@ def progress_bar(
 
 
 def _lines(unit: str) -> Callable[[int, int | None], None]:
-    begun = said = time.monotonic()
+    begun = time.monotonic()
+    printed = begun
 
     def show(done: int, of: int | None) -> None:
-        nonlocal said
+        nonlocal printed
         now = time.monotonic()
-        if now - said >= LINE_SECONDS:
-            said = now
+        if now - printed >= LINE_SECONDS:
+            printed = now
             known = f" of {of:,}" if of else ""
             seconds = now - begun
             messages.print(
@@ -101,13 +102,12 @@ def _lines(unit: str) -> Callable[[int, int | None], None]:
 
 
 def complain(text: str) -> None:
-    """Print an error or a warning on standard error; markup and control characters in the text have
-    no effect."""
+    """Print an error or a warning on standard error, without markup and control characters."""
     messages.print("\n".join(map(visible, text.split("\n"))), style="red", markup=False)
 
 
 def print_json(document: dict[str, Any]) -> None:
-    """Print one JSON document as one line; numbers that JSON does not have, such as NaN, are null."""
+    """Print one JSON document as one line; numbers that JSON lacks, such as NaN, are null."""
     print(json.dumps(_with_json_numbers(document), default=str), flush=True)
 
 
@@ -116,7 +116,9 @@ def _with_json_numbers(value: Any) -> Any:
         return {name: _with_json_numbers(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_with_json_numbers(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def one_line(text: str, width: int = 110) -> str:

@@ -65,7 +65,8 @@ def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDef
         }
         if problem := _post(url, alert):
             log.error(
-                f"the alert of {f'run {run_id}' if run_id else 'failed ticks'} was not delivered: {problem}"
+                f"the alert of {f'run {run_id}' if run_id else 'failed ticks'} was not delivered: "
+                f"{problem}"
             )
         return not problem
 
@@ -77,7 +78,10 @@ def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDef
 
     @dg.run_failure_sensor(
         name=names.failure_alerts,
-        description="Posts an alert for each run of this catalog that failed and will not be launched again.",
+        description=(
+            "Posts an alert for each run of this catalog that failed and will not be launched "
+            "again."
+        ),
         **options,
     )
     def failed_runs(context: dg.RunFailureSensorContext) -> None:
@@ -89,7 +93,8 @@ def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDef
         run_status=dg.DagsterRunStatus.SUCCESS,
         name=names.check_alerts,
         description=(
-            "Posts an alert for each run of this catalog that succeeded and found an error with a check, or was slow."
+            "Posts an alert for each run of this catalog that succeeded and found an error with a "
+            "check, or was slow."
         ),
         **options,
     )
@@ -125,8 +130,8 @@ def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDef
     @dg.sensor(
         name=names.tick_alerts,
         description=(
-            f"Posts an alert when {_FAILED_TICKS} ticks of a sensor in a row, or one of a schedule, have failed; the "
-            "next one when a tick has succeeded in between."
+            f"Posts an alert when {_FAILED_TICKS} ticks of a sensor in a row, or one of a "
+            "schedule, have failed; the next one when a tick has succeeded in between."
         ),
         **options,
     )

@@ -46,7 +46,7 @@ lost_runs = _SharedSensor(
     default_status=dg.DefaultSensorStatus.RUNNING,
     minimum_interval_seconds=_SENSOR_SECONDS,
     description=(
-        "Declares runs failed that have shown no sign of life for a minute: their slot is free, and they are launched "
-        "again."
+        "Declares runs failed that have shown no sign of life for a minute: their slot is free, "
+        "and they are launched again."
     ),
 )

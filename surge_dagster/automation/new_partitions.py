@@ -76,7 +76,10 @@ def new_partitions(
         name=names.sensor,
         job_name=job.name,
         minimum_interval_seconds=_SENSOR_SECONDS,
-        description="Registers new partitions, reports changed ones, and requests runs that embed what is missing.",
+        description=(
+            "Registers new partitions, reports changed ones, and requests runs that embed what is "
+            "missing."
+        ),
         required_resource_keys=names.resource_keys,
     )
     def sensor(
@@ -164,7 +167,7 @@ def _message(
     undone: Mapping[str, Undone],
     unregistered: Collection[str],
 ) -> str:
-    """Return one line with the number of partitions in each state; each partition is in one count."""
+    """Return one line with the number of partitions in each state."""
     counts = Counter[str]()
     for key, state in states.items():
         counts[_state_of(key, state, held, refused, undone.get(key), unregistered)] += 1

@@ -27,7 +27,10 @@ def nightly_refresh(
         job=job,
         cron_schedule=settings.nightly_cron,
         execution_timezone=settings.timezone,
-        description="Embeds every partition that is missing or stale, once a day; never begins another vector space.",
+        description=(
+            "Embeds every partition that is missing or stale, once a day; never begins another "
+            "vector space."
+        ),
         default_status=_on_if_set(settings, "nightly_cron"),
         required_resource_keys=names.resource_keys,
     )

@@ -59,14 +59,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class OpenedRun:
-    """A run that begins with its first event.
+    """A run that has not begun.
 
     Attributes:
+        events: runs it.
         machines: what each machine has done, live; None for a run in this process.
     """
 
     run: Run
-    events: Generator[Event]
+    events: Callable[[], Generator[Event]]
     machines: Mapping[str, MachineWork] | None = None
 
 
@@ -90,14 +91,14 @@ def open_run(
     if setup.encoder.cluster == "none":
         run = setup.new_run(partitions, pool, store, known=known, outputs=outputs)
         run.report.price_per_hour = setup.encoder.price_per_hour
-        return OpenedRun(run, learning(run, pool, store))
+        return OpenedRun(run, partial(learning, run, pool, store))
 
     setup = setup.for_machines()
     encoder = setup.encoder
     connect = partial(RayCluster, encoder.cluster, setup, pool.space, warn, encoder.devices)
     run = ClusterRun(setup, partitions, pool, connect, warn, known=known, outputs=outputs)
     run.report.price_per_hour = encoder.price_per_hour
-    return OpenedRun(run, run.events(), run.work)
+    return OpenedRun(run, run.events, run.work)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,6 @@ def require_shared(machine: str, receipt: Receipt) -> None:
         found = f"cannot read it ({error})"
 
     raise ConfigError(
-        f"the machine {machine} published {path}, and this machine {found}. All machines need one output: name a "
-        "bucket, or a folder that they share"
+        f"the machine {machine} published {path}, and this machine {found}. All machines need one "
+        "output: name a bucket, or a folder that they share"
     )

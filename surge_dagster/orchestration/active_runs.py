@@ -26,8 +26,12 @@ _RUNS_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The partition keys that active runs may touch, None for all, and those runs, first those that
-    hold all."""
+    """The partition keys that active runs may touch.
+
+    Attributes:
+        keys: None for all.
+        run_ids: of these runs, first those that hold all.
+    """
 
     keys: set[str] | None
     run_ids: tuple[str, ...] = ()
@@ -37,7 +41,10 @@ class Held:
 
     @property
     def by(self) -> str:
-        return f"active runs ({named(self.run_ids, _RUNS_NAMED)}; terminate one that makes no progress)"
+        return (
+            f"active runs ({named(self.run_ids, _RUNS_NAMED)}; terminate one that makes no "
+            "progress)"
+        )
 
 
 def active_runs(
@@ -50,7 +57,7 @@ def active_runs(
 
 
 def embeds(names: CatalogNames, instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
-    """Whether a run embeds partitions of this catalog, or may do so: its plan cannot be read now."""
+    """Return whether a run embeds partitions of this catalog, or may do so."""
     if run.job_name in (names.refresh_job, names.embed_job):
         return True
     assets = _assets_of(instance, run)
@@ -64,8 +71,12 @@ def held_by_active_runs(
     entirely: bool = False,
     besides: str | None = None,
 ) -> Held:
-    """The partitions that active runs may touch, `besides` one; `entirely` leaves out runs that
-    select a state."""
+    """Return the partitions that active runs may touch.
+
+    Args:
+        entirely: leave out runs that select a state.
+        besides: a run that does not count.
+    """
     op_names = (names.embeddings_op, names.refresh_op)
     runs = [
         run
@@ -76,19 +87,26 @@ def held_by_active_runs(
         dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name)) if runs else {}
     )
     held: set[str] = set()
-    holders_of_all, holders = list[str](), list[str]()
+    holders_of_all: list[str] = []
+    holders: list[str] = []
     for run in runs:
         keys = held_keys(run, registered, op_names)
-        (holders_of_all if keys is None else holders).append(run.run_id)
-        held |= keys or set()
+        if keys is None:
+            holders_of_all.append(run.run_id)
+        else:
+            holders.append(run.run_id)
+            held |= keys
     return Held(None if holders_of_all else held, (*holders_of_all, *holders))
 
 
 def held_keys(
     run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequence[str]
 ) -> set[str] | None:
-    """The partition keys that a run which embeds may touch; None for all. `registered` is in
-    Dagster's order."""
+    """Return the partition keys that a run may touch; None for all.
+
+    Args:
+        registered: in Dagster's order.
+    """
     for config in _configs(run, op_names):
         if config.get("keys") is not None:
             return set(config["keys"])
@@ -116,10 +134,10 @@ def _configs(run: dg.DagsterRun, op_names: Sequence[str]) -> Iterator[Mapping[st
 
 
 def _assets_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Set[dg.AssetKey] | None:
-    """The assets that a run executes; None where its plan cannot be read."""
+    """Return the assets that a run executes; None if its plan cannot be read."""
     # Dagster records the assets that were selected for a run. A user's own job,
     # `define_asset_job(selection=[…])`, selects them beforehand: a run that a schedule, a sensor or
-    # a backfill of the job launches has its plan alone.
+    # a backfill of the job launches has only its plan.
     plan_id = run.execution_plan_snapshot_id
     if run.asset_selection is not None or plan_id is None:
         return run.asset_selection or frozenset()

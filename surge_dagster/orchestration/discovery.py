@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from itertools import chain
 
 import dagster as dg
 
@@ -16,7 +15,7 @@ from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import find_space, list_spaces, nearest_spaces
 from surge_dagster.engine.sources.partition import Partition, Source
 from surge_dagster.engine.store.store import Store
-from surge_dagster.orchestration.asset_events import source_version
+from surge_dagster.orchestration.asset_events import SourceEvent, source_version
 from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.names import CatalogNames, CatalogResources
 from surge_dagster.orchestration.partition_keys import to_partition_key, with_short_keys
@@ -33,16 +32,15 @@ _MOST_REPORTED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The catalog's partitions by partition key, in the source's order, and Dagster's records of
-    them."""
+    """Partitions by partition key, in the source's order, and Dagster's records of them."""
 
     partitions: dict[str, Partition]
     catalogued: Catalogued
 
 
 def list_catalog(names: CatalogNames, instance: dg.DagsterInstance, source: Source) -> Listing:
-    """List the source, then read Dagster's records, so that a run that ends between the two is not
-    missed."""
+    """List the source, then read Dagster's records."""
+    # In this order a run that ends in the time between is not missed.
     listed = list(source)
     catalogued = read_catalogued(names, instance)
     short = with_short_keys(listed, catalogued.registered)
@@ -50,46 +48,47 @@ def list_catalog(names: CatalogNames, instance: dg.DagsterInstance, source: Sour
 
 
 def report_changes(names: CatalogNames, instance: dg.DagsterInstance, listing: Listing) -> set[str]:
-    """Report and register the partitions that Dagster lacks, as many as a tick has time for;
-    returns the other keys."""
+    """Report and register what Dagster lacks, as far as a tick has time; return the other keys."""
     until = time.monotonic() + _REPORT_SECONDS
-    registered, sources = listing.catalogued.registered, listing.catalogued.sources
-    unreported = [
-        key
-        for key, partition in listing.partitions.items()
-        if key not in registered or sources.get(key) != partition.source_version
-    ]
-    left = set(unreported)
+    registered = listing.catalogued.registered
+    sources = listing.catalogued.sources
+    unreported: list[str] = []
+    for key, partition in listing.partitions.items():
+        if key not in registered or sources.get(key) != partition.source_version:
+            unreported.append(key)
+
+    remaining = set(unreported)
     for start in range(0, min(len(unreported), _MOST_REPORTED), _BATCH):
         if time.monotonic() > until:
             break
         keys = unreported[start : start + _BATCH]
-        events = [
-            source_version(names, partition, changed=key in sources)
-            for key in keys
-            if sources.get(key) != (partition := listing.partitions[key]).source_version
-        ]
-        report_events(instance, None, list(chain.from_iterable(events)))
+        events: list[SourceEvent] = []
+        for key in keys:
+            partition = listing.partitions[key]
+            if sources.get(key) != partition.source_version:
+                events += source_version(names, partition, changed=key in sources)
+        report_events(instance, None, list(events))
         new = [key for key in keys if key not in registered]
         if new:
             instance.add_dynamic_partitions(names.partitions_name, new)
-        left.difference_update(keys)
-    return left
+        remaining.difference_update(keys)
+    return remaining
 
 
 def known_space(
     names: CatalogNames, resources: CatalogResources, store: Store, *, unattended: bool = True
 ) -> Space | None:
-    """The space of the settings, found without loading a model; None where a run would create it."""
+    """Return the space of the settings, without loading a model; None if a run would begin it."""
     spec = resources.encoder.encoding_spec()
     space = find_space(store, spec)
     if space is not None or not unattended:
         return space
-    if others := _nearest(store, spec):
+    others = _nearest(store, spec)
+    if others:
         raise ConfigError(
-            f"the settings mean none of the spaces of the output {store.url!r}: {others}. Correct the setting, or "
-            f"launch {names.refresh_job} by hand once: a space is never begun unattended, since that encodes the whole "
-            "catalog."
+            f"the settings mean none of the spaces of the output {store.url!r}: {others}. Correct "
+            f"the setting, or launch {names.refresh_job} by hand once: a space is never begun "
+            "unattended, since that encodes the whole catalog."
         )
     return None
 
@@ -97,14 +96,14 @@ def known_space(
 def existing_space(
     names: CatalogNames, resources: CatalogResources, store: Store, then: str
 ) -> Space:
-    """The space of the settings, for a job that can do nothing before there is one."""
+    """Return the space of the settings, for a job that needs one."""
     space = known_space(names, resources, store, unattended=False)
     if space is None:
         others = _nearest(store, resources.encoder.encoding_spec())
         held = f"; it holds {others}" if others else ""
         raise ConfigError(
-            f"the output {store.url!r} holds nothing of {resources.encoder.model!r} with these settings yet{held}. "
-            f"Launch {names.refresh_job}, then {then}."
+            f"the output {store.url!r} holds nothing of {resources.encoder.model!r} with these "
+            f"settings yet{held}. Launch {names.refresh_job}, then {then}."
         )
     return space
 
@@ -116,8 +115,7 @@ def _nearest(store: Store, spec: EncodingSpec) -> str:
 def states_of_unfinished(
     listing: Listing, store: Store, space: Space | None
 ) -> dict[str, str | None]:
-    """The partitions that lack a fresh file or its record, in the source's order, each with the
-    state of its file.
+    """Return the partitions without a fresh file on record, with the state of their files.
 
     The state is a `Status`, None for a file that cannot be read now, or "unknown" for a fresh file
     that Dagster has no record of: a run was killed before it reported the file, or another program
@@ -130,7 +128,8 @@ def states_of_unfinished(
     states: dict[str, str | None] = {}
     for key, partition in listing.partitions.items():
         freshness = outputs.freshness(partition)
-        status, file = freshness.status, freshness.file
+        status = freshness.status
+        file = freshness.file
         if freshness.error is not None:
             log.warning("%s", freshness.error)
             states[key] = None

@@ -36,7 +36,7 @@ _LOOK_SECONDS = 40.0
 
 
 def cut_keys(listing: Listing, keys: Sequence[str], max_runs: int) -> list[list[str]]:
-    """Divide partition keys, in their order, into at most `max_runs` pieces of about equal weight."""
+    """Divide partition keys, in their order, into at most `max_runs` equal pieces."""
     pieces = cut([listing.partitions[key] for key in keys], max_runs, LEAST_BYTES)
     return [list(map(to_partition_key, piece.keys)) for piece in pieces]
 

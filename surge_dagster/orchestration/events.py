@@ -42,10 +42,9 @@ class EventsNotStored(TransientError):
 def report_events(
     instance: dg.DagsterInstance, context: dg.OpExecutionContext | None, events: Sequence[Event]
 ) -> None:
-    """Store events, those of one kind and one asset together and in their order, and observations
-    before others.
+    """Store events by kind and asset, in their order, and observations before others.
 
-    Dagster's storages update their table of assets from the last event of a batch alone, and
+    Dagster's storages update their table of assets only from the last event of a batch, and
     Postgres stores a batch of several kinds event by event. Events without a `context` belong to no
     run.
     """
@@ -59,8 +58,11 @@ def report_events(
 
 
 class EventWriter(Generic[T]):
-    """Stores what a step queues, in a thread; `with` stores the rest, after an error within
-    `grace_seconds`."""
+    """Stores what a step queues, in a thread; the end of `with` stores the rest.
+
+    Args:
+        grace_seconds: for the rest after an error.
+    """
 
     def __init__(
         self,
@@ -81,8 +83,7 @@ class EventWriter(Generic[T]):
         self._thread = threading.Thread(target=self._run, name="surge-events", daemon=True)
 
     def put(self, item: T, *, immediately: bool = False) -> None:
-        """Queue an item, or wait while the queue is full; `immediately` ends the batch with it,
-        without more."""
+        """Queue an item, or wait while the queue is full; `immediately` ends the batch with it."""
         with self._changed:
             while len(self._waiting) >= _WAITING_EVENTS and self._error is None:
                 self._changed.wait(TURN_SECONDS)
@@ -118,16 +119,17 @@ class EventWriter(Generic[T]):
                 unstored and self._error is None
             ):  # otherwise the error that ended the step is the one to report
                 self._context.log.warning(
-                    f"{counted(unstored, 'event')} not stored within {self._grace_seconds:g} s. Their files are "
-                    "published, and the next run adopts them."
+                    f"{counted(unstored, 'event')} not stored within {self._grace_seconds:g} s. "
+                    "Their files are published, and the next run adopts them."
                 )
 
     def _require_stored(self) -> None:
         if self._error is not None:
             raise EventsNotStored(
-                f"events could not be stored in Dagster's event log ({type(self._error).__name__}: {self._error}). "
-                "The files that they report are published, and the next run adopts them without encoding them. "
-                "Look whether the event log's database can be reached and written."
+                "events could not be stored in Dagster's event log "
+                f"({type(self._error).__name__}: {self._error}). The files that they report are "
+                "published, and the next run adopts them without encoding them. Look whether the "
+                "event log's database can be reached and written."
             ) from self._error
 
     def _run(self) -> None:
@@ -140,8 +142,7 @@ class EventWriter(Generic[T]):
                 self._changed.notify_all()
 
     def _next(self) -> list[T]:
-        """Wait for a batch, or for what is queued within the time; empty when there will be no
-        more."""
+        """Wait for a batch, or for what is queued within the time; empty at the end."""
         with self._changed:
             self._storing = 0
             self._changed.wait_for(lambda: self._waiting or self._closing)

@@ -46,8 +46,7 @@ def failure_table(rows: Sequence[tuple[str, str]]) -> dg.MarkdownMetadataValue:
 
 
 def failed_metadata(rows: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Metadata of a check with partitions and what is wrong with them: a table for people, and all
-    keys for alerts."""
+    """Return metadata of a check: a table of wrong partitions, and all their keys for alerts."""
     if not rows:
         return {}  # Dagster would show a dialog that holds nothing
     keys = dg.MetadataValue.json([{"key": key} for key in dict.fromkeys(key for key, _ in rows)])
@@ -57,25 +56,20 @@ def failed_metadata(rows: Sequence[tuple[str, str]]) -> dict[str, Any]:
 def table_of_failures(
     failures: Sequence[Failure], ended_by: BaseException | None = None
 ) -> dg.MarkdownMetadataValue:
-    """A table of at most 200 failed partitions with the reason and what to do; `ended_by` ended the
-    run."""
-    rows = [] if ended_by is None else [("(the whole run)", _text(ended_by), _remedy(ended_by))]
-    rows += [
-        (
-            failure.key,
-            _reason(failure),
-            failure.remedy or (_RUN_AGAIN if failure.transient else _FIX_PARTITION),
-        )
-        for failure in failures[:_TABLE_ROWS]
-    ]
-    return _table(
-        ("partition", "reason", "what to do"), rows, len(failures) + (ended_by is not None)
-    )
+    """Return a table of at most 200 failed partitions with the reason and what to do."""
+    rows: list[tuple[str, str, str]] = []
+    if ended_by is not None:
+        rows.append(("(the whole run)", _text(ended_by), _remedy(ended_by)))
+    count = len(rows) + len(failures)
+    for failure in failures[:_TABLE_ROWS]:
+        what_to_do = _RUN_AGAIN if failure.transient else _FIX_PARTITION
+        rows.append((failure.key, _reason(failure), failure.remedy or what_to_do))
+    return _table(("partition", "reason", "what to do"), rows, count)
 
 
 @contextmanager
 def errors_as_failures(context: dg.OpExecutionContext) -> Iterator[None]:
-    """Raise errors of the engine as failures; Dagster launches a run again after a transient one."""
+    """Raise errors of the engine as failures of the run."""
     try:
         yield
     except SurgeError as error:
@@ -90,14 +84,13 @@ def run_failure(
     is_transient: bool = False,
     metadata: Mapping[str, Any] | None = None,
 ) -> dg.Failure:
-    """Return the failure that ends a run; Dagster launches the run again if the cause is transient."""
+    """Return the failure that ends a run, which Dagster launches again if it is transient."""
     allow_run_retry(context, is_transient)
     return dg.Failure(description, metadata=metadata, allow_retries=is_transient)
 
 
 def allow_run_retry(context: dg.OpExecutionContext, is_allowed: bool) -> None:
-    """Tag a run that fails with whether Dagster may launch it again; Dagster copies the tag to the
-    next one."""
+    """Tag a run that fails with whether Dagster may launch it again."""
     # Without a database the tag stays that of the job, which allows it.
     with suppress(Exception):
         context.instance.add_run_tags(context.run_id, {RETRY_TAG: str(is_allowed).lower()})
@@ -107,7 +100,8 @@ def failure_of(
     names: CatalogNames, context: dg.OpExecutionContext, outcome: Outcome, *, is_transient: bool
 ) -> dg.Failure:
     """Return the failure that ends a run with failed partitions, or one that an error ended."""
-    failures, error = list(outcome.failures.values()), outcome.ended_by
+    failures = list(outcome.failures.values())
+    error = outcome.ended_by
     count = len(failures)
     reasons = [failure.reason for failure in failures[:_NAMED]]
     if count > _NAMED:
@@ -126,31 +120,26 @@ def failure_of(
 
 
 def forget_overtaken(names: CatalogNames, context: dg.OpExecutionContext, outcome: Outcome) -> None:
-    """Count partitions as up to date that could not be published because another run embedded them
-    meanwhile.
+    """Count partitions as up to date that another run has embedded in the time of this run.
 
     The other run read a newer source, for example after this one had been declared lost.
     """
-    failed = [
-        key
-        for key, failure in outcome.failures.items()
-        if failure.transient and failure.key not in outcome.published
-    ]
+    failed: set[str] = set()
+    for key, failure in outcome.failures.items():
+        if failure.transient and failure.key not in outcome.published:
+            failed.add(key)
     if not failed:
         return
 
     kind = dg.DagsterEventType.ASSET_MATERIALIZATION
-    newest = context.instance.get_latest_storage_id_by_partition(
-        names.embeddings, kind, set(failed)
-    )
+    newest = context.instance.get_latest_storage_id_by_partition(names.embeddings, kind, failed)
     for key in failed:
         if newest.get(key, -1) > outcome.embedding_ids.get(key, -1):
             outcome.fresh.add(outcome.failures.pop(key).key)
 
 
 def report_failures(names: CatalogNames, context: dg.OpExecutionContext, outcome: Outcome) -> None:
-    """Make Dagster show exactly these partitions as failed: planned by a failed run and not
-    materialized."""
+    """Make Dagster show exactly these partitions as failed: planned and not materialized."""
     if not outcome.failures:
         return
     fingerprint = refusal_fingerprint(names.resources(context))
@@ -176,8 +165,7 @@ def refusal_fingerprint(resources: CatalogResources) -> str:
 def refusal(
     names: CatalogNames, partition: Partition, reason: str, fingerprint: str
 ) -> dg.AssetObservation:
-    """The event that reports the refusal of a partition as it was read, with settings of this
-    fingerprint."""
+    """Return the event that reports the refusal of a partition, with these settings."""
     return dg.AssetObservation(
         names.embeddings,
         partition=to_partition_key(partition.key),
@@ -194,15 +182,14 @@ def refusal(
 def still_refused(
     catalogued: Catalogued, by_key: Mapping[str, Partition], fingerprint: str
 ) -> set[str]:
-    """Partition keys whose present content was refused with settings of this fingerprint, and not
-    embedded since."""
-    return {
-        key
-        for key, version in catalogued.refused.items()
-        if key in by_key
-        and version == _refused_version(by_key[key], fingerprint)
-        and catalogued.refusal_ids.get(key, -1) > catalogued.embedding_ids.get(key, -1)
-    }
+    """Return partition keys whose present content was refused with these settings."""
+    refused: set[str] = set()
+    for key, version in catalogued.refused.items():
+        if key not in by_key or version != _refused_version(by_key[key], fingerprint):
+            continue
+        if catalogued.refusal_ids.get(key, -1) > catalogued.embedding_ids.get(key, -1):
+            refused.add(key)
+    return refused
 
 
 def _refused_version(partition: Partition, fingerprint: str) -> str:
@@ -226,7 +213,9 @@ def _cell(text: str) -> str:
 
 
 def _text(error: BaseException) -> str:
-    return str(error) if isinstance(error, SurgeError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, SurgeError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def _remedy(error: BaseException) -> str:

@@ -133,9 +133,9 @@ def _declare_lost(
     if run.tags.get(HEARTBEAT_TAG) != seen.tags.get(HEARTBEAT_TAG):
         return
     why = (
-        f"This run, on the host {host}, has shown no sign of life for {times.lost_seconds:.0f} seconds: "
-        "its process was killed or hangs, or the host or its network is down. If it goes on, that does "
-        "no harm: two runs never mix in a file, and the newer source wins."
+        f"This run, on the host {host}, has shown no sign of life for {times.lost_seconds:.0f} "
+        "seconds: its process was killed or hangs, or the host or its network is down. If it goes "
+        "on, that does no harm: two runs never mix in a file, and the newer source wins."
     )
     if run.status is dg.DagsterRunStatus.CANCELING:  # Dagster would launch a failed run again
         instance.report_run_canceled(run, f"{why} Its termination had been requested.")

@@ -48,14 +48,13 @@ class Select(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Unattended:
-    """What a run keeps to that a sensor or a schedule requested; a launch by hand has none of it.
+    """Constraints of a run requested by a sensor or a schedule. Manual launches have none.
 
-    It is a tag of the run, so that no operator finds it among the options of a launch.
+    They are a tag of the run, so that no operator finds them among the options of a launch.
 
     Attributes:
-        expected_space: it refuses any other one, and where this is None, any that is not the first
-            of its output.
-        removed_partitions: what it does about partitions removed from the source; None leaves them.
+        expected_space: the run refuses another one; with None, any but the first of its output.
+        removed_partitions: what becomes of partitions removed from the source; None leaves them.
     """
 
     expected_space: str | None = None
@@ -73,8 +72,7 @@ class Unattended:
 
 
 class MistypedKeys(ConfigError):
-    """The partition keys of a launch are an operator's mistake, which says nothing about the
-    catalog."""
+    """An operator mistyped the partition keys of a launch."""
 
 
 class LaunchConfig(dg.Config):
@@ -88,8 +86,8 @@ class LaunchConfig(dg.Config):
     select: Select = Field(
         Select.all,
         description=(
-            "of these, those that are missing, stale, or failed in their last run; all is whatever needs it, and with "
-            "force everything"
+            "of these, those that are missing, stale, or failed in their last run; all is "
+            "whatever needs it, and with force everything"
         ),
     )
 
@@ -100,16 +98,15 @@ class LaunchConfig(dg.Config):
         return Select.all.value if value is None else value
 
     def is_typed(self, tags: Mapping[str, str]) -> bool:
-        """Whether an operator typed the partition keys, and may have made a mistake; sensor and
-        schedule do not."""
+        """Return whether an operator typed the partition keys."""
         return Unattended.of(tags) is None and self.keys is not None
 
     def require_keys(self, tags: Mapping[str, str]) -> None:
         """Refuse an empty list of an operator."""
         if self.is_typed(tags) and not self.keys:
             raise MistypedKeys(
-                "keys holds no partition key, so that there is nothing to do. Name at least one, or "
-                "leave keys out for everything that the run was launched for."
+                "keys holds no partition key, so that there is nothing to do. Name at least one, "
+                "or leave keys out for everything that the run was launched for."
             )
 
 
@@ -118,8 +115,9 @@ def require_known(typed: Iterable[str], known: Collection[str], catalog: str) ->
     unknown = [repr(key) for key in typed if key not in known]
     if unknown:
         raise MistypedKeys(
-            f"the catalog {catalog!r} does not have {counted(len(unknown), 'key')}: {named(unknown)}. "
-            "Nothing was encoded. Write keys as the asset source_partitions shows them, and launch again."
+            f"the catalog {catalog!r} does not have {counted(len(unknown), 'key')}: "
+            f"{named(unknown)}. Nothing was encoded. Write keys as the asset source_partitions "
+            "shows them, and launch again."
         )
 
 
@@ -129,11 +127,11 @@ def job_of(
     description: str,
     resources: Mapping[str, Any] | None = None,
 ) -> dg.JobDefinition:
-    """A job of one op, in the run's own process.
+    """Return a job of one op, in the run's own process.
 
     Args:
-        resources: of a job that is given to a sensor: where Dagster has to bind them, it makes the
-            sensor anew, with a warning about a parameter that is in beta.
+        resources: of a job that is given to a sensor: if Dagster has to bind them, it warns about a
+            parameter that is in beta.
     """
 
     @dg.job(
@@ -150,18 +148,17 @@ def job_of(
 
 
 def config_of(op_name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The run config with these options of a `LaunchConfig`."""
+    """Return the run config with these options of a `LaunchConfig`."""
     return {"ops": {op_name: {"config": dict(options)}}}
 
 
 def is_by_operator(tags: Mapping[str, str]) -> bool:
-    """Whether somebody executes a run again; Dagster copies the tags of the first one."""
+    """Return whether an operator executes a run again, with the tags of the first one."""
     return "dagster/parent_run_id" in tags and "dagster/retry_number" not in tags
 
 
 def record_pool_limit(instance: dg.DagsterInstance) -> bool:
-    """Record the pool with the limit of the instance's settings, unless it is recorded; returns
-    whether it has one.
+    """Record the pool with the limit of the instance's settings; return whether it has one.
 
     Dagster records a pool's limit when its queue first meets the pool, and starts every run that
     waits at that moment: on a new instance a refresh in eight runs would start eight encoder pools.

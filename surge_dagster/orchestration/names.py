@@ -125,7 +125,7 @@ class CatalogNames:
 
     @property
     def jobs(self) -> frozenset[str]:
-        """All jobs of the catalog; some exist only if the settings list tables or derived spaces."""
+        """All jobs of the catalog, also those for tables and derived spaces."""
         embedding = (self.refresh_job, self.embed_job, self.check_job, self.switch_job)
         return frozenset((*embedding, self.hand_over_job, self.derive_job))
 

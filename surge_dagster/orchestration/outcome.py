@@ -67,12 +67,14 @@ class Drift:
         self.lowest_cosine = sample.lowest_cosine
         self._cosines += sum(sample.cosines.values())
         for key, cosine in sample.drifted.items():
-            reason = f"a row with a cosine of {cosine:.6f} to its old vector; expected at least {sample.lowest_cosine:g}"
-            self.below.append((key, f"{reason}. The run reused no old vectors"))
+            reason = (
+                f"a row with a cosine of {cosine:.6f} to its old vector; expected at least "
+                f"{sample.lowest_cosine:g}. The run reused no old vectors"
+            )
+            self.below.append((key, reason))
 
     def metrics(self) -> dict[str, Any]:
-        """The metadata of the check that judges it; none without a comparison, which Dagster would
-        plot as zero."""
+        """Return metadata of its check; nothing to plot without a comparison."""
         if not self.rows:
             return {}
         return {
@@ -130,7 +132,7 @@ class Outcome:
 
     @property
     def metrics(self) -> RunReport:
-        """The metrics of the run; its worklist found partitions fresh that the engine did not get."""
+        """The metrics of the run, with the partitions that its worklist found fresh."""
         skipped = len(self.fresh - self.published)
         return replace(
             self.report, partitions_written=len(self.published), partitions_skipped=skipped
@@ -143,29 +145,36 @@ class Outcome:
         republished = self.republished - failed
         encoded = self.published - republished - failed
         fresh = self.fresh - self.published - removed - failed
-        all_keys = self.partitions.keys() | self.published | self.fresh | failed | removed
-        others = len(all_keys) - sum(map(len, (encoded, republished, fresh, failed, removed)))
-        counts = {
-            "republished": len(republished),
-            "removed from the source": len(removed),
-            "not reached" if self.ended_by else "left out by select": others,
-        }
-        new, reused = self.metrics.texts_encoded, self.metrics.costs.rows_reused
-        kept = f", {reused:,} others kept their vectors" if reused else ""
-        texts = f" ({counted(new, 'text')}{kept})" if new or reused else ""
-        parts = [f"{len(encoded):,} encoded{texts}", f"{len(fresh):,} up to date"]
-        parts += [f"{count:,} {what}" for what, count in counts.items() if count]
-        names = f" ({named(sorted(failed), _NAMED)})" if failed else ""
-        parts += [f"{len(failed):,} failed{names}", f"{time.monotonic() - self.begun:,.1f} s"]
-        self.summary = f"{counted(len(all_keys), 'partition')}: {', '.join(parts)}"
+        counted_keys = failed | removed | republished | encoded | fresh
+        all_keys = counted_keys | self.partitions.keys()
         if self.ended_by is not None and not all_keys:
             self.summary = f"failed before it began: {self.ended_by}"
+            return self.summary
+
+        parts = [f"{len(encoded):,} encoded{self._texts()}", f"{len(fresh):,} up to date"]
+        others = {
+            "republished": len(republished),
+            "removed from the source": len(removed),
+            "not reached" if self.ended_by else "left out by select": len(all_keys - counted_keys),
+        }
+        parts += [f"{count:,} {what}" for what, count in others.items() if count]
+        names = f" ({named(sorted(failed), _NAMED)})" if failed else ""
+        parts.append(f"{len(failed):,} failed{names}")
+        parts.append(f"{time.monotonic() - self.begun:,.1f} s")
+        self.summary = f"{counted(len(all_keys), 'partition')}: {', '.join(parts)}"
         return self.summary
+
+    def _texts(self) -> str:
+        encoded = self.report.texts_encoded
+        reused = self.report.costs.rows_reused
+        if not encoded and not reused:
+            return ""
+        kept = f", {reused:,} others kept their vectors" if reused else ""
+        return f" ({counted(encoded, 'text')}{kept})"
 
     @property
     def refused(self) -> dict[str, Failure]:
-        """Failures that lie in the content of a partition of the catalog, which has to change; by
-        partition key."""
+        """Failures that lie in the content of a partition of the catalog, by partition key."""
         return {
             key: failure
             for key, failure in self.failures.items()

@@ -36,8 +36,11 @@ T = TypeVar("T")
 
 @lru_cache(maxsize=1 << 16)  # every listing has the same keys
 def to_partition_key(key: str) -> str:
-    """The Dagster partition key of a catalog key; `ValueError` if that is empty or not valid
-    Unicode."""
+    """Return the Dagster partition key of a catalog key.
+
+    Raises:
+        ValueError: the key is empty or not valid Unicode.
+    """
     if _ORDINARY.fullmatch(key):
         return key  # most keys; the general way takes twenty times as long
     if not key:
@@ -45,16 +48,15 @@ def to_partition_key(key: str) -> str:
     inner = key.strip()
     start = key.index(inner)
     end = start + len(inner)
-    safe = [
-        _escape(character) if index < start or index >= end or _is_unsafe(character) else character
-        for index, character in enumerate(key)
-    ]
+    safe: list[str] = []
+    for index, character in enumerate(key):
+        is_outer = not start <= index < end
+        safe.append(_escape(character) if is_outer or _is_unsafe(character) else character)
     return _DOTS.sub(lambda dots: "%2E" * len(dots.group()), "".join(safe))
 
 
 def from_partition_key(partition_key: str) -> str:
-    """The catalog key of a Dagster partition key; a text that encodes no key, such as `%FF`, is
-    returned unchanged."""
+    """Return the catalog key of a Dagster partition key; `%FF` and such are returned unchanged."""
     try:
         return unquote(partition_key, errors="strict")
     except UnicodeDecodeError:
@@ -64,8 +66,7 @@ def from_partition_key(partition_key: str) -> str:
 def with_short_keys(
     partitions: Iterable[Partition], registered: Container[str]
 ) -> Iterator[Partition]:
-    """The partitions as Dagster gets them; reading one raises `DataError` if its key is new and too
-    long."""
+    """Yield the partitions; reading one raises `DataError` if its key is new and too long."""
     for partition in partitions:
         partition_key = to_partition_key(partition.key)
         size = len(partition_key.encode())
@@ -83,8 +84,7 @@ def in_chunks(values: Sequence[T]) -> Iterator[list[T]]:
 
 
 def is_canonical(partition_key: str) -> bool:
-    """Whether `to_partition_key` writes a catalog key this way; an operator may have registered
-    another spelling."""
+    """Return whether `to_partition_key` writes a key this way; operators may spell it otherwise."""
     try:
         return to_partition_key(from_partition_key(partition_key)) == partition_key
     except ValueError:
@@ -105,7 +105,7 @@ def _escape(character: str) -> str:
 def _refuse(name: str, key: str, size: int) -> Iterator[RowBatch]:
     raise DataError(
         name,
-        f"its key, which begins with {key[:40]!r}, has {size:,} bytes as a partition key of Dagster, and a database "
-        f"may have no room for more than {MOST_BYTES:,}",
+        f"its key, which begins with {key[:40]!r}, has {size:,} bytes as a partition key of "
+        f"Dagster, and a database may have no room for more than {MOST_BYTES:,}",
         "Give it a shorter key.",
     )

@@ -1,4 +1,4 @@
-"""What the asset `current_space` shows: the space that readers use, and every space of the output."""
+"""What the asset `current_space` shows: the space that readers use, and all spaces."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from surge_dagster.orchestration.names import CatalogNames
 
 
 def report_readers_space(names: CatalogNames, context: dg.OpExecutionContext, store: Store) -> None:
-    """Report the space that readers use and all spaces, unless the asset's last event says the
-    same; never raises."""
+    """Report the space that readers use and all spaces if they have changed; never raises."""
     try:
         space = space_of_readers(store)
         metadata = shown_spaces(store, space)
@@ -42,7 +41,7 @@ def report_readers_space(names: CatalogNames, context: dg.OpExecutionContext, st
 
 
 def shown_spaces(store: Store, space: Space) -> Mapping[str, Any]:
-    """Metadata about the space that readers use, with a table of all spaces by title."""
+    """Return metadata of the space that readers use, with a table of all spaces by title."""
     spaces = sorted(list_spaces(store), key=lambda each: each.title)
     rows = [
         {

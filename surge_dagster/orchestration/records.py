@@ -31,8 +31,7 @@ class Catalogued:
     refusal_ids: dict[str, int]  # storage id of that observation
 
     def knows(self, key: str, desired_version: str, source_version: str) -> bool:
-        """Whether a partition key's last materialization is of this version, from the source
-        version reported last."""
+        """Return whether the last materialization has this version and the last source version."""
         # Event tags other than the data version cannot be read in bulk. That the materialization is
         # younger than the source's last change says the same. A younger refusal leaves open what
         # became of the file.
@@ -45,7 +44,7 @@ class Catalogued:
 
 
 def read_catalogued(names: CatalogNames, instance: dg.DagsterInstance) -> Catalogued:
-    """Everything on record, in seven queries whatever the number of partitions."""
+    """Read everything on record in seven queries."""
     storage = instance.event_log_storage
 
     def versions(asset: dg.AssetKey, kind: dg.DagsterEventType) -> dict[str, str]:
@@ -69,8 +68,7 @@ def read_catalogued(names: CatalogNames, instance: dg.DagsterInstance) -> Catalo
 def last_embeddings(
     names: CatalogNames, instance: dg.DagsterInstance, catalogued: Catalogued, keys: Iterable[str]
 ) -> Iterator[dg.AssetMaterialization]:
-    """The last materializations of partitions, given by catalog key; none for one that was never
-    embedded."""
+    """Yield the last materializations of partitions, given by catalog key."""
     ids = [
         catalogued.embedding_ids[key]
         for key in map(to_partition_key, keys)
@@ -84,8 +82,8 @@ def last_embeddings(
 
 
 def failed_on_record(names: CatalogNames, instance: dg.DagsterInstance) -> set[str]:
-    """Partition keys that Dagster shows as failed: planned by a run that failed, and not
-    materialized since."""
+    """Return the partition keys that Dagster shows as failed."""
+    # They were planned by a run that failed, and not materialized since.
     storage = instance.event_log_storage
     attempts = storage.get_latest_asset_partition_materialization_attempts_without_materializations(
         names.embeddings

@@ -180,17 +180,17 @@ class Refresh:
             known = [each for each in list_spaces(self._store) if each.name == expected]
             was = nearest_spaces(self._resources.encoder.encoding_spec(), known) or repr(expected)
             raise ConfigError(
-                f"the run was launched for the space {was}, and the settings now mean {now}. Launch "
-                f"{self._names.refresh_job} by hand to use that space."
+                f"the run was launched for the space {was}, and the settings now mean {now}. "
+                f"Launch {self._names.refresh_job} by hand to use that space."
             )
         return space
 
     def _require_same_model(self, pool: EncoderPool, space: Space | None) -> None:
         if self._unattended and space and pool.space.spec_sha256 != space.spec_sha256:
             raise ConfigError(
-                f"the model {self._resources.encoder.model!r} is not as it was for the space {space.name!r}: "
-                f"{model_difference(pool.space, space)}. Nothing was encoded. Launch {self._names.refresh_job} by "
-                "hand to begin a space for what it is now."
+                f"the model {self._resources.encoder.model!r} is not as it was for the space "
+                f"{space.name!r}: {model_difference(pool.space, space)}. Nothing was encoded. "
+                f"Launch {self._names.refresh_job} by hand to begin a space for what it is now."
             )
 
     def _embed(self, opened: OpenedRun, todo: Sequence[Partition]) -> dict[str, int]:
@@ -204,7 +204,7 @@ class Refresh:
         rows: dict[str, int] = {}
         try:
             followed = follower.follow(
-                opened.events, lambda progress: log.info(progress.in_words()), LINE_SECONDS
+                opened.events(), lambda progress: log.info(progress.in_words()), LINE_SECONDS
             )
             with closing(followed) as events:
                 for event in events:

@@ -59,7 +59,7 @@ def request_tags(
     attempt: int,
     settings: str,
 ) -> dict[str, str]:
-    """The tags of a run that is requested now; `settings` is their fingerprint."""
+    """Return the tags of a run that is requested now; `settings` is their fingerprint."""
     changes = instance.fetch_observations(names.source_partitions, limit=1).records
     ids = [
         *catalogued.embedding_ids.values(),
@@ -77,25 +77,26 @@ def find_undone(
     catalogued: Catalogued,
     settings: str,
 ) -> dict[str, Undone]:
-    """The needed partitions that were requested with settings of this fingerprint and that their
-    runs left undone."""
+    """Return the needed partitions that runs with these settings have left undone."""
     filters = dg.RunsFilter(
         tags={_SETTINGS_TAG: settings}, statuses=_UNDONE, job_name=names.embed_job
     )
     newest: dict[str, Undone | None] = {}
     for record in _newest_first(instance, filters) if needed else ():
-        run, undone = record.dagster_run, Undone.of(record)
-        since, canceled = int(run.tags[_EVENT_TAG]), undone.due is None
+        run = record.dagster_run
+        undone = Undone.of(record)
+        since = int(run.tags[_EVENT_TAG])
         for key in held_keys(run, {}, (names.embeddings_op,)) or ():
             if key in needed and key not in newest:
-                newest[key] = None if _changed_since(key, since, catalogued, canceled) else undone
+                has_changed = _changed_since(key, since, catalogued, undone.due is None)
+                newest[key] = None if has_changed else undone
         if len(newest) == len(needed):
             break  # earlier runs say nothing more
     return {key: undone for key, undone in newest.items() if undone is not None}
 
 
 def _newest_first(instance: dg.DagsterInstance, filters: dg.RunsFilter) -> Iterator[dg.RunRecord]:
-    """The newest runs, in pages: all of them with their keys would take hundreds of megabytes."""
+    """Yield the newest runs, in pages: all of them would take hundreds of megabytes."""
     cursor = None
     for _ in range(0, _RUNS_READ, _RUNS_PER_PAGE):
         page = instance.get_run_records(filters, limit=_RUNS_PER_PAGE, cursor=cursor)
@@ -112,8 +113,10 @@ def request_for(
     run_config: Mapping[str, Any] | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> dg.RunRequest | dg.SkipReason:
-    """A run that is requested until one has done what it is for, after waits that grow; not after
-    it was canceled."""
+    """Return a request for a run, after waits that grow while runs for this target fail.
+
+    After a canceled run there is none.
+    """
     filters = dg.RunsFilter(tags={_TARGET_TAG: target}, statuses=_UNDONE, job_name=job_name)
     attempt = 1
     for record in instance.get_run_records(filters, limit=1):
@@ -145,15 +148,14 @@ def now() -> datetime:
 
 
 def due_after(attempt: int, ended: float) -> datetime:
-    """When the next request is due after an attempt that ended then, in seconds since 1970: 1, 2, 4
-    … minutes later."""
+    """Return when the next attempt is due: 1, 2, 4 … minutes after the last one ended."""
     return datetime.fromtimestamp(ended, UTC) + min(
         _FIRST_WAIT * 2 ** min(attempt - 1, 20), _LONGEST_WAIT
     )
 
 
 def next_attempt(keys: Iterable[str], undone: Mapping[str, Undone]) -> tuple[int, list[str]]:
-    """The number of the attempt that is requested now, and its partitions."""
+    """Return the number of the attempt that is requested now, and its partitions."""
     # One request holds partitions of one attempt, the earliest first: new ones must not wait behind
     # failing ones.
     by_attempt: dict[int, list[str]] = {}
@@ -167,8 +169,8 @@ def next_attempt(keys: Iterable[str], undone: Mapping[str, Undone]) -> tuple[int
 
 
 def _changed_since(key: str, event: int, catalogued: Catalogued, canceled: bool) -> bool:
-    """Whether a partition was embedded or refused since an event, or for a canceled run: its source
-    changed."""
+    """Return whether a partition was embedded or refused since an event; after a canceled run,
+    whether its source changed."""
     ids = [catalogued.embedding_ids.get(key, -1), catalogued.refusal_ids.get(key, -1)]
     if canceled:
         ids.append(catalogued.change_ids.get(key, -1))

@@ -24,6 +24,7 @@ from surge_dagster.orchestration.records import Catalogued
 
 # The run's check lists more failures; a log line costs as much as an event.
 FAILURES_LOGGED = 100
+_MATERIALIZATION = dg.DagsterEventType.ASSET_MATERIALIZATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,10 @@ class RunEvents(EventWriter[Event | _Embedding]):
         super().__init__(context, self._store_batch, grace_seconds)
         self._names = names
         self._sources = dict(catalogued.sources)
-        source, kind = names.source_partitions, dg.DagsterEventType.ASSET_MATERIALIZATION
-        self._source_ids = dict(context.instance.get_latest_storage_id_by_partition(source, kind))
+        source_ids = context.instance.get_latest_storage_id_by_partition(
+            names.source_partitions, _MATERIALIZATION
+        )
+        self._source_ids = dict(source_ids)
         # A partition that failed is planned by name just before its run ends, which shows it as
         # failed. Every run that materializes it later plans it too: its page would otherwise go on
         # naming the run that failed.
@@ -57,7 +60,8 @@ class RunEvents(EventWriter[Event | _Embedding]):
             names.embeddings, planned
         ).keys()
         self._outcome = outcome
-        self._superbatch_ids: dict[int, int] = {}  # storage ids by index of the SuperBatch
+        # storage ids by index of the SuperBatch
+        self._superbatch_ids: dict[int | None, int] = {}
         newest = context.instance.fetch_materializations(names.superbatches, limit=1).records
         self._newest_superbatch = newest[0].storage_id if newest else 0
         self._has_embedding = False
@@ -112,12 +116,12 @@ class RunEvents(EventWriter[Event | _Embedding]):
         """Queue the partition's source version if it is not the one on record."""
         # Not all of them at the start: with many partitions the first file would wait for minutes
         # of events.
-        partition, partition_key = self._outcome.partitions.get(key), to_partition_key(key)
+        partition = self._outcome.partitions.get(key)
+        partition_key = to_partition_key(key)
         if partition is None or self._sources.get(partition_key) == partition.source_version:
             return
-        for event in asset_events.source_version(
-            self._names, partition, changed=partition_key in self._sources
-        ):
+        changed = partition_key in self._sources
+        for event in asset_events.source_version(self._names, partition, changed=changed):
             self.put(event)
         self._sources[partition_key] = partition.source_version
 
@@ -129,13 +133,18 @@ class RunEvents(EventWriter[Event | _Embedding]):
         report_events(instance, self._context, plain)
         # Not those of other runs and of the sensor: they may have reported a version that this run
         # has not read.
-        source, kind = self._names.source_partitions, dg.DagsterEventType.ASSET_MATERIALIZATION
-        materialized = [item for item in plain if isinstance(item, dg.AssetMaterialization)]
-        if reported := {
-            item.partition for item in materialized if item.asset_key == source and item.partition
-        }:
-            self._source_ids |= instance.get_latest_storage_id_by_partition(source, kind, reported)
-        if embeddings := [item for item in batch if isinstance(item, _Embedding)]:
+        source = self._names.source_partitions
+        reported: set[str] = set()
+        for event in plain:
+            is_materialized = isinstance(event, dg.AssetMaterialization)
+            if is_materialized and event.asset_key == source and event.partition:
+                reported.add(event.partition)
+        if reported:
+            ids = instance.get_latest_storage_id_by_partition(source, _MATERIALIZATION, reported)
+            self._source_ids |= ids
+
+        embeddings = [item for item in batch if isinstance(item, _Embedding)]
+        if embeddings:
             report_events(instance, self._context, list(self._materializations(embeddings)))
 
     def _materializations(
@@ -151,9 +160,7 @@ class RunEvents(EventWriter[Event | _Embedding]):
                 self._names,
                 receipt,
                 self._source_ids.get(to_partition_key(receipt.key)),
-                None
-                if receipt.superbatch is None
-                else self._superbatch_ids.get(receipt.superbatch),
+                self._superbatch_ids.get(receipt.superbatch),
                 space_title=self._outcome.report.space_title,
                 reused=each.reused,
                 adopted=each.adopted,

@@ -1,4 +1,4 @@
-"""Through Dagster's pages: a run over a Ray cluster, and a host of it that is killed in the middle."""
+"""Through Dagster's pages: a run over a Ray cluster, and a host that is killed in it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,10 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
 DEPLOY, BIN, MODEL = Path(__file__).parents[2] / "deploy", Path(sys.executable).parent, "hash://64"
 _NUMBERS = itertools.count()
-LISTED = "import ray; ray.init('auto', log_to_driver=False); print('nodes:', sum(n['Alive'] for n in ray.nodes()))"
+LISTED = (
+    "import ray; ray.init('auto', log_to_driver=False); print('nodes:', sum(n['Alive'] for n in "
+    "ray.nodes()))"
+)
 
 
 @pytest.fixture
@@ -66,7 +69,7 @@ def stand_in(environment: dict[str, str], name: str, *lines: str) -> None:
 
 
 def start(host: Host, *command: object, env: dict[str, str]) -> tuple[subprocess.Popen[str], Path]:
-    """A process, and the file that has its output: what Ray leaves behind would hold a pipe open."""
+    """A process, and the file with its output: what Ray leaves behind would hold a pipe open."""
     log = Path(env["tools"]) / f"{next(_NUMBERS)}.log"
     with log.open("w") as opened:
         return host.popen(*command, env=env, stdout=opened, stderr=subprocess.STDOUT), log
@@ -96,7 +99,8 @@ def test_slurm_job_embeds_on_all_its_nodes_and_lets_no_other_user_in(
         "srun",
         f'env | grep ^RAY_ > "{tools}/job"',
         "while [[ $1 == --* ]]; do shift; done",
-        f"""printf '%s\\0' "$@" > "{tools}/new" && mv "{tools}/new" "{tools}/task" && sleep infinity""",
+        f"""printf '%s\\0' "$@" > "{tools}/new" && mv "{tools}/new" "{tools}/task" """,
+        "sleep infinity",
     )
     output, nodes = catalog.parent / "output", {"SLURM_JOB_NODELIST": "node[1-4]"}
     job = start(
