@@ -26,6 +26,7 @@ from surge_dagster.assets.derived_spaces import lag_results
 from surge_dagster.config.check_policy import CheckName, CheckPolicy
 from surge_dagster.config.nested_settings import DerivedSettings
 from surge_dagster.engine.errors import ConfigError, SurgeError
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.tables.opening import release
 from surge_dagster.engine.verify.verification import Kind, Verified, Violation, verify
@@ -127,11 +128,8 @@ def catalog_check(
         """Read the whole catalog and the whole output, and evaluate the checks."""
         with executing(context):
             compared = _compare(names, policy, context)
+        compared += lag_results(names, context, derived)
         yield from [evaluation_of(names, result, context.instance) for result in compared]
-        yield from [
-            evaluation_of(names, result, context.instance)
-            for result in lag_results(names, context, derived)
-        ]
         yield dg.Output(None)
 
     return job_of(names.check_job, compare, "Compares the whole catalog with the whole output.")
@@ -148,66 +146,97 @@ def _asset(names: CatalogNames, name: CheckName) -> dg.AssetKey:
 def _compare(
     names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionContext
 ) -> list[dg.AssetCheckResult]:
-    """Read everything once; the results of all checks that are on."""
+    """Read everything once; return the results of all checks that are on."""
     resources = names.resources(context)
     with errors_as_failures(context):
-        source, store = resources.catalog.open(), resources.output.open()
+        source = resources.catalog.open()
+        store = resources.output.open()
         space = existing_space(names, resources, store, "check")
-    wanted = _wanted(policy)
-    listed: dict[CheckName, Violations] = {name: [] for name in _GROUPS}
-    truncation = Truncation(policy.max_truncated_share)
-    unread: Violations = []
-    # partitions by the check that they violate; None: not read
-    faults: Counter[CheckName | None] = Counter()
-    fault: Violation | None = None
-    partitions = violations = 0
+    comparison = _Comparison(policy)
     try:
         for judged in verify(source, store, space):
             if isinstance(judged, Violation):
-                violations += 1
-                group = unread if judged.kind == "unread" else listed[_CHECK_OF[judged.kind]]
-                group.append((judged.key, judged.reason))
-                fault = judged
+                comparison.add_violation(judged)
             elif isinstance(judged, Verified):
-                partitions += 1
-                if fault is not None and fault.key == judged.key:
-                    faults[_CHECK_OF.get(fault.kind)] += 1
-                else:
-                    truncation.add(judged.key, judged.rows, judged.truncated)
+                comparison.add_partition(judged)
     except SurgeError as error:
         # It is not transient: all of it would be read once more.
+        read = counted(comparison.partitions, "partition")
         raise run_failure(
             context,
-            f"no check was evaluated: the reading ended after {counted(partitions, 'partition')}. "
-            f"{error} Launch {names.check_job} again.",
+            f"no check was evaluated: the reading ended after {read}. {error} Launch "
+            f"{names.check_job} again.",
         ) from error
     release(source)
-    read = f"{counted(partitions, 'partition')} with {counted(truncation.rows, 'row')}"
-    context.log.info(f"Read {read}: {counted(violations, 'violation')}")
-    listed["few_texts_are_truncated"] = truncation.above
-    # No check knows about partitions that were not read; one of the evaluated checks lists them.
-    lists_unread: CheckName = "files_are_whole" if "files_are_whole" in wanted else wanted[0]
-    listed[lists_unread].extend(unread)
-    common = {
-        "space_title": space.title,
-        "space": space.name,
-        "partitions": partitions,
-        "rows": truncation.rows,
-    }
-    metrics: dict[CheckName, dict[str, Any]] = {"few_texts_are_truncated": truncation.metrics()}
-    now = f" (catalog_check of {datetime.now(UTC):%Y-%m-%d %H:%M} UTC)"
+    context.log.info(comparison.in_words())
+    return comparison.results(names, space)
 
-    def result(name: CheckName) -> dg.AssetCheckResult:
-        others = sum(faults.values()) - faults[None] - faults[name]
-        unjudged = {"could not be read": faults[None], "with a violation of another check": others}
+
+class _Comparison:
+    """What the reading of the catalog and the output has found."""
+
+    def __init__(self, policy: CheckPolicy) -> None:
+        self.partitions = 0
+        self._policy = policy
+        self._violations: dict[CheckName, Violations] = {name: [] for name in _GROUPS}
+        self._truncation = Truncation(policy.max_truncated_share)
+        self._unread: Violations = []
+        # partitions by the check that they violate; None: not read
+        self._faults: Counter[CheckName | None] = Counter()
+        self._last: Violation | None = None
+
+    def add_violation(self, violation: Violation) -> None:
+        self._last = violation
+        check = _CHECK_OF.get(violation.kind)
+        listed = self._unread if check is None else self._violations[check]
+        listed.append((violation.key, violation.reason))
+
+    def add_partition(self, verified: Verified) -> None:
+        """Count a partition, whose violation came before it."""
+        self.partitions += 1
+        if self._last is not None and self._last.key == verified.key:
+            self._faults[_CHECK_OF.get(self._last.kind)] += 1
+        else:
+            self._truncation.add(verified.key, verified.rows, verified.truncated)
+
+    def in_words(self) -> str:
+        rows = counted(self._truncation.rows, "row")
+        count = sum(map(len, self._violations.values())) + len(self._unread)
+        read = f"{counted(self.partitions, 'partition')} with {rows}"
+        return f"Read {read}: {counted(count, 'violation')}"
+
+    def results(self, names: CatalogNames, space: Space) -> list[dg.AssetCheckResult]:
+        wanted = _wanted(self._policy)
+        self._violations["few_texts_are_truncated"] = self._truncation.above
+        # One check lists the partitions that were not read.
+        lists_unread = "files_are_whole" if "files_are_whole" in wanted else wanted[0]
+        self._violations[lists_unread].extend(self._unread)
+        common = {
+            "space_title": space.title,
+            "space": space.name,
+            "partitions": self.partitions,
+            "rows": self._truncation.rows,
+        }
+        when = f" (catalog_check of {datetime.now(UTC):%Y-%m-%d %H:%M} UTC)"
+        return [self._result(names, name, common, when) for name in wanted]
+
+    def _result(
+        self, names: CatalogNames, name: CheckName, common: dict[str, Any], when: str
+    ) -> dg.AssetCheckResult:
+        metrics = common
+        if name == "few_texts_are_truncated":
+            metrics = common | self._truncation.metrics()
+        unread = self._faults[None]
+        others = self._faults.total() - unread - self._faults[name]
+        unjudged = {"could not be read": unread, "with a violation of another check": others}
         if name == "no_orphan_files":  # it looks for files without a partition
             unjudged = {}
-        judged = partitions - sum(unjudged.values())
-        of_check = common | metrics.get(name, {})
-        checked = check_result(
-            _asset(names, name), name, policy, listed[name], judged, unjudged, of_check, now
+        judged = self.partitions - sum(unjudged.values())
+        violations = self._violations[name]
+        asset = _asset(names, name)
+        result = check_result(
+            asset, name, self._policy, violations, judged, unjudged, metrics, when
         )
-        # One that could judge nothing says nothing, unless it looks for files without a partition.
-        return checked if judged or name == "no_orphan_files" else checked._replace(passed=False)
-
-    return [result(name) for name in wanted]
+        if not judged and name != "no_orphan_files":
+            return result._replace(passed=False)  # nothing was judged
+        return result

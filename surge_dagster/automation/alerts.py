@@ -1,5 +1,4 @@
-"""Alerts of failed runs, checks and ticks: sensors that post them to the URL of `alert_webhook`; a
-text for Slack.
+"""Alerts of failed runs, checks and ticks, which sensors post to the URL of `alert_webhook`.
 
 Slack needs no code of this project; its own package makes the sensor (pip install dagster-slack):
 
@@ -31,15 +30,14 @@ _FAILED_TICKS = 10  # of a sensor in a row before an alert: five minutes of `new
 
 
 def failure_text(context: dg.RunFailureSensorContext) -> str:
-    """The text of an alert: the run's job, the errors of its steps, and the failed partitions."""
+    """Return the text of an alert: the run's job, the errors of its steps, and failed partitions."""
     return _text(
-        _message(context), _failed_keys(_failed_checks(context)), context.dagster_run.run_id
+        _message(context), _failed_keys(_checks_that_failed(context)), context.dagster_run.run_id
     )
 
 
 def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDefinition]:
-    """The sensors that post an alert for each failed run of a catalog, each failed check, and
-    lasting failed ticks.
+    """Return the sensors that post an alert for failed runs, failed checks, and failed ticks.
 
     The posted JSON object holds `catalog` (the catalog's name or ""), `run_id` (of ticks ""),
     `message`, `failed_partitions` (the first 20 keys), `failed_count`, and `text`, which combines
@@ -48,47 +46,72 @@ def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDef
     """
     if settings.alert_webhook is None:
         return []
-    url = settings.alert_webhook.get_secret_value()
-    options = {
-        "minimum_interval_seconds": _SENSOR_SECONDS,
-        "default_status": dg.DefaultSensorStatus.RUNNING,
-    }
+    webhook = _Webhook(settings.alert_webhook.get_secret_value(), names)
+    return [
+        _failed_runs(names, webhook),
+        _failed_checks(names, webhook),
+        _failed_ticks(names, webhook),
+    ]
 
-    def post(log: logging.Logger, message: str, keys: list[str], run_id: str) -> bool:
+
+class _Webhook:
+    """Posts alerts of a catalog; no message contains its URL, which is a secret."""
+
+    def __init__(self, url: str, names: CatalogNames) -> None:
+        self._url = url
+        self._names = names
+
+    def post(self, log: logging.Logger, message: str, keys: list[str], run_id: str) -> bool:
+        """Post an alert; return whether it was delivered."""
+        message = message[:_MESSAGE_CHARACTERS]
         alert = {
-            "catalog": names.name or "",
+            "catalog": self._names.name or "",
             "run_id": run_id,
             "message": message,
             "failed_partitions": keys[:_PARTITIONS_NAMED],
             "failed_count": len(keys),
             "text": _text(message, keys, run_id),
         }
-        if problem := _post(url, alert):
-            log.error(
-                f"the alert of {f'run {run_id}' if run_id else 'failed ticks'} was not delivered: "
-                f"{problem}"
+        problem = self._problem(alert)
+        if problem is None:
+            return True
+        what = f"run {run_id}" if run_id else "failed ticks"
+        log.error(f"the alert of {what} was not delivered: {problem}")
+        return False
+
+    def _problem(self, alert: dict[str, Any]) -> str | None:
+        """Post once, without following redirections; return what went wrong."""
+        try:
+            answer = requests.post(
+                self._url, json=alert, timeout=_TIMEOUT_SECONDS, allow_redirects=False
             )
-        return not problem
+        except (requests.RequestException, OSError, ValueError) as error:
+            return f"the webhook cannot be reached ({type(error).__name__})"
+        if answer.ok and not answer.is_redirect:
+            return None
+        return f"the webhook answered {answer.status_code}"
 
-    # The sensors monitor all runs: a run that is launched in the UI for an asset, or by a user's
-    # own job, belongs to no job of this catalog.
-    def is_ours(context: dg.RunStatusSensorContext) -> bool:
-        run = context.dagster_run
-        return run.job_name in names.jobs or embeds(names, context.instance, run)
 
+def _failed_runs(names: CatalogNames, webhook: _Webhook) -> dg.SensorDefinition:
     @dg.run_failure_sensor(
         name=names.failure_alerts,
         description=(
             "Posts an alert for each run of this catalog that failed and will not be launched "
             "again."
         ),
-        **options,
+        minimum_interval_seconds=_SENSOR_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
     )
     def failed_runs(context: dg.RunFailureSensorContext) -> None:
-        if is_ours(context) and context.dagster_run.tags.get(_WILL_RETRY_TAG) != "true":
-            keys = _failed_keys(_failed_checks(context))
-            post(context.log, _message(context), keys, context.dagster_run.run_id)
+        run = context.dagster_run
+        if _is_ours(names, context) and run.tags.get(_WILL_RETRY_TAG) != "true":
+            keys = _failed_keys(_checks_that_failed(context))
+            webhook.post(context.log, _message(context), keys, run.run_id)
 
+    return failed_runs
+
+
+def _failed_checks(names: CatalogNames, webhook: _Webhook) -> dg.SensorDefinition:
     @dg.run_status_sensor(
         run_status=dg.DagsterRunStatus.SUCCESS,
         name=names.check_alerts,
@@ -96,36 +119,30 @@ def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDef
             "Posts an alert for each run of this catalog that succeeded and found an error with a "
             "check, or was slow."
         ),
-        **options,
+        minimum_interval_seconds=_SENSOR_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
     )
     def failed_checks(context: dg.RunStatusSensorContext) -> None:
-        if not is_ours(context):
+        if not _is_ours(names, context):
             return
-        wrong = [each for each in _failed_checks(context) if _is_alerted(each)]
-        if wrong:
-            found = (f"{each.check_name}: {each.description}" for each in wrong)
-            has_errors = any(each.severity == dg.AssetCheckSeverity.ERROR for each in wrong)
-            what = "found errors" if has_errors else "was slow"
-            message = "\n".join((f"{context.dagster_run.job_name} {what}.", *found))
-            post(
-                context.log,
-                message[:_MESSAGE_CHARACTERS],
-                _failed_keys(wrong),
-                context.dagster_run.run_id,
-            )
+        wrong = list(filter(_is_alerted, _checks_that_failed(context)))
+        if not wrong:
+            return
+        has_errors = any(each.severity == dg.AssetCheckSeverity.ERROR for each in wrong)
+        what = "found errors" if has_errors else "was slow"
+        lines = [f"{context.dagster_run.job_name} {what}."]
+        lines += [f"{each.check_name}: {each.description}" for each in wrong]
+        run_id = context.dagster_run.run_id
+        webhook.post(context.log, "\n".join(lines), _failed_keys(wrong), run_id)
 
-    # `lost_runs` is that of all catalogs, and each posts that it fails: each may have a URL of its
-    # own.
-    sensors = (
-        names.sensor,
-        names.hand_over_sensor,
-        LOST_RUNS,
-        names.failure_alerts,
-        names.check_alerts,
-    )
-    watched = dict.fromkeys(sensors, _FAILED_TICKS) | dict.fromkeys(
-        (names.schedule, names.check_schedule), 1
-    )
+    return failed_checks
+
+
+def _failed_ticks(names: CatalogNames, webhook: _Webhook) -> dg.SensorDefinition:
+    # All catalogs share `lost_runs`, and each posts that it fails: each may have its own URL.
+    sensors = (names.sensor, names.hand_over_sensor, LOST_RUNS, names.failure_alerts)
+    watched = dict.fromkeys((*sensors, names.check_alerts), _FAILED_TICKS)
+    watched |= {names.schedule: 1, names.check_schedule: 1}
 
     @dg.sensor(
         name=names.tick_alerts,
@@ -133,62 +150,68 @@ def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDef
             f"Posts an alert when {_FAILED_TICKS} ticks of a sensor in a row, or one of a "
             "schedule, have failed; the next one when a tick has succeeded in between."
         ),
-        **options,
+        minimum_interval_seconds=_SENSOR_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
     )
     def failed_ticks(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        posted, failing = json.loads(context.cursor or "[]"), list[str]()
+        posted = json.loads(context.cursor or "[]")
+        failing: list[str] = []
         for name, fewest in watched.items():
             tick = last_tick(context, name)
             if tick is None or tick.error is None or tick.consecutive_failure_count < fewest:
                 continue
-            # Dagster's own error names the sensor alone
+            # Dagster's own error names only the sensor
             error = (tick.error.cause or tick.error).message.strip()
             count = counted(tick.consecutive_failure_count, "tick")
-            message = f"The last {count} of {name} failed.\n{error}"[:_MESSAGE_CHARACTERS]
-            if name in posted or post(context.log, message, [], ""):  # else the next tick posts it
+            message = f"The last {count} of {name} failed.\n{error}"
+            # one that is not delivered is posted by the next tick
+            if name in posted or webhook.post(context.log, message, [], ""):
                 failing.append(name)
         context.update_cursor(json.dumps(failing))
         return dg.SkipReason(f"ticks fail of: {', '.join(failing) or 'nothing'}")
 
-    return [failed_runs, failed_checks, failed_ticks]
+    return failed_ticks
+
+
+def _is_ours(names: CatalogNames, context: dg.RunStatusSensorContext) -> bool:
+    # The sensors monitor all runs: a run that is launched in the UI for an asset, or by a user's
+    # own job, belongs to no job of this catalog.
+    run = context.dagster_run
+    return run.job_name in names.jobs or embeds(names, context.instance, run)
 
 
 def _text(message: str, keys: list[str], run_id: str) -> str:
-    lines = [f"Failed partitions: {named(map(repr, keys), _PARTITIONS_NAMED)}"] if keys else []
-    lines += [f"Run {run_id}"] if run_id else []
-    return "\n".join((message, *lines))
-
-
-def _post(url: str, alert: dict[str, Any]) -> str:
-    """Post once, without following redirections; returns what went wrong, never with the URL, which
-    is a secret."""
-    try:
-        answer = requests.post(url, json=alert, timeout=_TIMEOUT_SECONDS, allow_redirects=False)
-    except (requests.RequestException, OSError, ValueError) as error:
-        return f"the webhook cannot be reached ({type(error).__name__})"
-    return (
-        "" if answer.ok and not answer.is_redirect else f"the webhook answered {answer.status_code}"
-    )
+    lines = [message]
+    if keys:
+        lines.append(f"Failed partitions: {named(map(repr, keys), _PARTITIONS_NAMED)}")
+    if run_id:
+        lines.append(f"Run {run_id}")
+    return "\n".join(lines)
 
 
 def _message(context: dg.RunFailureSensorContext) -> str:
-    reasons = []
+    lines = [f"{context.dagster_run.job_name} failed."]
     for event in context.get_step_failure_events():
         data = event.step_failure_data
-        ours = data.user_failure_data.description if data.user_failure_data else None
-        reasons.append(ours or (data.error.message.strip() if data.error else ""))
-    reasons = list(filter(None, reasons)) or [context.failure_event.message or ""]
-    return "\n".join((f"{context.dagster_run.job_name} failed.", *reasons))[:_MESSAGE_CHARACTERS]
+        if data.user_failure_data and data.user_failure_data.description:
+            lines.append(data.user_failure_data.description)
+        elif data.error:
+            lines.append(data.error.message.strip())
+    if len(lines) == 1:
+        lines.append(context.failure_event.message or "")
+    return "\n".join(lines)[:_MESSAGE_CHARACTERS]
 
 
-def _failed_checks(context: dg.RunStatusSensorContext) -> list[dg.AssetCheckEvaluation]:
-    """The checks of a run whose last result is that they failed."""
+def _checks_that_failed(context: dg.RunStatusSensorContext) -> list[dg.AssetCheckEvaluation]:
+    """Return the checks of a run whose last result is that they failed."""
     logs = context.instance.all_logs(
         context.dagster_run.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION
     )
-    events = (entry.dagster_event for entry in logs)
-    checks = (event.asset_check_evaluation_data for event in events if event is not None)
-    last = {check.check_name: check for check in checks}
+    last: dict[str, dg.AssetCheckEvaluation] = {}
+    for entry in logs:
+        if entry.dagster_event is not None:
+            check = entry.dagster_event.asset_check_evaluation_data
+            last[check.check_name] = check
     return [check for check in last.values() if not check.passed]
 
 
@@ -197,13 +220,11 @@ def _is_alerted(check: dg.AssetCheckEvaluation) -> bool:
 
 
 def _failed_keys(checks: Iterable[dg.AssetCheckEvaluation]) -> list[str]:
-    """Catalog keys of the partitions that these checks list as failed."""
+    """Return catalog keys of the partitions that these checks list as failed."""
     keys: dict[str, None] = {}
     for check in checks:
         failed: Any = check.metadata.get("partitions_failed")
-        keys |= (
-            dict.fromkeys(str(partition["key"]) for partition in failed.value)
-            if failed is not None
-            else {}
-        )
+        if failed is not None:
+            for partition in failed.value:
+                keys[str(partition["key"])] = None
     return list(keys)
