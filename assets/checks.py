@@ -74,7 +74,7 @@ _COSTS = ("cost", "cost_per_million_texts")  # may be far below 1
 
 
 def run_checks(names: CatalogNames, policy: CheckPolicy) -> list[dg.AssetCheckSpec]:
-    """The checks that end every run, those left out that are off."""
+    """Return the checks that end every run, without those that are off."""
     return [
         dg.AssetCheckSpec(
             names.run_check.name,
@@ -102,38 +102,40 @@ def is_of_runs(name: CheckName) -> bool:
 def run_check_results(
     names: CatalogNames, policy: CheckPolicy, outcome: Outcome, instance: dg.DagsterInstance
 ) -> Iterator[dg.AssetCheckResult]:
-    """Yield the results of the checks that judged partitions in a run; the blocking one last,
-    always.
+    """Yield the results of the checks that judged partitions in a run, the blocking one last.
 
     A pass of a check of footers is left out if its last result names partitions that this run did
     not judge: the pass would hide them.
     """
-    truncation, drift, footers = outcome.truncation, outcome.drift, outcome.footers
-    # Without a measurement there are no numbers: Dagster would plot them as zeros.
-    of_truncation = {"texts": truncation.rows, **truncation.metrics()} if truncation.rows else {}
-    dimensions, rows = list(footers.dimensions.items()), list(footers.rows.items())
-    judged_footers: dict[CheckName, set[str]] = {
-        "dimensions_match": footers.judged_dimensions,
-        "row_counts_match": footers.judged_rows,
+    failed = {"failed": len(outcome.failures)}
+    footers = outcome.footers
+    uncounted = {"without a row count of the source": len(footers.uncounted)}
+    of_footers: dict[CheckName, tuple[dict[str, str], set[str], dict[str, int]]] = {
+        "dimensions_match": (footers.dimensions, footers.judged_dimensions, failed),
+        "row_counts_match": (footers.rows, footers.judged_rows, failed | uncounted),
     }
-    judged_by: dict[CheckName, tuple[Violations, int, dict[str, Any]]] = {
-        "dimensions_match": (dimensions, len(footers.judged_dimensions), {}),
-        "row_counts_match": (rows, len(footers.judged_rows), {}),
-        "few_texts_are_truncated": (truncation.above, truncation.partitions, of_truncation),
-        "vectors_have_not_drifted": (drift.below, drift.rows, drift.metrics()),
-    }
-    unjudged = {"failed": len(outcome.failures)}
-    for name, (violations, judged, metrics) in judged_by.items():
+    for name, (violations, judged, unjudged) in of_footers.items():
         if not judged or policy.severity(name) == "off":
             continue
-        if name in judged_footers and not violations:
-            not_judged_again = _failed_before(names, name, instance) - judged_footers[name]
-            if not_judged_again:
-                continue
-        reasons = unjudged
-        if name == "row_counts_match":
-            reasons = unjudged | {"without a row count of the source": len(footers.uncounted)}
-        yield check_result(names.embeddings, name, policy, violations, judged, reasons, metrics)
+        if not violations and _failed_before(names, name, instance) - judged:
+            continue
+        listed = list(violations.items())
+        yield check_result(names.embeddings, name, policy, listed, len(judged), unjudged, {})
+
+    truncation = outcome.truncation
+    drift = outcome.drift
+    of_vectors: dict[CheckName, tuple[Violations, int, dict[str, Any]]] = {
+        "few_texts_are_truncated": (
+            truncation.above,
+            truncation.partitions,
+            {"texts": truncation.rows, **truncation.metrics()} if truncation.rows else {},
+        ),
+        "vectors_have_not_drifted": (drift.below, drift.rows, drift.metrics()),
+    }
+    for name, (violations, judged, metrics) in of_vectors.items():
+        if judged and policy.severity(name) != "off":
+            yield check_result(names.embeddings, name, policy, violations, judged, failed, metrics)
+
     if outcome.pace.judged and policy.severity("encode_not_slow") != "off":
         yield _pace_result(names, policy, outcome.pace)
     yield dg.AssetCheckResult(
@@ -147,13 +149,14 @@ def run_check_results(
 
 
 def _failed_before(names: CatalogNames, name: CheckName, instance: dg.DagsterInstance) -> set[str]:
-    """Return the catalog keys of partitions that the last result of a check of `embeddings` named
-    as wrong."""
+    """Return the catalog keys that the last result of a check named as wrong."""
     evaluation = last_evaluation(instance, dg.AssetCheckKey(names.embeddings, name))
     if evaluation is None or evaluation.passed:
         return set()
     failed: Any = evaluation.metadata.get("partitions_failed")
-    return set() if failed is None else {str(partition["key"]) for partition in failed.value}
+    if failed is None:
+        return set()
+    return {str(partition["key"]) for partition in failed.value}
 
 
 def _pace_result(names: CatalogNames, policy: CheckPolicy, pace: PaceOfRun) -> dg.AssetCheckResult:
@@ -186,29 +189,27 @@ def check_result(
     metrics: dict[str, Any],
     when: str = "",
 ) -> dg.AssetCheckResult:
-    """What one check of a catalog or a run found: one line, its violations, and metrics where it
-    judged anything.
+    """Return what one check of a catalog or a run found.
 
-    `unjudged` counts the partitions that the check could not judge by what was wrong with them;
-    `when` ends the line.
+    Args:
+        unjudged: partitions that the check could not judge, by what was wrong with them.
+        when: ends the line of the result.
     """
-    reasons = [f"{count:,} {reason}" for reason, count in unjudged.items() if count]
-    line = ", ".join(
-        [f"{counted(judged, 'partition')} judged", counted(len(violations), "violation"), *reasons]
-    )
-    others = sum(unjudged.values())
-    counts = {
-        "partitions_judged": judged,
-        "partitions_not_judged": others,
-        "violations": len(violations),
-    }
+    parts = [f"{counted(judged, 'partition')} judged", counted(len(violations), "violation")]
+    parts += [f"{count:,} {reason}" for reason, count in unjudged.items() if count]
+    if metrics:
+        metrics = metrics | {
+            "partitions_judged": judged,
+            "partitions_not_judged": sum(unjudged.values()),
+            "violations": len(violations),
+        }
     return dg.AssetCheckResult(
         asset_key=asset,
         check_name=name,
         passed=not violations,
         severity=_SEVERITIES[policy.severity(name)],
-        description=line + when,
-        metadata=(metrics | counts if metrics else {}) | failed_metadata(violations),
+        description=", ".join(parts) + when,
+        metadata=metrics | failed_metadata(violations),
     )
 
 
@@ -217,8 +218,7 @@ def evaluation_of(
     result: dg.AssetCheckResult | dg.AssetCheckEvaluation,
     instance: dg.DagsterInstance,
 ) -> dg.AssetCheckEvaluation:
-    """The same as an event, of what is materialized now; the op of a job cannot return check
-    results."""
+    """Return a result as an event: the op of a job cannot return check results."""
     asset_key = result.asset_key or names.embeddings
     return dg.AssetCheckEvaluation(
         asset_key=asset_key,
@@ -235,14 +235,16 @@ def evaluation_of(
 def _run_check_metadata(outcome: Outcome) -> dict[str, Any]:
     """The run's metrics, under the names of `embed --json`, and the table of what failed."""
     report = outcome.metrics
-    # Where nothing was encoded, only what the run has done and needed: Dagster would plot
-    # everything else as zeros.
-    metrics = {
-        name: round(value, 4) if isinstance(value, float) and name not in _COSTS else value
-        for name, value in report.as_dict().items()
-        if value not in (None, [], {})
-        and (report.superbatches or (value and name in _WITHOUT_ENCODING))
-    }
+    metrics: dict[str, Any] = {}
+    for name, value in report.as_dict().items():
+        if value in (None, [], {}):
+            continue
+        # Dagster would plot what was not measured as zeros.
+        if not report.superbatches and (not value or name not in _WITHOUT_ENCODING):
+            continue
+        is_rounded = isinstance(value, float) and name not in _COSTS
+        metrics[name] = round(value, 4) if is_rounded else value
+
     failures = list(outcome.failures.values())
     failed = [{"key": failure.key, "reason": failure.reason} for failure in failures]
     if outcome.removed:

@@ -32,13 +32,13 @@ _ASSETS_BY_TABLE: WeakValueDictionary[TargetSettings, dg.AssetsDefinition] = Wea
 def target_asset(
     names: CatalogNames, key: dg.AssetKey, settings: TargetSettings, owners: Sequence[str] = ()
 ) -> dg.AssetsDefinition:
-    """The asset of a table, whose key is also the name under which the table confirms what it has.
+    """Return the asset of a table; the table confirms what it has under the asset's key.
 
     Raises:
-        ConfigError: another catalog's asset has this table, and each would replace the rows of the
-            other.
+        ConfigError: another catalog's asset has this table.
     """
-    target, other = settings.target(), _ASSETS_BY_TABLE.get(settings)
+    target = settings.target()
+    other = _ASSETS_BY_TABLE.get(settings)
     if other is not None and other.key != key:
         raise ConfigError(
             f"{target.place} is that of the asset {other.key.to_user_string()} already, so that "
@@ -106,10 +106,8 @@ def target_asset(
             reasons = " ".join(map(str, list(done.failures.values())[:_NAMED]))
             raise run_failure(
                 context.op_execution_context,
-                (
-                    f"{counted(len(done.failures), 'partition')} could not be handed over; the "
-                    f"others were. {reasons}"
-                ),
+                f"{counted(len(done.failures), 'partition')} could not be handed over; the "
+                f"others were. {reasons}",
             )
 
     _ASSETS_BY_TABLE[settings] = hand_over
@@ -117,11 +115,11 @@ def target_asset(
 
 
 def _result(compared: Comparison, failures: Mapping[str, SurgeError]) -> dg.AssetCheckResult:
-    rows, vectors = compared.rows_found, compared.vectors_compared
     sampled = compared.partitions_compared
     kind = "all" if sampled is None else "a sample of"
+    vectors = counted(compared.vectors_compared, "vector")
     line = (
-        f"{rows:,} rows, {compared.rows_expected:,} expected; {kind} {counted(vectors, 'vector')} "
+        f"{compared.rows_found:,} rows, {compared.rows_expected:,} expected; {kind} {vectors} "
         "compared"
     )
     if compared.interrupted:

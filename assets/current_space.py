@@ -28,7 +28,7 @@ from surge_dagster.orchestration.readers_space import shown_spaces
 
 
 class SwitchConfig(dg.Config):
-    """What a switch needs: the space, or a confirmation that the one of the settings is meant."""
+    """The space to switch to, or a confirmation that the one of the settings is meant."""
 
     space: str | None = Field(None, description="name of the space to switch to")
     confirm: bool = Field(
@@ -37,7 +37,7 @@ class SwitchConfig(dg.Config):
 
 
 def current_space(names: CatalogNames) -> dg.AssetSpec:
-    """The external asset that stands for the space that readers use."""
+    """Return the external asset that stands for the space that readers use."""
     return dg.AssetSpec(
         names.current_space,
         deps=[names.embeddings],
@@ -53,7 +53,7 @@ def current_space(names: CatalogNames) -> dg.AssetSpec:
 
 
 def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
-    """The job that verifies a space and makes it the current one."""
+    """Return the job that verifies a space and makes it the current one."""
 
     @dg.op(
         name=names.current_space_op,
@@ -64,7 +64,8 @@ def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
         """Verify a space and make it the current one."""
         resources = names.resources(context)
         with executing(context), errors_as_failures(context):
-            source, store = resources.catalog.open(), resources.output.open()
+            source = resources.catalog.open()
+            store = resources.output.open()
             space = _wanted_space(names, resources, store, config)
             try:
                 switched = switch_space(source, store, space)

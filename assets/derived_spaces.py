@@ -115,8 +115,7 @@ def _derived_space(names: CatalogNames, wanted: DerivedSettings) -> dg.AssetsDef
 def derive_job(
     names: CatalogNames, wanted: Sequence[DerivedSettings], resources: Mapping[str, Any]
 ) -> list[dg.JobDefinition]:
-    """The job that brings all derived spaces up to date in one run; none where the settings list no
-    space."""
+    """Return the job that brings all derived spaces up to date, if the settings list some."""
 
     @dg.op(
         name=names.derive_all_op, out=dg.Out(dg.Nothing), required_resource_keys=names.resource_keys
@@ -138,8 +137,7 @@ def derive_job(
 def lag_results(
     names: CatalogNames, context: dg.OpExecutionContext, wanted: Sequence[DerivedSettings]
 ) -> Iterator[dg.AssetCheckResult]:
-    """The result of the check of each derived space: how far it lags behind the files of its parent
-    now."""
+    """Yield how far each derived space lags behind the files of its parent."""
     with errors_as_failures(context):
         resources = names.resources(context)
         store = resources.output.open()
@@ -175,14 +173,14 @@ def _run(
     config: DeriveConfig,
     keys: Sequence[str] | None,
 ) -> list[Failure]:
-    """Bring derived spaces up to date and report their files; returns what failed for good."""
+    """Bring derived spaces up to date and report their files; return what failed."""
     resources = names.resources(context)
+    by_sensor = _SENSOR_TAG in context.run_tags and not is_by_operator(context.run_tags)
     failures: list[Failure] = []
     with executing(context), errors_as_failures(context):
         store = resources.output.open()
         parent = existing_space(names, resources, store, "derive")
         for each in wanted:
-            by_sensor = _SENSOR_TAG in context.run_tags and not is_by_operator(context.run_tags)
             if by_sensor and _is_early(names, context, store, parent, each):
                 continue
             removed = "delete" if config.delete_removed else "report"
@@ -203,23 +201,21 @@ def _is_early(
     parent: Space,
     wanted: DerivedSettings,
 ) -> bool:
-    """Whether the ranges of an int8 space would be found over a small part of the catalog, once for
-    all vectors."""
-    if (
-        wanted.dtype != "int8"
-        or find_derived(store, parent.derive(wanted.dtype, wanted.dimension)) is not None
-    ):
+    """Return whether the ranges of an int8 space would be found over a small part of the catalog."""
+    if wanted.dtype != "int8":
+        return False
+    if find_derived(store, parent.derive(wanted.dtype, wanted.dimension)) is not None:
         return False
     embedded = len(OutputState(store, parent.name).files())
     registered = len(context.instance.get_dynamic_partitions(names.partitions_name))
-    is_early = embedded < _MEASURED_SHARE * registered
-    if is_early:
-        context.log.warning(
-            f"{wanted.title} is not begun: {embedded:,} of {counted(registered, 'partition')} are "
-            "embedded, and its ranges are found once, over all vectors. Launch "
-            f"{names.derive_job} to begin it with these."
-        )
-    return is_early
+    if embedded >= _MEASURED_SHARE * registered:
+        return False
+    context.log.warning(
+        f"{wanted.title} is not begun: {embedded:,} of {counted(registered, 'partition')} are "
+        f"embedded, and its ranges are found once, over all vectors. Launch {names.derive_job} to "
+        "begin it with these."
+    )
+    return True
 
 
 def _end(context: dg.OpExecutionContext, failures: Sequence[Failure]) -> None:
@@ -228,10 +224,8 @@ def _end(context: dg.OpExecutionContext, failures: Sequence[Failure]) -> None:
         listed = failure_table([(failure.key, failure.reason) for failure in failures])
         raise run_failure(
             context,
-            (
-                f"{counted(len(failures), 'partition')} could not be derived. The first one: "
-                f"{failures[0].reason}"
-            ),
+            f"{counted(len(failures), 'partition')} could not be derived. The first one: "
+            f"{failures[0].reason}",
             is_transient=all(failure.transient for failure in failures),
             metadata={"failed": listed},
         )

@@ -60,7 +60,7 @@ def source_partitions(names: CatalogNames, catalog: CatalogSource) -> dg.AssetSp
 
 
 def superbatches(names: CatalogNames) -> dg.AssetSpec:
-    """The asset with an event per SuperBatch."""
+    """Return the asset with an event per SuperBatch."""
     return dg.AssetSpec(
         names.superbatches,
         deps=[names.source_partitions],
@@ -77,7 +77,7 @@ def superbatches(names: CatalogNames) -> dg.AssetSpec:
 def embeddings(
     names: CatalogNames, policy: CheckPolicy, max_partitions_per_run: int | None = None
 ) -> dg.AssetsDefinition:
-    """The asset with a file per partition, and the checks that end its runs."""
+    """Return the asset with a file per partition, and the checks that end its runs."""
     checks = run_checks(names, policy)
     if max_partitions_per_run is None:
         backfill_policy = dg.BackfillPolicy.single_run()

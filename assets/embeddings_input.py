@@ -79,14 +79,15 @@ class EmbeddingsInput(dg.ConfigurableIOManager):
         )
 
     def _partitions(self, context: dg.InputContext, opened: Embeddings) -> list[str] | None:
-        """Keys of the run's partitions; None is all, for an asset without partitions of its own."""
+        """Return the keys of the run's partitions; None for an asset without partitions."""
         if not context.has_asset_partitions:
             return None
         keys = [from_partition_key(key) for key in context.asset_partition_keys]
         if context.step_context.entity_partitions_def is not None:
             return keys
         embedded = set(opened.keys())
-        if missing := [key for key in keys if key not in embedded]:
+        missing = [key for key in keys if key not in embedded]
+        if missing:
             listed = named(map(repr, missing))
             context.log.warning(
                 f"{counted(len(missing), 'partition')} without embeddings left out: {listed}"
@@ -95,8 +96,7 @@ class EmbeddingsInput(dg.ConfigurableIOManager):
 
 
 def _space_of_run(context: dg.InputContext, store: Store) -> str:
-    """The space that a run reads: the current one at its first step, kept in a tag of the run for
-    later steps."""
+    """Return the space that was current at the first step of the run, which a tag keeps."""
     tag = f"{_SPACE_TAG}/{hashlib.sha256(store.url.encode()).hexdigest()[:12]}"
     step = context.step_context
     run = step.instance.get_run_by_id(step.run_id)

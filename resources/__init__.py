@@ -63,8 +63,7 @@ class CatalogSource(CatalogSettings, dg.ConfigurableResource):
     _context: Any = PrivateAttr(None)
 
     def within(self, context: Any) -> Self:
-        """The same source, which finds a Dagster asset in the code location of this op, sensor or
-        schedule."""
+        """Return the source that finds a Dagster asset in the code location of this context."""
         bound = copy(self)
         bound._context = context
         return bound
@@ -87,7 +86,8 @@ class CatalogSource(CatalogSettings, dg.ConfigurableResource):
 
     def describe(self) -> str:
         """The catalog for people, without opening it."""
-        if key := asset_key(self.url):
+        key = asset_key(self.url)
+        if key is not None:
             where = f"The asset `{key.to_user_string()}`, through its IO manager."
         elif self.query:
             where = (
@@ -96,9 +96,10 @@ class CatalogSource(CatalogSettings, dg.ConfigurableResource):
             )
         else:
             where = f"The catalog in `{absolute_place(self.url)}`."
-        columns = " and ".join(f"`{name}`" for name in self.partition_by)
-        divided = f" The values of {columns} are its partitions." if columns else ""
-        return f"{where}{divided} `{self.id}` identifies a row, `{self.text}` is embedded."
+        if self.partition_by:
+            columns = " and ".join(f"`{name}`" for name in self.partition_by)
+            where += f" The values of {columns} are its partitions."
+        return f"{where} `{self.id}` identifies a row, `{self.text}` is embedded."
 
     @property
     def kinds(self) -> set[str]:

@@ -40,13 +40,13 @@ class NotListed(SurgeError):
 
 
 def asset_url(asset: dg.AssetKey | dg.AssetsDefinition | dg.AssetSpec) -> str:
-    """The asset as the setting `source`."""
+    """Return the asset as the setting `source`."""
     key = asset if isinstance(asset, dg.AssetKey) else asset.key
     return ASSET_SCHEME + "/".join(quote(part, safe="") for part in key.path)
 
 
 def asset_key(url: str) -> dg.AssetKey | None:
-    """The asset that a source stands for; None for every other source."""
+    """Return the asset that a source stands for; None for every other source."""
     if not url.startswith(ASSET_SCHEME):
         return None
     return dg.AssetKey([unquote(part) for part in url.removeprefix(ASSET_SCHEME).split("/")])
@@ -100,7 +100,7 @@ class _Upstream:
         self.partitions_def = definition.partitions_def
 
     def version(self) -> str:
-        """The source version of an asset without partitions."""
+        """Return the source version of an asset without partitions."""
         records = self.instance.fetch_materializations(self.key, limit=1).records
         if not records:
             raise ConfigError(
@@ -110,11 +110,10 @@ class _Upstream:
         return f"event-{records[0].storage_id}"
 
     def versions(self, keys: Sequence[str] | None = None) -> dict[str, str]:
-        """The source versions of the materialized partitions that the asset still has, in its
-        order."""
+        """Return the source versions of materialized partitions, in the asset's order."""
         if self.partitions_def is None:  # one partition, with the asset's name
             return {self.key.path[-1]: self.version()}
-        wanted = set(keys) if keys is not None else None
+        wanted = None if keys is None else set(keys)
         ids = self.instance.get_latest_storage_id_by_partition(self.key, _MATERIALIZATION, wanted)
         partition_keys = self.partitions_def.get_partition_keys(
             dynamic_partitions_store=self.instance
@@ -122,12 +121,12 @@ class _Upstream:
         return {key: f"event-{ids[key]}" for key in partition_keys if key in ids}
 
     def load(self, key: str | None = None) -> Frame:
-        """The value of the asset or of one of its partitions, of the type that the asset's function
-        returns."""
-        partition_key = None if self.partitions_def is None else key
-        what = f"the asset {self.key.to_user_string()!r}" + (
-            f", partition {partition_key!r}" if partition_key else ""
-        )
+        """Return the value of the asset, or of one of its partitions."""
+        what = f"the asset {self.key.to_user_string()!r}"
+        partition_key = None
+        if self.partitions_def is not None:
+            partition_key = key
+            what += f", partition {key!r}"
         try:
             return self._repository.load_asset_value(
                 self.key,
