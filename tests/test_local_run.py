@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from surge_dagster import DeletionRefused, PartitionsFailed, embed, local_run, open_embeddings
+from surge_dagster import DeletionRefused, PartitionsFailed, embed, open_embeddings
 from surge_dagster.engine.errors import ConfigError
 from tests.command import Command
 
@@ -92,23 +92,6 @@ def test_frames_are_the_whole_catalog_only_where_they_name_it() -> None:
     )
 
     assert len(embedded("whole")) == 6
-
-
-def test_relative_paths_of_a_run_over_a_cluster_travel_as_absolute_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def connect(address: str, runs: Any, *_: Any) -> None:
-        assert runs.settings.source == str(tmp_path / "rows.csv")
-        assert runs.settings.output == str(tmp_path / "out")
-        assert runs.settings.model == "hash://24"
-        raise ConfigError("as expected")
-
-    FRAME.write_csv(tmp_path / "rows.csv")
-    monkeypatch.setattr(local_run, "RayCluster", connect)
-    monkeypatch.setattr(local_run, "absolute_model", {"hash://16": "hash://24"}.get)
-
-    with pytest.raises(ConfigError, match="as expected"):
-        embed("rows.csv", "out", partition_by="kind", cluster="auto", **COLUMNS, **MODEL)
 
 
 def test_frames_are_refused_where_a_cluster_encodes(tmp_path: Path) -> None:

@@ -94,4 +94,4 @@ def test_table_is_embedded_with_the_key_of_the_settings(
 def test_project_without_a_query_is_refused(fake: FakeBigQuery, surge: Command) -> None:
     configure(surge, source="bigquery://p", partition_by="category")
     code, _, error = surge("embed")
-    assert code == 2 and "or bigquery://project and the setting query" in error
+    assert code == 2 and "or as bigquery://project with the setting query" in error

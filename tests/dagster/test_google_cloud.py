@@ -176,7 +176,7 @@ def test_machines_of_a_cluster_get_the_account(google_account: GoogleAccount) ->
 
     fake = FakeBigQuery(table_of(CATALOG))
     with fake.serve_by_default():
-        listed = [partition.key for partition in travelled.list_partitions()]
+        listed = [partition.key for partition in travelled.open_source()]
 
     assert len(listed) == len(CATALOG)
     assert set(fake.tokens) == {f"Bearer {TOKEN}"}

@@ -241,7 +241,7 @@ def test_rows_that_cannot_be_read_alone_are_refused(
 def test_ranges_that_are_none_and_forced_ones_are_refused(
     hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="rows 5 to 5 of partition 'big' are no range"):
+    with pytest.raises(ConfigError, match="rows 5 to 5 of partition 'big' are not a range"):
         PartitionRange("big", "v1", 5, 5)
     with pytest.raises(ConfigError, match="force cannot be used"):
         make_run(hash_pool, [], tmp_path, ranges=[PartitionRange("big", "v1", 0, 5)], force=True)
