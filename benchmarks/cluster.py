@@ -177,7 +177,9 @@ def _machines_of(works: Mapping[str, MachineWork]) -> dict[int, Document]:
 
 def lines(document: Document) -> Iterator[str]:
     """Yield the table."""
-    yield f"{'catalog':24}{'machines':>9}{'texts':>11}{'wall, s':>9}{'efficiency':>11}{'encoded':>14}"
+    yield (
+        f"{'catalog':24}{'machines':>9}{'texts':>11}{'wall, s':>9}{'efficiency':>11}{'encoded':>14}"
+    )
     for scenario in _SCENARIOS:
         for name, run in document.get(scenario, {}).items():
             machines = run["machines"].values()

@@ -198,7 +198,7 @@ def environment(bench: Bench) -> None:
 
 
 def ceilings(bench: Bench) -> None:
-    """What the card does today, which is less than its data sheet says: copies and matrix products."""
+    """What the card reaches, less than its data sheet says: copies and matrix products."""
     size = 1 << bench.size(32, 20)
     source = torch.zeros(size, dtype=torch.uint8, device=bench.device)
     target = torch.zeros(size, dtype=torch.uint8, device=bench.device)
@@ -597,18 +597,19 @@ def _ask_during(
     return times, calls
 
 
-_STAGES: dict[str, Callable[[Bench], None]] = {
-    "environment": environment,
-    "ceilings": ceilings,
-    "cudnn": cudnn,
-    "passes": passes,
-    "attention": attention,
-    "tokenizer": tokenizer,
-    "pool": pool,
-    "run": run,
-    "peer": peer,
-    "lanes": lanes,
-}
+_ALL: tuple[Callable[[Bench], None], ...] = (
+    environment,
+    ceilings,
+    cudnn,
+    passes,
+    attention,
+    tokenizer,
+    pool,
+    run,
+    peer,
+    lanes,
+)
+_STAGES = {stage.__name__: stage for stage in _ALL}
 
 
 @contextlib.contextmanager

@@ -61,7 +61,6 @@ from surge_dagster.engine.store.store import Upload
 from surge_dagster.engine.support.process_memory import MemoryGauge
 from surge_dagster.engine.support.text_hash import text_hashes
 
-_SCENARIOS = ("serialization", "tiny", "bound")
 _MEMORY = Path("/dev/shm")
 _ROWS = (10_000, 100_000, 500_000)
 _QUICK_ROWS = (1_000,)
@@ -349,6 +348,13 @@ def targets(document: Document) -> Iterator[Target]:
         yield at_most(f"{name}, MB above the start", limit, case["above_start_bytes"] / 1e6)
 
 
+_SCENARIOS: dict[str, Callable[[argparse.Namespace, Path], object]] = {
+    "serialization": measure_serialization,
+    "tiny": measure_tiny,
+    "bound": measure_bound,
+}
+
+
 def main() -> None:
     options = Options(__doc__)
     options.add_names("--scenarios", _SCENARIOS)
@@ -361,15 +367,10 @@ def main() -> None:
     arguments = options.parse_args()
 
     document = start_document("output", arguments, ("pyarrow", "numpy"))
-    measures: dict[str, Callable[[argparse.Namespace, Path], object]] = {
-        "serialization": measure_serialization,
-        "tiny": measure_tiny,
-        "bound": measure_bound,
-    }
     for scenario in arguments.scenarios:
         say(scenario)
         with temporary_folder() as disk:
-            document[scenario] = measures[scenario](arguments, disk)
+            document[scenario] = _SCENARIOS[scenario](arguments, disk)
     print_document(document, lines, targets)
 
 

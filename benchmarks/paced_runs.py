@@ -89,14 +89,14 @@ class PacedPool(EncoderPool):
         super().__init__(spec, **options)
 
     def submit(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, slot: Slot, borders: np.ndarray | None = None, rows: np.ndarray | None = None
+        self, slot: Slot, *arrays: Any
     ) -> _PacedCall:
         """See `EncoderPool.submit`."""
-        return _PacedCall(self._turns.submit(self._call, slot, borders, rows), self._call_seconds)
+        return _PacedCall(self._turns.submit(self._call, slot, *arrays), self._call_seconds)
 
-    def _call(self, slot: Slot, borders: np.ndarray | None, rows: np.ndarray | None) -> EncodeCall:
+    def _call(self, *arguments: Any) -> EncodeCall:
         time.sleep(self._call_seconds)
-        call = super().submit(slot, borders, rows)
+        call = super().submit(*arguments)
         call.result()
         return call
 

@@ -4,10 +4,11 @@
         [--histories calibration,long,language,model,busy] [--quick]
 
 For each history: calibrate on the catalog, or forget earlier runs and embed another catalog (of
-texts of 1 MB, in another language, with another model, or on a busy machine). Then plan and embed the catalog a few times, as on successive
-nights: each plan learns from the runs before it. `simulated` is an encoder that sleeps for a fixed
-time per text; everything else of its run is real. The error of a case is the mean of its plans'
-errors without their signs. No prediction can be closer than the spread of the repeated runs.
+texts of 1 MB, in another language, with another model, or on a busy machine). Then plan and embed
+the catalog a few times, as on successive nights: each plan learns from the runs before it.
+`simulated` is an encoder that sleeps for a fixed time per text; everything else of its run is real.
+The error of a case is the mean of its plans' errors without their signs. No prediction can be
+closer than the spread of the repeated runs.
 """
 
 from __future__ import annotations
@@ -168,7 +169,8 @@ def lines(document: Document) -> Iterator[str]:
         done = case["runs"][0]["superbatches"]
         errors = " ".join(f"{error:+.1%}" for error in case["prediction_errors"])
         yield (
-            f"{case['history']:12}{case['texts']:10,}{fmean(case['wall_seconds']):12.1f}{error_of(case):8.1%}"
+            f"{case['history']:12}{case['texts']:10,}"
+            f"{fmean(case['wall_seconds']):12.1f}{error_of(case):8.1%}"
             f"{case['spread']:8.1%}{planned:5} /{done:3}  {errors}"
         )
 

@@ -40,7 +40,6 @@ from benchmarks.serve_client import Client
 from benchmarks.synthetic import build_synthetic_catalog
 from surge_dagster import EncoderPool, EncodingSpec, open_source, open_store
 
-_PEERS = ("sentence-transformers", "infinity-emb")
 _LOOPS = 16
 _LOADS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the capacity
 _USUAL = 0.3
@@ -50,7 +49,7 @@ _CHECKED = {"half": 0.5, "overload": 4.0}
 def measure(arguments: argparse.Namespace) -> Document:
     """Measure the service, a run that a batch is compared with, and the peers."""
     spec = EncodingSpec(arguments.model)
-    document: Document = {}
+    document: Document = {"peers": {}}
     with temporary_folder() as folder:
         embed_catalog(folder / "first", spec, texts=100)
         output = str(folder / "first" / "output")
@@ -71,7 +70,8 @@ def measure(arguments: argparse.Namespace) -> Document:
         say(f"  {name}")
         environment = os.environ | {"DO_NOT_TRACK": "1"}  # infinity-emb would send usage elsewhere
         with serving(command, ready_path, env=environment) as (url, _):
-            document[name] = with_client(url, lambda client: measure_peer(client, arguments))
+            peer = with_client(url, lambda client: measure_peer(client, arguments))
+            document["peers"][name] = peer
     return document
 
 
@@ -197,12 +197,10 @@ def lines(document: Document) -> Iterator[str]:
         yield f"{name}, during bulk: {service[name]}"
     batch = document["batch_texts_per_second"]
     yield f"texts/s of a run: {document['run_texts_per_second']:.0f}, of a batch: {batch:.0f}"
-    for name in _PEERS:
-        if name in document:
-            peer = document[name]
-            loads = ", ".join(f"{each['load']:.0%} {each['p99_ms']:.1f}" for each in peer["loads"])
-            yield f"{name}: {peer['capacity']:.0f} queries/s, p99 in ms at {loads}"
-            yield f"{name}, overload: {peer['overload']}"
+    for name, peer in document["peers"].items():
+        loads = ", ".join(f"{each['load']:.0%} {each['p99_ms']:.1f}" for each in peer["loads"])
+        yield f"{name}: {peer['capacity']:.0f} queries/s, p99 in ms at {loads}"
+        yield f"{name}, overload: {peer['overload']}"
 
 
 def targets(document: Document) -> Iterator[Target]:

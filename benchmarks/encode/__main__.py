@@ -161,7 +161,7 @@ def main() -> None:
     for name in arguments.inputs:
         say(f"{name}: drawing texts")
         with temporary_folder() as folder:
-            workload = draw_workload(name, arguments.texts, EncodingSpec(), folder)
+            workload = draw_workload(name, arguments.texts, folder)
             document["workloads"].append(measure_workload(workload, arguments, folder))
     document["call_cost"] = call_cost_document(arguments.quick)
     document["start"] = start_cost_document(1 if arguments.quick else 5)

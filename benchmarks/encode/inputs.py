@@ -15,15 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
 from benchmarks.gpu_models import SHAPES, make_model
 from benchmarks.synthetic import draw_texts, partition_sizes
 from surge_dagster import EncodingSpec, open_source
 from surge_dagster.catalogs.demo import build_demo_catalog
+from surge_dagster.catalogs.folder import write_partition
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.support.keys import encode_key
 
 INPUTS = ("demo", "short", "long")
 _LONG_TOKENS = (16, 512)
@@ -50,23 +49,23 @@ class Workload:
 
     def write_catalog(self, folder: Path) -> Path:
         """Write these texts as a catalog for a whole run to read."""
+        folder.mkdir()
         start = 0
         for key, size in self.partitions:
-            path = folder / f"partition={encode_key(key)}" / "part-0.parquet"
-            path.parent.mkdir(parents=True)
-            ids = [str(row) for row in range(size)]
-            pq.write_table(pa.table({"id": ids, "text": self.texts[start : start + size]}), path)
+            ids = pa.array(map(str, range(size)), pa.string())
+            texts = pa.array(self.texts[start : start + size])
+            write_partition(folder, key, "v1", [(ids, texts)])
             start += size
         return folder
 
 
-def draw_workload(name: str, texts: int, spec: EncodingSpec, scratch: Path) -> Workload:
+def draw_workload(name: str, texts: int, scratch: Path) -> Workload:
     """Return the workload of this name; `long` gets a tenth of the texts."""
     if name == "demo":
         return demo_workload(scratch / "catalog", texts)
     if name == "short":
         return short_workload(texts)
-    return long_workload(max(20, texts // 10), load_tokenizer(spec.resolve()))
+    return long_workload(max(20, texts // 10), load_tokenizer(EncodingSpec().resolve()))
 
 
 def demo_workload(folder: Path, texts: int) -> Workload:

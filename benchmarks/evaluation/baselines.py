@@ -54,7 +54,7 @@ class PoolTexts:
         self._slot: Slot | None = None
 
     def encode(self, texts: pa.LargeStringArray) -> np.ndarray:
-        """The vectors of texts, [texts, dimension], over shared memory; valid until the next call."""
+        """Return vectors [texts, dimension] in shared memory, valid until the next call."""
         slot = self._empty_slot(len(texts), texts.nbytes)
         slot.append(texts)
         if len(texts):
@@ -91,7 +91,7 @@ class LibraryTexts:
         self._peer = SentenceTransformersPool(Setting(space, Path(space.model_path), pilot))
 
     def encode(self, texts: pa.LargeStringArray) -> np.ndarray:
-        """The vectors of texts, float32 [texts, dimension]."""
+        """Return vectors, float32 [texts, dimension]."""
         begun = time.perf_counter()
         vectors = self._peer.encode(texts.to_pylist())
         self.meter.add_call(begun, len(texts))
@@ -198,7 +198,7 @@ def partition_by_partition(
 def fixed_size_batches(
     partitions: Iterable[Partition], encoder: Encoder, files: Files, batch: int
 ) -> None:
-    """FSB with B = `batch`; the files of a regrouped partition need one more copy of its vectors."""
+    """FSB with B = `batch`; regrouping copies the vectors of a partition once more."""
     gathered = list(map(gather, partitions))
     texts = pa.chunked_array([rows.texts for rows in gathered], pa.large_string())
     labels = np.repeat(np.arange(len(gathered)), list(map(len, gathered)))

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from benchmarks.evaluation.scales import Scale
 from benchmarks.harness import Document, say, temporary_folder
 from benchmarks.paced_runs import paced_pool
 from benchmarks.synthetic import build_synthetic_catalog
@@ -35,8 +36,8 @@ _SUPERBATCHES = 40
 AtHalf = Callable[[int, EmbeddingRun], None]  # called with the texts that are published
 
 
-def failures(texts: int) -> Iterator[Document]:
-    """Run without a failure, then with each.
+def failures(scale: Scale) -> Iterator[Document]:
+    """Table 10: run without a failure, then with each.
 
     Yields:
         - published_before: texts in files when it happened; None if it had no moment.
@@ -49,7 +50,8 @@ def failures(texts: int) -> Iterator[Document]:
     with temporary_folder("/dev/shm") as folder, _pool() as pool:
         catalog = folder / "catalog"
         output = folder / "output"
-        build_synthetic_catalog(catalog, texts=texts, partitions=max(4, texts // _PARTITION_TEXTS))
+        texts = scale.failures
+        build_synthetic_catalog(catalog, texts=texts, partitions=texts // _PARTITION_TEXTS)
 
         def kill_worker(*_: object) -> None:
             os.kill(pool.worker_pids[0], signal.SIGKILL)

@@ -18,8 +18,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from surge_dagster import EncoderPool
 from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics
@@ -106,12 +104,10 @@ class MeteredPool:
         self._meter.add_arena(arena)
         return arena
 
-    def submit(
-        self, slot: Slot, borders: np.ndarray | None = None, rows: np.ndarray | None = None
-    ) -> _MeteredCall:
+    def submit(self, slot: Slot, *arrays: Any) -> _MeteredCall:
         begun = time.perf_counter()
         texts = len(slot)
-        return _MeteredCall(self._pool.submit(slot, borders, rows), self._meter, begun, texts)
+        return _MeteredCall(self._pool.submit(slot, *arrays), self._meter, begun, texts)
 
 
 class _MeteredCall:

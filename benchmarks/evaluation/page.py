@@ -9,17 +9,15 @@ A mark is a line `[[name]]`: a table of `tables`, or one of the marks below.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.evaluation.aims import aims
-from benchmarks.evaluation.scales import CLOCK, SHRINK
 from benchmarks.evaluation.tables import TABLES, Rows, head, line
 from benchmarks.harness import Document
 
 _TEXT = Path(__file__).with_name("page.md")
 _MARK = re.compile(r"^\[\[(.+)\]\]$", re.MULTILINE)
-_CHART = "![Figures 1 and 10: scaling](images/evaluation-scaling.svg)"
 
 
 def rows_of(document: Document) -> Rows:
@@ -50,18 +48,6 @@ def _machine(document: Document) -> Iterator[str]:
     yield f"Measured on: {facts}, {libraries}."
 
 
-def _scale(document: Document) -> Iterator[str]:
-    yield (
-        f"Times of the encoder and the store are divided by {CLOCK:g}. "
-        "Sizes of partitions, B_min, B_max, c_ipc and"
-    )
-    yield (
-        f"latencies are divided by {SHRINK:g}. Growing catalogs (section 5.10) have neither factor, "
-        "and the product's"
-    )
-    yield "own c_ipc and thresholds."
-
-
 def _measured(document: Document) -> Iterator[str]:
     together: dict[str, list[str]] = {}
     for name, experiment in document["experiments"].items():
@@ -83,14 +69,8 @@ def _aims(document: Document) -> Iterator[str]:
         yield line(aim.name, f"{sign} {aim.target:g}", measured, verdict)
 
 
-def _chart(document: Document) -> Iterable[str]:
-    return [_CHART] if "scaling" in document["experiments"] else []
-
-
-_OTHERS: dict[str, Callable[[Document], Iterable[str]]] = {
+_OTHERS: dict[str, Callable[[Document], Iterator[str]]] = {
     "machine": _machine,
-    "scale": _scale,
     "measured": _measured,
     "aims": _aims,
-    "chart": _chart,
 }

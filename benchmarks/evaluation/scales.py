@@ -26,7 +26,7 @@ from benchmarks.synthetic import LOG_SIGMA
 from surge_dagster.engine.plan.cost_model import CostConstants
 from surge_dagster.engine.run.thresholds import Thresholds
 
-CLOCK = 2.0
+CLOCK = 2.0  # page.md names both
 SHRINK = 5.0
 B_MAX_FACTOR = 5
 SEED = 1  # of sizes whose CV is close to the law's, and whose first SuperBatch is close to B_min

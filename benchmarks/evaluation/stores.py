@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from surge_dagster.engine.files.formats import is_output_file
 from surge_dagster.engine.store.local_store import LocalStore
@@ -60,10 +59,10 @@ class SlowStore(LocalStore):
     def create(self, name: str) -> Upload:  # pyright: ignore[reportIncompatibleMethodOverride]
         return _SlowUpload(super().create(name), self, is_delayed=not name.endswith(".json"))
 
-    def wait(self, size: int) -> None:
-        """Wait as long as an object of this size takes."""
+    def delay_seconds(self, size: int) -> float:
+        """Return how long an object of this size takes."""
         transfer_seconds = size / self._profile.bytes_per_second / self._scale
-        time.sleep(self._profile.latency_seconds + transfer_seconds)
+        return self._profile.latency_seconds + transfer_seconds
 
 
 class _SlowUpload(Upload):
@@ -76,7 +75,7 @@ class _SlowUpload(Upload):
 
     def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
         if self._is_delayed:
-            self._store.wait(self.sink.tell())
+            time.sleep(self._store.delay_seconds(self.sink.tell()))
         stored = self._upload.publish(still_wanted)
         ended = time.perf_counter()
         self._store.files.append((self._begun, ended))
@@ -90,10 +89,5 @@ class _SlowUpload(Upload):
         self._upload.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._upload.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._upload.__exit__(*error)
