@@ -124,7 +124,7 @@ bench-sources: $(TEST_STAMP) ## grouping a table in no order, and feeding runs f
 bench-derive: $(TEST_STAMP) ## rows per second of derived spaces, from memory and from files
 	@$(BIN)/python -m benchmarks.derive $(ARGS)
 
-bench-nightly: $(TEST_STAMP) ## what a night costs that changes little, and tables that follow the vectors
+bench-nightly: $(TEST_STAMP) ## what a night costs that changes little
 	@$(BIN)/python -m benchmarks.nightly $(ARGS)
 
 bench-serve: $(TEST_STAMP) ## queries beside bulk work: latency over load, promises kept, what each leaves to the other

@@ -91,7 +91,10 @@ def measure_half(arguments: argparse.Namespace, folder: Path) -> Document:
     def row_groups() -> Iterator[tuple[pa.Array, pa.Array]]:
         for start in range(0, texts, _GROUP_ROWS):
             rows = np.arange(start, min(start + _GROUP_ROWS, texts), dtype=np.uint64)
-            yield pa.array(rows.astype(np.int64)).cast(pa.string()), draw_texts(1, _GIANT, rows)
+            yield (
+                pa.array(rows.astype(np.int64)).cast(pa.string()),
+                draw_texts(1, _GIANT, rows),
+            )
 
     write_partition(catalog, "giant", "v1", row_groups())
     with cluster_of(speeds, folder) as network:
@@ -103,9 +106,20 @@ def cluster_of(speeds: Sequence[float], folder: Path) -> Iterator[list[Host]]:
     """Start a Ray cluster of machines with these speeds, which share a folder; the first machine is
     the head."""
     with hosts(len(speeds), folder) as network:
-        joins: tuple[object, ...] = ("--head", "--port", 6379, "--include-dashboard=false")
+        joins: tuple[object, ...] = (
+            "--head",
+            "--port",
+            6379,
+            "--include-dashboard=false",
+        )
         for host, speed in zip(network, speeds, strict=True):
-            options = ("--node-ip-address", host.address, "--num-cpus", 1, "--disable-usage-stats")
+            options = (
+                "--node-ip-address",
+                host.address,
+                "--num-cpus",
+                1,
+                "--disable-usage-stats",
+            )
             host.run(_RAY, "start", *joins, *options, env=environment_of(speed))
             joins = ("--address", f"{network[0].address}:6379")
         yield network
@@ -120,7 +134,15 @@ def driven(host: Host, catalog: Path, cluster: str, speeds: Sequence[float]) -> 
     """Return what a run that begins on this host measures."""
     say(f"{catalog.name}: {len(speeds)} machines, cluster {cluster}")
     with temporary_folder(catalog.parent) as output:
-        words = (sys.executable, "-m", "benchmarks.cluster", "--drive", catalog, output, cluster)
+        words = (
+            sys.executable,
+            "-m",
+            "benchmarks.cluster",
+            "--drive",
+            catalog,
+            output,
+            cluster,
+        )
         with host.popen(*words, env=environment_of(speeds[0]), stdout=subprocess.PIPE) as process:
             printed, _ = process.communicate()
     run = json.loads(printed.splitlines()[-1])
@@ -139,6 +161,29 @@ class PacedSetup(RunSetup):
     def open_pool(self) -> EncoderPool:
         return EncoderPool(EncodingSpec(f"hash://{_DIMENSION}"), backend=BACKEND, devices="cpu")
 
+<<<<<<< HEAD
+=======
+    def list_partitions(self) -> Iterable[Partition]:
+        return open_source(self.catalog)
+
+    def new_run(
+        self,
+        partitions: Sequence[Partition],
+        pool: EncoderPool,
+        *,
+        at_once: int = 1,
+        **options: Any,
+    ) -> EmbeddingRun:
+        memory = memory_limit(None, at_once)
+        return EmbeddingRun(
+            partitions,
+            open_store(self.output),
+            pool,
+            memory_limit_bytes=memory,
+            **options,
+        )
+
+>>>>>>> b88ed927 (Draw the texts of benchmarks in one function)
 
 def drive(catalog: str, output: str, cluster: str) -> Document:
     """Run in this process, which is on a host."""

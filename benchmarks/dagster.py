@@ -274,10 +274,23 @@ def measure_ticks(folder: Path) -> list[float]:
 
 def measure_pages(folder: Path, partitions: int, rounds: int) -> Document:
     """Open the page, then send its queries again."""
-    known = {"operationName": "KnownPartitionQuery", "query": _KNOWN_QUERY, "variables": {}}
+    known = {
+        "operationName": "KnownPartitionQuery",
+        "query": _KNOWN_QUERY,
+        "variables": {},
+    }
     queries: dict[str, Document] = {known["operationName"]: known}
     measured: Document = {"partitions": partitions, "page_seconds": [], "missing": ""}
-    command = [sys.executable, "-m", "dagster", "dev", "-w", "workspace.yaml", "-h", "127.0.0.1"]
+    command = [
+        sys.executable,
+        "-m",
+        "dagster",
+        "dev",
+        "-w",
+        "workspace.yaml",
+        "-h",
+        "127.0.0.1",
+    ]
     with serving([*command, "-p"], "/server_info", cwd=folder) as (url, _):
         say("  the page")
         try:
@@ -389,7 +402,9 @@ def main() -> None:
     requested = set(arguments.scenarios)
     partitions = arguments.partitions
     document = start_document(
-        "dagster", arguments, ("dagster", "dagster-postgres", "dagster-webserver", "SQLAlchemy")
+        "dagster",
+        arguments,
+        ("dagster", "dagster-postgres", "dagster-webserver", "SQLAlchemy"),
     )
     if "events" in requested:
         say("events")

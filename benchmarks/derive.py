@@ -27,13 +27,16 @@ from benchmarks.harness import (
     temporary_folder,
 )
 from benchmarks.output import drawn_rows, write_output
-from benchmarks.paced_runs import DIMENSION
-from benchmarks.synthetic import draw_texts
+from benchmarks.paced_runs import DIMENSION, drawn_texts
 from surge_dagster import EncodingSpec
 from surge_dagster.engine.derived.conversion import convert, cut
 from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.derived.parent_files import parent_rows
-from surge_dagster.engine.files.formats import file_name, is_output_file, read_published_file
+from surge_dagster.engine.files.formats import (
+    file_name,
+    is_output_file,
+    read_published_file,
+)
 from surge_dagster.engine.model.derivation import DerivedDtype
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.spaces import claim_space
@@ -56,10 +59,8 @@ def write_parent(store: LocalStore, parent: Space, matrix: np.ndarray, partition
     claim_space(store, parent)
     for number, part in enumerate(np.array_split(matrix, partitions)):
         key = f"p{number}"
-        rows = np.arange(len(part), dtype=np.uint64)
-        ids = pa.array(rows).cast(pa.string())
-        drawn = draw_texts(0, number, rows, _MEAN_TEXT_BYTES)
-        texts: pa.LargeStringArray = drawn.cast(pa.large_string())  # pyright: ignore[reportAssignmentType]
+        ids = pa.array(map(str, range(len(part))), pa.string())
+        texts = drawn_texts(len(part), _MEAN_TEXT_BYTES, number=number)
         path = store.root / file_name(parent.name, key)
         write_output(path, ids, texts, part, key=key, space=parent.name, digest=key)
 

@@ -35,8 +35,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from benchmarks.gpu_models import SHAPES, make_model
 from benchmarks.harness import Options, seconds_of, temporary_folder, versions_of
-from benchmarks.paced_runs import embed
-from benchmarks.synthetic import draw_texts
+from benchmarks.paced_runs import drawn_texts, embed
 from surge_dagster import EncoderPool, EncodingSpec, open_source, open_store
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.worker import parity
@@ -46,8 +45,15 @@ from surge_dagster.engine.encoder.worker.backends.base import (
     Rows,
     encode_texts,
 )
-from surge_dagster.engine.encoder.worker.sentence_model import load_reference, reference_vectors
-from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
+from surge_dagster.engine.encoder.worker.sentence_model import (
+    load_reference,
+    reference_vectors,
+)
+from surge_dagster.engine.encoder.worker.tokenization import (
+    TextTokenizer,
+    TokenizerFacts,
+    Tokens,
+)
 from surge_dagster.engine.inference.packed_attention import packed_attention
 from surge_dagster.engine.inference.packed_backend import load_packed
 from surge_dagster.engine.inference.packing import CELL, LONGEST_IN_CELLS
@@ -154,8 +160,7 @@ class Bench:
 
     def texts(self, mean_tokens: int, count: int) -> pa.LargeStringArray:
         """Return synthetic titles and descriptions."""
-        rows = np.arange(count, dtype=np.uint64)
-        return draw_texts(1, 1, rows, _BYTES_OF_TOKENS[mean_tokens]).cast(pa.large_string())  # pyright: ignore[reportReturnType]
+        return drawn_texts(count, _BYTES_OF_TOKENS[mean_tokens], seed=1)
 
     def random(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         return torch.randn(*shape, device=self.device, dtype=dtype or self.kind)
@@ -308,7 +313,11 @@ class PassCosts:
 
 
 def _measure_passes(
-    bench: Bench, space: Space, names: dict[str, str], expected: np.ndarray, costs: PassCosts
+    bench: Bench,
+    space: Space,
+    names: dict[str, str],
+    expected: np.ndarray,
+    costs: PassCosts,
 ) -> None:
     """Load a backend, compare its vectors, and time its passes."""
     settings = BackendSettings(str(bench.device), names["precision"], threads=4)
@@ -346,7 +355,12 @@ def _compare_company(bench: Bench, backend: Any, space: Space, names: dict[str, 
 
 
 def _time_passes(
-    bench: Bench, backend: Any, space: Space, costs: PassCosts, mean: int, names: dict[str, str]
+    bench: Bench,
+    backend: Any,
+    space: Space,
+    costs: PassCosts,
+    mean: int,
+    names: dict[str, str],
 ) -> None:
     """Report the rate of passes over texts of this mean length."""
     rng = np.random.default_rng(0)

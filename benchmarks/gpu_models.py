@@ -29,7 +29,11 @@ def make_model(
     """Write a BERT of this shape with random weights; speed depends on the shape only."""
     import torch
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+    from sentence_transformers.sentence_transformer.modules import (
+        Normalize,
+        Pooling,
+        Transformer,
+    )
     from transformers import BertConfig, BertModel
 
     hidden, inner, layers, heads = shape
@@ -49,7 +53,11 @@ def make_model(
     for pattern in ("*token*", "vocab*"):
         for file in tokenizer_of.glob(pattern):
             shutil.copy(file, plain)
-    modules = [Transformer(str(plain), max_seq_length=512), Pooling(hidden, "mean"), Normalize()]
+    modules = [
+        Transformer(str(plain), max_seq_length=512),
+        Pooling(hidden, "mean"),
+        Normalize(),
+    ]
     SentenceTransformer(modules=modules, device="cpu").save(str(folder))
 
 

@@ -30,7 +30,15 @@ from surge_dagster.engine.encoder.devices import usable_cores
 Document = dict[str, Any]
 Result = TypeVar("Result")
 
-_INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16")
+_INSTRUCTIONS = (
+    "avx2",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_bf16",
+    "asimd",
+    "bf16",
+)
 _START_SECONDS = 120
 _STOP_SECONDS = 20
 

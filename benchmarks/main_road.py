@@ -84,7 +84,16 @@ def main() -> int:
 def forced_run(catalog: Path, output: Path, number: int) -> Document:
     """Return what the command reports of one run."""
     say(f"run {number}")
-    command = [sys.executable, "-m", "surge_dagster", "embed", catalog, output, "--force", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "surge_dagster",
+        "embed",
+        catalog,
+        output,
+        "--force",
+        "--json",
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     report = json.loads(ended.stdout.splitlines()[-1])
     return {name: report[name] for name in _REPORT_FIELDS}

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -35,8 +34,7 @@ from benchmarks.harness import (
     start_document,
     temporary_folder,
 )
-from benchmarks.paced_runs import embed
-from benchmarks.synthetic import draw_texts
+from benchmarks.paced_runs import drawn_texts, embed
 from surge_dagster import EncoderPool, EncodingSpec, open_source, open_store
 from surge_dagster.engine.feed.change_files import ChangeFeed
 
@@ -93,8 +91,7 @@ def embed_catalog(pool: EncoderPool, catalog: Path, output: Path) -> Document:
 def draw_catalog(partitions: int, rows: int) -> tuple[Catalog, list[str]]:
     """Return partitions of short texts, and texts that no partition has."""
     count = partitions * rows
-    numbers = np.arange(count + count // 10, dtype=np.uint64)
-    texts = draw_texts(0, 1, numbers).to_pylist()
+    texts = drawn_texts(count + count // 10).to_pylist()
     catalog: Catalog = {}
     for number in range(partitions):
         own = texts[number * rows : (number + 1) * rows]

@@ -47,8 +47,14 @@ from benchmarks.harness import (
     start_document,
     temporary_folder,
 )
-from benchmarks.paced_runs import DIMENSION, drawn_partitions, embed, paced_pool, ready_partitions
-from benchmarks.synthetic import draw_texts
+from benchmarks.paced_runs import (
+    DIMENSION,
+    drawn_partitions,
+    drawn_texts,
+    embed,
+    paced_pool,
+    ready_partitions,
+)
 from surge_dagster import EmbeddingRun, open_source
 from surge_dagster.engine.files.facts import FileFacts, desired_version
 from surge_dagster.engine.files.formats import new_writer
@@ -127,8 +133,7 @@ def drawn_rows(rows: int) -> tuple[pa.Array, pa.LargeStringArray, np.ndarray]:
     """Return the ids, texts and unit vectors of a file."""
     matrix = np.random.default_rng(0).standard_normal((rows, DIMENSION), np.float32)
     matrix /= np.linalg.norm(matrix, axis=1, keepdims=True)
-    texts = draw_texts(0, 1, np.arange(rows, dtype=np.uint64)).cast(pa.large_string())
-    return pa.array(np.arange(rows)).cast(pa.string()), texts, matrix  # pyright: ignore[reportReturnType]
+    return pa.array(np.arange(rows)).cast(pa.string()), drawn_texts(rows), matrix
 
 
 def write_output(

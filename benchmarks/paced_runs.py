@@ -25,7 +25,11 @@ from surge_dagster import EmbeddingRun, EncoderPool, EncodingSpec, RunReport
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics
 from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Progress, Rows
+from surge_dagster.engine.encoder.worker.backends.base import (
+    BackendSettings,
+    Progress,
+    Rows,
+)
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.plan.calibrating import learning
 from surge_dagster.engine.run.report import Event
@@ -171,6 +175,15 @@ def paced_pool(
         yield pool
 
 
+def drawn_texts(
+    count: int, mean_bytes: int = 47, *, seed: int = 0, number: int = 1
+) -> pa.LargeStringArray:
+    """Return the first texts of a partition of the synthetic catalog."""
+    rows = np.arange(count, dtype=np.uint64)
+    texts: Any = draw_texts(seed, number, rows, mean_bytes).cast(pa.large_string())
+    return texts
+
+
 def drawn_partitions(sizes: Sequence[int], mean_bytes: int = 47) -> Iterator[Partition]:
     """Yield partitions of these sizes, drawn while they are read and not kept."""
     for number, size in enumerate(sizes):
@@ -181,7 +194,7 @@ def ready_partitions(count: int, texts: int) -> list[Partition]:
     """Return partitions drawn before the run, because drawing a few texts takes longer than
     embedding them."""
     ids = pa.array([f"{row}" for row in range(texts)], pa.string())
-    drawn = draw_texts(0, 1, np.arange(count * texts, dtype=np.uint64)).cast(pa.large_string())
+    drawn = drawn_texts(count * texts)
 
     def read(start: int) -> Iterator[RowBatch]:
         yield RowBatch(ids, drawn.slice(start, texts))  # pyright: ignore[reportArgumentType]
@@ -226,8 +239,8 @@ def _draw(number: int, size: int, mean_bytes: int) -> Iterator[RowBatch]:
     for start in range(0, size, step):
         rows = np.arange(start, min(start + step, size), dtype=np.uint64)
         if mean_bytes <= 100_000:
-            texts = draw_texts(0, number, rows, mean_bytes).cast(pa.large_string())
+            texts: Any = draw_texts(0, number, rows, mean_bytes).cast(pa.large_string())
         else:  # drawing word by word would take longer than the run
             padded = [f"{number}/{row} ".ljust(mean_bytes, "x") for row in rows.tolist()]
             texts = pa.array(padded, pa.large_string())
-        yield RowBatch(pa.array(rows.astype(np.int64)), texts)  # pyright: ignore[reportArgumentType]
+        yield RowBatch(pa.array(rows.astype(np.int64)), texts)

@@ -22,6 +22,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pyarrow as pa
 
@@ -54,7 +55,12 @@ _LARGEST_ERROR = 0.02
 _LARGEST_FIRST_ERROR = 0.10
 # How often the texts of another catalog are repeated, and the share of the seconds that its run
 # takes at the speed of plain texts.
-_HISTORIES = {"long": (20_000, 0.02), "language": (1, 0.3), "model": (1, 0.1), "busy": (1, 0.5)}
+_HISTORIES = {
+    "long": (20_000, 0.02),
+    "language": (1, 0.3),
+    "model": (1, 0.1),
+    "busy": (1, 0.5),
+}
 _CYRILLIC = str.maketrans("abcdefghijklmnoprstuvz", "абцдефгхийклмнопрстувз")
 
 
@@ -124,7 +130,8 @@ def embed_another_catalog(history: str, pool: EncoderPool, seconds: float, folde
             texts = [text.as_py() * repeats for text in batch.texts]
             if history == "language":
                 texts = [text.translate(_CYRILLIC) for text in texts]
-            yield RowBatch(batch.ids, pa.array(texts, pa.large_string()))  # pyright: ignore[reportArgumentType]
+            changed: Any = pa.array(texts, pa.large_string())
+            yield RowBatch(batch.ids, changed)
 
     catalog = build_catalog(folder / "catalog", pool, share * seconds, 1.0, seed=2)
     partitions = [replace(each, read=partial(read, each)) for each in catalog]

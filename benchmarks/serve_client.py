@@ -45,7 +45,7 @@ class Answers:
         return int(np.sum(np.array(self.latencies) > promised_seconds))
 
     def as_dict(self) -> Document:
-        p50, p99 = 1e3 * np.percentile(self.latencies or [0.0], [50, 99])
+        p50, p99 = (1e3 * np.percentile(self.latencies or [0.0], [50, 99])).tolist()
         return {
             "p50_ms": p50,
             "p99_ms": p99,

@@ -35,7 +35,10 @@ def main() -> None:
     async def ready(_: Request) -> JSONResponse:
         return JSONResponse({})
 
-    routes = [Route("/v1/embeddings", embeddings, methods=["POST"]), Route("/readyz", ready)]
+    routes = [
+        Route("/v1/embeddings", embeddings, methods=["POST"]),
+        Route("/readyz", ready),
+    ]
     app = Starlette(routes=routes)
     uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), log_level="warning")
 

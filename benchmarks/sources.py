@@ -208,7 +208,10 @@ class Bucket:
         await asyncio.sleep(_LATENCY_SECONDS)
         key = request.match_info["key"]
         content = self._objects[key]
-        headers = {"ETag": self._etags[key], "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT"}
+        headers = {
+            "ETag": self._etags[key],
+            "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT",
+        }
         if "Range" not in request.headers:
             return web.Response(headers=headers, body=content)
         start, stop, _ = request.http_range.indices(len(content))

@@ -30,7 +30,11 @@ def main(catalog: str, output: str) -> int:
         # without the calls that were timed at the start
         Path(os.environ["COUNTED_CHUNKS"]).write_text("")
         run = EmbeddingRun(
-            open_source(catalog), open_store(output), pool, force=True, grace_seconds=_GRACE_SECONDS
+            open_source(catalog),
+            open_store(output),
+            pool,
+            force=True,
+            grace_seconds=_GRACE_SECONDS,
         )
         try:
             with terminable(), contextlib.closing(run.events()) as events:

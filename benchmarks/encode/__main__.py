@@ -30,7 +30,15 @@ from benchmarks.encode.inputs import (
 )
 from benchmarks.encode.peers import Setting, peer_folder
 from benchmarks.encode.report import lines, targets
-from benchmarks.encode.sides import PEERS, REFERENCE, PoolCall, Side, open_peer, open_pool, run_side
+from benchmarks.encode.sides import (
+    PEERS,
+    REFERENCE,
+    PoolCall,
+    Side,
+    open_peer,
+    open_pool,
+    run_side,
+)
 from benchmarks.harness import (
     Document,
     Options,

@@ -22,11 +22,9 @@ from functools import partial
 from statistics import median
 
 import numpy as np
-import pyarrow as pa
 
 from benchmarks.harness import Document, in_turns, median_ratio, say, seconds_of
-from benchmarks.paced_runs import paced_pool
-from benchmarks.synthetic import draw_texts
+from benchmarks.paced_runs import drawn_texts, paced_pool
 from surge_dagster import EncoderPool, EncodingSpec
 from surge_dagster.engine.encoder.devices import usable_cores
 
@@ -74,7 +72,7 @@ def call_cost_document(is_quick: bool) -> Document:
 def pool_call_cost(calls: int, sizes: Sequence[int] = _SIZES) -> CallCost:
     """Return the cost of a call of this engine's pool with an encoder that computes nothing."""
     longest = max(sizes)
-    texts = draw_texts(0, 1, np.arange(longest, dtype=np.uint64)).cast(pa.large_string())
+    texts = drawn_texts(longest)
     with (
         paced_pool(dimension=8) as pool,
         pool.arena(slots=len(sizes), max_texts=longest, max_bytes=texts.nbytes) as arena,
@@ -92,7 +90,7 @@ def peer_call_cost(calls: int, sizes: Sequence[int] = _PEER_SIZES) -> CallCost:
 
     from benchmarks.encode.null_module import NullModule
 
-    texts = draw_texts(0, 1, np.arange(max(sizes), dtype=np.uint64)).to_pylist()
+    texts = drawn_texts(max(sizes)).to_pylist()
     model = SentenceTransformer(modules=[NullModule()], device="cpu")
     devices = ["cpu"] * usable_cores()
     pool = model.start_multi_process_pool(devices)

@@ -18,7 +18,8 @@ import pyarrow as pa
 from tokenizers import Tokenizer
 
 from benchmarks.gpu_models import SHAPES, make_model
-from benchmarks.synthetic import draw_texts, partition_sizes
+from benchmarks.paced_runs import drawn_texts
+from benchmarks.synthetic import partition_sizes
 from surge_dagster import EncodingSpec, open_source
 from surge_dagster.catalogs.demo import build_demo_catalog
 from surge_dagster.catalogs.folder import write_partition
@@ -87,7 +88,7 @@ def demo_workload(folder: Path, texts: int) -> Workload:
 def short_workload(texts: int, seed: int = 0) -> Workload:
     """Draw synthetic texts of 47 bytes in partitions of log-normal sizes."""
     sizes = partition_sizes(texts, max(1, texts // _TEXTS_PER_PARTITION), seed=seed)
-    drawn = draw_texts(seed, 1, np.arange(texts, dtype=np.uint64)).to_pylist()
+    drawn = drawn_texts(texts, seed=seed).to_pylist()
     keys = [f"part-{number}" for number in range(len(sizes))]
     return Workload("short", drawn, list(zip(keys, sizes.tolist(), strict=True)))
 
@@ -98,8 +99,7 @@ def long_workload(texts: int, tokenizer: Tokenizer) -> Workload:
     low, high = _LONG_TOKENS
     logarithms = np.random.default_rng(0).uniform(np.log(low), np.log(high + 1), texts)
     targets = np.clip(np.exp(logarithms).astype(np.int64), low, high).tolist()
-    numbers = np.arange(_PIECES * texts, dtype=np.uint64)
-    pieces = draw_texts(0, 2, numbers, _PIECE_BYTES).to_pylist()
+    pieces = drawn_texts(_PIECES * texts, _PIECE_BYTES, number=2).to_pylist()
     special = tokenizer.num_special_tokens_to_add(False)
     cut = []
     for row, target in enumerate(targets):

@@ -185,7 +185,12 @@ class Products:
         self._layers = config["num_hidden_layers"]
         self._products = []
         kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
-        shapes = ((hidden, 3 * hidden), (hidden, hidden), (hidden, inner), (inner, hidden))
+        shapes = (
+            (hidden, 3 * hidden),
+            (hidden, hidden),
+            (hidden, inner),
+            (inner, hidden),
+        )
         for inputs, outputs in shapes:
             states = torch.randn(_PRODUCT_ROWS, inputs).to(kind)
             self._products.append((states, torch.randn(outputs, inputs).to(kind)))

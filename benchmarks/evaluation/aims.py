@@ -50,7 +50,10 @@ def _scaling_aims(rows: Rows) -> Iterator[Target]:
         row = grown.get(millions * _MILLION)
         throughput = _ratio(row, "throughput", batched, "encoding")
         yield Target(
-            f"{name}: throughput, relative to FSB's encode calls", 0.97, throughput, note=note
+            f"{name}: throughput, relative to FSB's encode calls",
+            0.97,
+            throughput,
+            note=note,
         )
         if millions == 2:
             yield at_most(f"{name}: memory, relative to FSB's", 0.1, _ratio(row, "memory", batched))

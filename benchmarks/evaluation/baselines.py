@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -138,7 +139,10 @@ class Files:
         self._threads = ThreadPoolExecutor(_THREADS)
 
     def write(
-        self, gathered: Sequence[Gathered], vectors: np.ndarray, order: np.ndarray | None = None
+        self,
+        gathered: Sequence[Gathered],
+        vectors: np.ndarray,
+        order: np.ndarray | None = None,
     ) -> None:
         """Write partitions, and flush the folder.
 
@@ -237,4 +241,5 @@ def first_fit_decreasing(partitions: Sequence[Partition], capacity: int) -> list
 
 
 def _joined(texts: Sequence[pa.LargeStringArray]) -> pa.LargeStringArray:
-    return pa.chunked_array(texts, pa.large_string()).combine_chunks()  # pyright: ignore[reportReturnType]
+    joined: Any = pa.chunked_array(texts, pa.large_string()).combine_chunks()
+    return joined

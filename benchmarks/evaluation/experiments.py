@@ -21,7 +21,13 @@ from benchmarks.evaluation.failures import failures
 from benchmarks.evaluation.metering import Meter
 from benchmarks.evaluation.scales import Scale, case_of
 from benchmarks.evaluation.stores import PROFILES
-from benchmarks.evaluation.strategies import MEMORY_FOLDER, Case, measure, measure_on, opened
+from benchmarks.evaluation.strategies import (
+    MEMORY_FOLDER,
+    Case,
+    measure,
+    measure_on,
+    opened,
+)
 from benchmarks.harness import Document, in_own_process, say, seconds_of, temporary_folder
 from benchmarks.output import drawn_rows, write_output
 from surge_dagster.engine.plan.cost_model import CostConstants
@@ -44,7 +50,12 @@ def calls(scale: Scale) -> Iterator[Document]:
 
     def row(name: str, cost: CallCost) -> Document:
         low, high = cost.as_dict()["interval_ms"]
-        return {"name": name, "milliseconds": 1e3 * cost.intercept, "low": low, "high": high}
+        return {
+            "name": name,
+            "milliseconds": 1e3 * cost.intercept,
+            "low": low,
+            "high": high,
+        }
 
     yield row("this engine", pool_call_cost(scale.call_rounds))
     yield row("sentence-transformers", peer_call_cost(scale.call_rounds, _PEER_SIZES))

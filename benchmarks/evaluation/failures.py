@@ -69,7 +69,11 @@ def failures(scale: Scale) -> Iterator[Document]:
 
 
 def _run(
-    name: str, pool: EncoderPool, catalog: Path, store: Store, at_half: AtHalf | None = None
+    name: str,
+    pool: EncoderPool,
+    catalog: Path,
+    store: Store,
+    at_half: AtHalf | None = None,
 ) -> Document:
     say(f"  {name}")
     source = open_source(str(catalog))

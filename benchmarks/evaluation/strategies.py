@@ -104,7 +104,14 @@ def surge_async(work: Work) -> None:
 def surge_sync(work: Work) -> None:
     """Publish each SuperBatch, file by file, before the next one is encoded."""
     pool: Any = OneAtATime(work.pool)
-    embed(pool, work.partitions, work.store, work.thresholds, seen=pool.seen, publish_threads=1)
+    embed(
+        pool,
+        work.partitions,
+        work.store,
+        work.thresholds,
+        seen=pool.seen,
+        publish_threads=1,
+    )
 
 
 class OneAtATime:
@@ -147,7 +154,9 @@ def surge_without_zero_copy(work: Work) -> None:
         surge_async(work)
 
 
-def _baseline(run: Callable[[Iterable[Partition], Encoder, Files, int], None]) -> Strategy:
+def _baseline(
+    run: Callable[[Iterable[Partition], Encoder, Files, int], None],
+) -> Strategy:
     """Return a baseline with batches of B_min texts, on this engine's pool or on the library's."""
 
     def strategy(work: Work) -> None:
@@ -187,19 +196,8 @@ def measure_on(
 ) -> Document:
     """Run a strategy in this process, on a pool of the case.
 
-    Returns:
-        - group: a model, a sigma, a profile or a number of texts; empty if there is one group.
-        - throughput: texts/s at the paper's clock; with a real encoder, as measured.
-        - encoding: the same of the encode calls only.
-        - memory: GB above the start.
-        - ttfo: seconds until the first file, at the paper's scale; with a real encoder, as
-          measured.
-        - ttfo_seconds: as measured.
-        - largest: texts of one encode call.
-        - wall_seconds: from a pool that is ready to the last file.
-        - exposed: seconds in which files were written and nothing was encoded, before the last call
-          ended.
-        - tail: seconds after the last call.
+    Args:
+        group: a model, a sigma, a profile or a number of texts; empty if there is one group.
     """
     sizes = partition_sizes(case.texts, case.partitions, case.sigma, case.seed).tolist()
     meter = Meter()
@@ -213,7 +211,25 @@ def measure_on(
         work = Work(drawn_partitions(sizes), store, front, case.thresholds)
         with meter:
             STRATEGIES[strategy](work)
+    return {"name": name, "group": group, **_figures(strategy, case, meter, store)}
 
+
+def _figures(strategy: str, case: Case, meter: Meter, store: SlowStore) -> Document:
+    """Return the figures of a run.
+
+    Returns:
+        - throughput: texts/s at the paper's clock; with a real encoder, as measured.
+        - encoding: the same of the encode calls only.
+        - memory: GB above the start.
+        - ttfo: seconds until the first file, at the paper's scale; with a real encoder, as
+          measured.
+        - ttfo_seconds: as measured.
+        - largest: texts of one encode call.
+        - wall_seconds: from a pool that is ready to the last file.
+        - exposed: seconds in which files were written and nothing was encoded, before the last call
+          ended.
+        - tail: seconds after the last call.
+    """
     texts = sum(meter.call_texts)
     assert texts == case.texts
     assert len(store.published) == case.partitions
@@ -224,8 +240,6 @@ def measure_on(
     tail_seconds = max(0.0, last_file - meter.calls[-1][1])
     exposed_seconds = covered([*meter.calls, *store.files]) - encode_seconds
     return {
-        "name": name,
-        "group": group,
         "texts": texts,
         "partitions": case.partitions,
         "throughput": texts / wall_seconds / case.clock,

@@ -36,7 +36,13 @@ _FLUSHES = 100  # of the paper's runs, in its formula
 _THEOREM: dict[str, tuple[CostConstants, str, float, str, str]] = {
     "MiniLM, 4 workers": (published.MINILM, "0.93, 1.89", 1.92, "end_to_end", ""),
     "MiniLM, 2 workers": (published.MINILM_ON_TWO, "1.47", 1.469, "packing", "1.72"),
-    "bge-base, 2 workers": (published.BGE_BASE, "0.603, 1.31", 1.29, "models", "bge-base"),
+    "bge-base, 2 workers": (
+        published.BGE_BASE,
+        "0.603, 1.31",
+        1.29,
+        "models",
+        "bge-base",
+    ),
     "E5-large, 4 workers": (published.E5_LARGE, "0.34, 1.34", 1.32, "models", "E5-large"),
 }
 
@@ -63,7 +69,13 @@ def theorem(rows: Rows) -> Iterator[str]:
     yield from head("", "alpha", "predicted", *headings)
     for name, (costs, theirs, gain, experiment, group) in _THEOREM.items():
         alpha = costs.alpha(published.PARTITIONS, published.TEXTS)
-        cells = [name, f"{alpha:.3f}", f"{_speedup(costs):.2f}", f"*{theirs}*", f"*{gain:g}*"]
+        cells = [
+            name,
+            f"{alpha:.3f}",
+            f"{_speedup(costs):.2f}",
+            f"*{theirs}*",
+            f"*{gain:g}*",
+        ]
         ours = named(rows, experiment, group)
         for key in ("encoding", "throughput"):
             cells.append("-" if not ours else f"{ours['SURGE async'][key] / ours['PBP'][key]:.2f}")
@@ -196,7 +208,11 @@ def thresholds(rows: Rows) -> Iterator[str]:
 
 def serialization(rows: Rows) -> Iterator[str]:
     def gained(name: str, values: Mapping[str, Any]) -> Row:
-        return {**values, "name": name, "gain": values["naive_seconds"] / values["seconds"]}
+        return {
+            **values,
+            "name": name,
+            "gain": values["naive_seconds"] / values["seconds"],
+        }
 
     ours = [gained(f"{row['rows']:,}", row) for row in rows["serialization"]]
     theirs = {name: gained(name, values) for name, values in published.SERIALIZATION.items()}
@@ -250,7 +266,12 @@ def decisions(rows: Rows) -> Iterator[str]:
             if sigma == LOG_SIGMA or name == "MiniLM, 2 workers":
                 phi = small_share(sizes, costs.break_even_texts)
                 cv = variation(sizes)
-                yield line(f"{name}, sigma {sigma}", f"{phi:.2f}", f"{cv:.2f}", recommend(phi, cv))
+                yield line(
+                    f"{name}, sigma {sigma}",
+                    f"{phi:.2f}",
+                    f"{cv:.2f}",
+                    recommend(phi, cv),
+                )
 
 
 _OF_EXPERIMENTS = (
