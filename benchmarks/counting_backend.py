@@ -1,7 +1,7 @@
 """The CPU's default backend, which also writes down each chunk that it has computed.
 
 A line of `$COUNTED_CHUNKS` is the number of a chunk's texts. It is written before the chunk is
-answered, so a benchmark sees what was computed whether or not the pool was told.
+answered, so a benchmark sees what was computed even if the pool never gets the answer.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class Bench:
         folder = self.folder / name
         if not folder.exists():
             shape = _QUICK_SHAPE if self.quick else SHAPES[name]
-            make_model(folder, shape, own, str(self.device), is_half=True)
+            make_model(folder, shape, own, str(self.device), "float16")
         return str(folder)
 
     def new_pool(self, name: str, workers: int = 1, backend: str = "auto") -> EncoderPool:
@@ -363,13 +363,10 @@ def _time_passes(
     names: dict[str, str],
 ) -> None:
     """Report the rate of passes over texts of this mean length."""
-    rng = np.random.default_rng(0)
-    count = max(8, bench.size(524_288, 2_048) // mean)
-    drawn = np.round(rng.normal(mean, 0.35 * mean, count))
-    lengths = np.clip(drawn, 4, space.max_length).astype(np.int64)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    ids = rng.integers(0, costs.vocabulary, offsets[-1]).astype(np.int32)
-    tokens = Tokens(ids, offsets, np.zeros(count, np.bool_), 0)
+    total = bench.size(524_288, 2_048)
+    tokens = _draw_tokens(max(8, total // mean), mean, space, costs.vocabulary)
+    lengths = tokens.lengths
+    count = len(lengths)
     matrix = np.empty((count, space.dimension), np.float32)
     rows = Rows.of_all(matrix, np.empty(count, np.uint8))
     launch = getattr(backend, "launch", None) or partial(_computed, backend)
@@ -390,11 +387,20 @@ def _time_passes(
         "passes",
         **names,
         mean_tokens=mean,
-        mtok_per_s=len(ids) / seconds / 1e6,
+        mtok_per_s=len(tokens.ids) / seconds / 1e6,
         tflops=flops / 1e12,
         share_of_sheet=flops / _SHEET_FLOPS,
         share_of_measured=flops / bench.peak,
     )
+
+
+def _draw_tokens(count: int, mean: int, space: Space, vocabulary: int) -> Tokens:
+    rng = np.random.default_rng(0)
+    drawn = np.round(rng.normal(mean, 0.35 * mean, count))
+    lengths = np.clip(drawn, 4, space.max_length).astype(np.int64)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    ids = rng.integers(0, vocabulary, offsets[-1]).astype(np.int32)
+    return Tokens(ids, offsets, np.zeros(count, np.bool_), 0)
 
 
 def _computed(backend: Any, *arguments: Any) -> LaunchedChunk:
@@ -554,7 +560,7 @@ def lanes(bench: Bench) -> None:
 
 
 class Lane:
-    """A pool and the texts that it is asked for."""
+    """A pool and the texts that it encodes."""
 
     def __init__(self, pool: EncoderPool, texts: pa.LargeStringArray) -> None:
         self.texts = texts

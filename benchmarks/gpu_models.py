@@ -23,8 +23,7 @@ def make_model(
     shape: tuple[int, int, int, int],
     tokenizer_of: Path,
     device: str = "cpu",
-    *,
-    is_half: bool = False,
+    kind: str = "float32",
 ) -> None:
     """Write a BERT of this shape with random weights; speed depends on the shape only."""
     import torch
@@ -46,10 +45,7 @@ def make_model(
         num_attention_heads=heads,
     )
     with torch.device(device):
-        model = BertModel(config)
-        if is_half:
-            model = model.half()
-        model.save_pretrained(plain)
+        BertModel(config).to(getattr(torch, kind)).save_pretrained(plain)
     for pattern in ("*token*", "vocab*"):
         for file in tokenizer_of.glob(pattern):
             shutil.copy(file, plain)

@@ -1,1 +1,1 @@
-"""The encoder beside other libraries, on the same texts."""
+"""The encoder compared with other libraries, on the same texts."""

@@ -148,7 +148,7 @@ class Files:
 
         Args:
             vectors: of all their rows, [rows, dimension].
-            order: where in `vectors` those of each row are, int64 [rows]; None where they are in
+            order: the place in `vectors` of each row's vector, int64 [rows]; None if they have
                 the same order.
         """
 

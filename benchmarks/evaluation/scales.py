@@ -7,8 +7,8 @@ sleeps for all G workers, because a call of few texts does not divide among more
 - `CLOCK`: its times and those of the store are divided by this. Texts then come faster than the
   paper's, which is against this engine: reading, serializing and writing take as long as they take.
 - `SHRINK`: partitions, thresholds and c_ipc are divided by this, so that a short run has as many
-  SuperBatches per text of a partition as the paper's. A file takes as long beside its encoding as
-  in the paper.
+  SuperBatches per text of a partition as the paper's. A file takes as long compared with its
+  encoding as in the paper.
 
 Catalogs that grow have neither factor, and the product's own thresholds and c_ipc. In the others
 alpha, phi, CV and F/P are those of the paper. Throughput is given at the paper's clock, divided by
