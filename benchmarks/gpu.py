@@ -281,17 +281,22 @@ def passes(bench: Bench) -> None:
         expected = reference_vectors(reference, space, parity.PARITY_TEXTS)
         encoder: Any = reference[0].model
         config = encoder.config
-        weights = 0
-        for weight_name, weight in encoder.named_parameters():
-            if weight.dim() == 2 and "layer" in weight_name:
-                weights += weight.numel()
-        del reference, encoder, weight
+        weights = _matrix_weights(encoder)
+        del reference, encoder
         for kind in ("padded", "packed"):
             if bench.has_time(20, f"passes: {name} {kind}"):
                 names = {"model": name, "precision": bench.precision, "passes": kind}
                 _measure_passes(bench, space, names, expected, PassCosts(config, weights))
                 if bench.on_cuda:
                     torch.cuda.empty_cache()
+
+
+def _matrix_weights(encoder: torch.nn.Module) -> int:
+    weights = 0
+    for name, weight in encoder.named_parameters():
+        if weight.dim() == 2 and "layer" in name:
+            weights += weight.numel()
+    return weights
 
 
 class PassCosts:

@@ -253,11 +253,11 @@ def print_document(
 def aim_lines(aims: Iterable[Target]) -> Iterator[str]:
     """Yield a table of the aims with what was measured."""
     yield from ("", f"{'aim':66}{'target':>12}{'measured':>12}")
-    verdicts = {True: "met", False: "missed"}
     for aim in aims:
         sign = ">=" if aim.at_least else "<="
         measured = "-" if aim.measured is None else f"{aim.measured:,.6g}"
-        verdict = verdicts.get(aim.met, f"not measured here: {aim.note or 'not requested'}")
+        missing = f"not measured here: {aim.note or 'not requested'}"
+        verdict = {True: "met", False: "missed", None: missing}[aim.met]
         yield f"{aim.name:66}{f'{sign} {aim.target:,g}':>12}{measured:>12}  {verdict}"
 
 

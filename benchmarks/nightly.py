@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -61,23 +61,27 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, list[Docum
 
     with EncoderPool(EncodingSpec(arguments.model)) as pool:
 
-        def full_and_incremental() -> tuple[Document, Document]:
-            shutil.rmtree(folder / "out", ignore_errors=True)
-            full = embed_catalog(pool, folder / "before", folder / "out")
-            return full, embed_catalog(pool, folder / "after", folder / "out")
-
         def embed_anew(name: str) -> Document:
             shutil.rmtree(folder / "out", ignore_errors=True)
             return embed_catalog(pool, folder / name, folder / "out")
 
-        sides: Mapping[str, Callable[[], object]] = {
+        def full_and_incremental() -> Document:
+            full = embed_anew("before")
+            return {
+                "full": full,
+                "incremental": embed_catalog(pool, folder / "after", folder / "out"),
+            }
+
+        sides = {
             "both": full_and_incremental,
             "distinct": partial(embed_anew, "distinct"),
             "copies": partial(embed_anew, "copies"),
         }
         runs = in_turns(sides, arguments.rounds)
-    full, incremental = zip(*runs.pop("both"), strict=True)
-    return {"full": full, "incremental": incremental, **runs}
+    for pair in runs.pop("both"):
+        for name, report in pair.items():
+            runs.setdefault(name, []).append(report)
+    return runs
 
 
 def embed_catalog(pool: EncoderPool, catalog: Path, output: Path) -> Document:

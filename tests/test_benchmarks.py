@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.metadata import (
     PackageNotFoundError,
     packages_distributions,
@@ -34,18 +35,20 @@ NEEDS_THE_DEMO_MODEL = pytest.mark.skipif(
 )
 
 
-def run_benchmark(name: str, *words: str, folder: Path = ROOT, **variables: str) -> str:
+def run_benchmark(
+    name: str, *words: str, folder: Path = ROOT, variables: Mapping[str, str] = {}
+) -> str:
     """Return the standard output of a benchmark."""
     command = [sys.executable, "-m", f"benchmarks.{name}", *words]
-    environment = os.environ | variables
+    environment = {**os.environ, **variables}
     finished = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
     assert finished.returncode == 0, finished.stderr[-3000:]
     return finished.stdout
 
 
-def measure(name: str, *words: str, **variables: str) -> dict[str, Any]:
+def measure(name: str, *words: str, **options: Any) -> dict[str, Any]:
     """Return the document that a benchmark prints as its last line."""
-    output = run_benchmark(name, "--quick", *words, **variables)
+    output = run_benchmark(name, "--quick", *words, **options)
     return json.loads(output.splitlines()[-1])
 
 
@@ -62,7 +65,7 @@ def measure(name: str, *words: str, **variables: str) -> dict[str, Any]:
 def test_quick_benchmark_measures_every_aim_and_leaves_no_file(
     tmp_path: Path, name: str, words: list[str]
 ) -> None:
-    document = measure(name, *words, TMPDIR=str(tmp_path))
+    document = measure(name, *words, variables={"TMPDIR": str(tmp_path)})
 
     assert document["targets"]
     assert None not in [aim["measured"] for aim in document["targets"]]
@@ -113,7 +116,7 @@ metadata.Distribution.from_name = lambda name: of_name("-" if name == "datasets"
 def lacking_on_a_gpu_machine() -> set[str]:
     """Return the modules that are installed here and that nothing on a GPU machine requires."""
     available: set[str] = set()
-    waiting = list(ON_A_GPU_MACHINE)
+    waiting: list[str] = list(ON_A_GPU_MACHINE)
     while waiting:
         name = canonicalize_name(waiting.pop())
         if name in available:
@@ -142,7 +145,7 @@ def test_gpu_benchmark_measures_everything_without_dagster(tmp_path: Path) -> No
     (folder / "sitecustomize.py").write_text(WITHOUT.format(lacking=lacking))
 
     words = ("--model", "model", "--device", "cpu", "--quick", "--out", "results")
-    output = run_benchmark("gpu", *words, folder=folder, PYTHONPATH=str(folder))
+    output = run_benchmark("gpu", *words, folder=folder, variables={"PYTHONPATH": str(folder)})
 
     assert "Everything was measured." in output, output[-3000:]
     stages = set()
@@ -254,7 +257,8 @@ def test_memory_bound_holds_for_five_million_texts_in_any_place(
 ) -> None:
     """Takes minutes: files of 8 GB, three times, and a store that stalls for half a minute."""
     words = ("--scenarios", "bound", "--bound-texts", "5000000")
-    document = json.loads(run_benchmark("output", *words, TMPDIR=str(tmp_path)).splitlines()[-1])
+    output = run_benchmark("output", *words, variables={"TMPDIR": str(tmp_path)})
+    document = json.loads(output.splitlines()[-1])
 
     assert len(document["bound"]) == 10
     assert [aim["name"] for aim in document["targets"] if not aim["met"]] == []

@@ -65,7 +65,7 @@ def _aims(document: Document) -> Iterator[str]:
         missing = "not measured here"
         if aim.note:
             missing += f": `{aim.note}`"
-        verdict = {True: "met", False: "**missed**"}.get(aim.met, missing)
+        verdict = {True: "met", False: "**missed**", None: missing}[aim.met]
         yield line(aim.name, f"{sign} {aim.target:g}", measured, verdict)
 
 
