@@ -161,29 +161,6 @@ class PacedSetup(RunSetup):
     def open_pool(self) -> EncoderPool:
         return EncoderPool(EncodingSpec(f"hash://{_DIMENSION}"), backend=BACKEND, devices="cpu")
 
-<<<<<<< HEAD
-=======
-    def list_partitions(self) -> Iterable[Partition]:
-        return open_source(self.catalog)
-
-    def new_run(
-        self,
-        partitions: Sequence[Partition],
-        pool: EncoderPool,
-        *,
-        at_once: int = 1,
-        **options: Any,
-    ) -> EmbeddingRun:
-        memory = memory_limit(None, at_once)
-        return EmbeddingRun(
-            partitions,
-            open_store(self.output),
-            pool,
-            memory_limit_bytes=memory,
-            **options,
-        )
-
->>>>>>> b88ed927 (Draw the texts of benchmarks in one function)
 
 def drive(catalog: str, output: str, cluster: str) -> Document:
     """Run in this process, which is on a host."""
