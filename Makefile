@@ -80,7 +80,7 @@ ui: $(STAMP) ## open Dagster's UI on the instance that make demo filled
 	@$(BIN)/python -c '$(INTERRUPTIBLE)' -W 'ignore:Function `dev_command` is superseded' -m dagster dev --workspace workspace.yaml --port $(PORT)
 
 # pyproject.toml has the tests' options, tests/conftest.py their environment: `pytest` alone runs the same as `make test`.
-test: $(TEST_STAMP) ## run the tests, in four minutes on two cores
+test: $(TEST_STAMP) ## run the tests, in less than five minutes on two cores
 	@$(BIN)/python -m pytest $(ARGS)
 
 test-processes: $(TEST_STAMP) ## run those that start and kill whole processes, or measure them

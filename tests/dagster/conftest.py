@@ -29,6 +29,7 @@ from surge_dagster.orchestration.asset_events import superbatch_metrics
 from surge_dagster.orchestration.footer_checks import footer_failures
 from surge_dagster.orchestration.launch import Unattended, job_of
 from surge_dagster.orchestration.names import LOST_RUNS, CatalogNames
+from surge_dagster.resources import EncoderResource
 from tests.dagster import private_dagster
 from tests.dagster.dev_server import CHILD_PATH
 from tests.dagster.postgres_fixtures import postgres as postgres
@@ -41,6 +42,7 @@ from tests.small_catalogs import DIMENSION, Rows, numbered_rows, write_partition
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 NAMES = CatalogNames()
+MODEL = f"hash://{DIMENSION}"
 # What code locations load, by their settings: the same in all tests that begin with the same ones.
 _DEFINITIONS: dict[str, dg.Definitions] = {}
 
@@ -164,7 +166,7 @@ class Workbench:
         given = {
             "source": "catalog",
             "output": "output",
-            "model": f"hash://{DIMENSION}",
+            "model": MODEL,
             **self.settings,
         }
         settings = load_settings(**given)
@@ -428,8 +430,15 @@ def workbench(root: Path, home: Path) -> Iterator[Workbench]:
     close_databases()
 
 
+@pytest.fixture(scope="session")
+def lasting_workers(cache_folder: Path) -> Iterator[None]:
+    """Workers of the workbench's model until the last test; else each run starts its own."""
+    with EncoderResource(model=MODEL).pool():  # pyright: ignore[reportCallIssue]
+        yield
+
+
 @pytest.fixture
-def bench(tmp_path: Path, empty_home: Path) -> Iterator[Workbench]:
+def bench(tmp_path: Path, empty_home: Path, lasting_workers: None) -> Iterator[Workbench]:
     with workbench(tmp_path, empty_home) as made:
         yield made
 

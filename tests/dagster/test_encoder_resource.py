@@ -18,7 +18,7 @@ from tests.dagster.conftest import NAMES, Workbench, execute, values_of
 from tests.dagster.dev_server import CHILD_PATH
 
 PAGE = Path(__file__).parents[2] / "docs" / "use.md"
-DIMENSION = 16
+DIMENSION = 24  # of a model whose workers no other test keeps
 TEXTS = ["steel bottle", "straw hat", "steel bottle", ""]
 Pids = list[int]
 
@@ -44,6 +44,13 @@ def held() -> Iterator[EncoderResource]:
     encoder = resource()
     with encoder.pool():
         yield encoder
+
+
+@pytest.fixture
+def bench(bench: Workbench) -> Workbench:
+    """A workbench with the model of these tests."""
+    bench.settings["model"] = f"hash://{DIMENSION}"
+    return bench
 
 
 class TestVectors:
@@ -101,7 +108,7 @@ class TestTasks:
 
 class TestSpace:
     def test_space_is_known_without_workers(self, held: EncoderResource) -> None:
-        assert held.space.name.startswith("hash-16-")
+        assert held.space.name.startswith(f"hash-{DIMENSION}-")
         assert workers(held) == []
 
     def test_space_is_known_where_the_devices_are_missing(self) -> None:
