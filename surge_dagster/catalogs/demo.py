@@ -37,7 +37,7 @@ _PARAGRAPH_END = re.compile(r"\n[ \t]*\n")
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A public module, its path, and its size in bytes (0 when the RECORD does not say it)."""
+    """A public module, its path, and its size in bytes (0 if the RECORD does not have it)."""
 
     module: str
     path: Path
@@ -46,7 +46,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """One installed distribution; its version ends in 16 hex digits of the SHA-256 of its RECORD."""
+    """An installed distribution; its version ends in 16 hex digits of its RECORD's SHA-256."""
 
     name: str
     version: str
@@ -66,7 +66,7 @@ def build_demo_catalog(
         limit: number of texts, about: each distribution gives at least one. None takes all.
     """
     if limit is not None and limit < 1:
-        raise ConfigError(f"a demo catalog needs a limit of at least 1 text, not {limit}")
+        raise ConfigError(f"the limit of a demo catalog must be at least 1 text, not {limit}.")
     clear_catalog(out, "demo")
     installed = _installed(search_path)
     sizes = {
@@ -74,7 +74,9 @@ def build_demo_catalog(
         for distribution in installed
     }
     total = max(1, sum(sizes.values()))
-    partitions = texts = done = 0
+    partitions = 0
+    texts = 0
+    done = 0
     for distribution in installed:
         share = None if limit is None else max(1, limit * sizes[distribution.name] // total)
         rows = extract(distribution.files, share)
@@ -82,7 +84,8 @@ def build_demo_catalog(
             ids, docstrings = (pa.array(column, pa.string()) for column in zip(*rows, strict=True))
             version = distribution.version if share is None else f"{distribution.version}+{share}"
             write_partition(out, distribution.name, version, [(ids, docstrings)])
-            partitions, texts = partitions + 1, texts + len(rows)
+            partitions += 1
+            texts += len(rows)
         done += sizes[distribution.name]
         if progress is not None:
             progress(done, total)
@@ -90,7 +93,7 @@ def build_demo_catalog(
 
 
 def module_name(path: str) -> str | None:
-    """The dotted name of a file in a wheel's RECORD, None when the file is private or no module."""
+    """Return the dotted name of a file in a wheel's RECORD, None if it is not a public module."""
     if not path.endswith(".py"):
         return None
     parts = path.removesuffix(".py").split("/")
@@ -136,7 +139,7 @@ def extract_source(module: str, source: bytes) -> list[tuple[str, str]]:
 
 
 def first_paragraph(docstring: str) -> str:
-    """The first paragraph on one line; empty when there is none."""
+    """Return the first paragraph on one line; empty if there is none."""
     paragraph = " ".join(_PARAGRAPH_END.split(docstring.strip(), maxsplit=1)[0].split())
     # A literal may hold half a surrogate pair, which no file can store.
     return paragraph.encode("utf-8", "replace").decode("utf-8")
@@ -145,12 +148,9 @@ def first_paragraph(docstring: str) -> str:
 def _installed(search_path: Sequence[str] | None) -> list[Distribution]:
     """The distributions in `search_path`, sorted by name, without the operating system's, which
     have no RECORD."""
+    where = {} if search_path is None else {"path": [*search_path]}
     distributions: dict[str, Distribution] = {}
-    for installed in (
-        metadata.distributions()
-        if search_path is None
-        else metadata.distributions(path=[*search_path])
-    ):
+    for installed in metadata.distributions(**where):
         record = installed.read_text("RECORD")
         if not record or "Name" not in installed.metadata:
             continue
@@ -166,14 +166,14 @@ def _installed(search_path: Sequence[str] | None) -> list[Distribution]:
 
 
 def _files(record: str, folder: Path) -> tuple[SourceFile, ...]:
-    """The public modules of a RECORD, a CSV table of paths (from this folder), hashes and sizes."""
-    return tuple(
-        SourceFile(
-            module, folder / row[0], int(row[2]) if len(row) > 2 and row[2].isdecimal() else 0
-        )
-        for row in sorted(row for row in csv.reader(record.splitlines()) if row)
-        if (module := module_name(row[0]))
-    )
+    """Return the public modules of a RECORD: a CSV table of paths, hashes and sizes."""
+    files: list[SourceFile] = []
+    for row in sorted(row for row in csv.reader(record.splitlines()) if row):
+        module = module_name(row[0])
+        if module is not None:
+            size = int(row[2]) if len(row) > 2 and row[2].isdecimal() else 0
+            files.append(SourceFile(module, folder / row[0], size))
+    return tuple(files)
 
 
 def _rows(file: SourceFile) -> list[tuple[str, str]]:

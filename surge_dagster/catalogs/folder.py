@@ -1,5 +1,4 @@
-"""Writes a catalog folder: one Parquet file per partition, and a file that names the kind of the
-catalog.
+"""Writes a catalog folder: one Parquet file per partition, and a file with the catalog's kind.
 
     <folder>/_catalog.json
     <folder>/partition=<encoded key>/part-0.parquet
@@ -36,15 +35,15 @@ class CatalogSummary:
 
 
 def clear_catalog(root: Path, kind: str) -> None:
-    """Make a folder ready for a build: create it, or remove the partitions of an earlier build."""
+    """Create a folder for a build, or remove the partitions of an earlier build from it."""
     manifest = root / _MANIFEST
     content = json.dumps({"format": 1, "kind": kind})
     try:
         root.mkdir(parents=True, exist_ok=True)
         if any(root.iterdir()) and _kind(manifest) != kind:
             raise ConfigError(
-                f"{root} is not empty and was not built as a {kind} catalog, so nothing was changed in it. "
-                "Choose another folder, or empty this one"
+                f"{root} is not empty and was not built as a {kind} catalog, so nothing was "
+                "changed in it. Choose another folder, or empty this one."
             )
         manifest.write_text(content)
         for partition in root.glob("partition=*"):

@@ -1,17 +1,16 @@
 """A table of an embedded LanceDB that has the rows of the files.
 
-A first load is written as one stream in one commit, and gets an index on `partition`. Later, one
-`merge_insert` inserts and replaces rows in one commit, as long as they fit into `_MERGED_BYTES`:
-LanceDB holds what it merges in memory. Deletes are a commit of their own, after it, so that readers
-between the two never miss a row. LanceDB can do both in one commit, but holds the whole table in
-memory for that. At the end it compacts the table, extends its indexes, and drops versions older
-than seven days.
+A first load is written as one stream in one commit, and gets an index on `partition`. Later, a
+`merge_insert` of up to `_MERGED_BYTES`, which LanceDB keeps in memory, inserts and replaces rows in
+one commit. Deletes are a commit of their own after it, so that readers between the two never miss a
+row; for both in one commit LanceDB would read the whole table into memory. At the end the table is
+compacted, its indexes are extended, and versions older than seven days are dropped.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,16 +33,15 @@ from surge_dagster.engine.files.rows import matrix_of
 from surge_dagster.engine.support.unreadable import first_line
 
 _MERGED_BYTES = 128 * 1024 * 1024
-_DELETED_IDS = 10_000  # of one commit: they are named in its condition
+_DELETED_IDS = 10_000  # of one commit, whose condition has them all
 _KEY = ["partition", "id"]
 _INT64_MIN = -(2**63)
-# in the schema of each table that a hand-over has made
+# Metadata of the schema of each table that a hand-over has made.
 _OWNER, _SPACE = b"surge.owner", b"surge.space"
 
 
 class LanceTable:
-    """A table of an embedded LanceDB, made where there is none; only a folder is locked against
-    other hand-overs."""
+    """A table of an embedded LanceDB. In a bucket it is not locked against other hand-overs."""
 
     def __init__(self, uri: str, table: str = "embeddings") -> None:
         self._uri = uri
@@ -62,11 +60,10 @@ class LanceTable:
             feed = open_feed()
             made = {} if table is None else table.schema.metadata or {}
             if table is not None and made.get(_OWNER) != owner_of(feed).encode():
-                raise other_owner(
-                    self.place, made[_OWNER].decode() if _OWNER in made else None, feed
-                )
+                owner = made[_OWNER].decode() if _OWNER in made else None
+                raise other_owner(self.place, owner, feed)
             if made.get(_SPACE) != feed.space.name.encode():
-                # confirmations say nothing of a table that has other vectors, or is gone
+                # Confirmations are not about a table that has other vectors, or was dropped.
                 feed = open_feed(since={})
             done = HandOver(feed)
             with self._errors():
@@ -85,36 +82,27 @@ class LanceTable:
 
     def counts(self) -> dict[str, int]:
         with self._errors():
-            table, counts = self._open(), dict[str, int]()
+            table = self._open()
+            counts = Counter[str]()
             if table is not None:
                 for batch in table.search().select(["partition"]).to_batches():
                     for counted in batch.column("partition").value_counts().to_pylist():
-                        counts[counted["values"]] = (
-                            counts.get(counted["values"], 0) + counted["counts"]
-                        )
-            return counts
+                        counts[counted["values"]] += counted["counts"]
+            return dict(counts)
 
     def vectors(self, partition: str, ids: Sequence[object]) -> dict[object, np.ndarray]:
         with self._errors():
             table = self._open()
             if table is None:
                 return {}
-            rows = (
-                table.search()
-                .where(_rows_of(partition, ids))
-                .select(["id", "embedding"])
-                .to_arrow()
-            )
-            return {
-                row: vector
-                for batch in rows.to_batches()
-                for row, vector in zip(
-                    batch.column("id").to_pylist(), matrix_of(batch), strict=True
-                )
-            }
+            query = table.search().where(_rows_of(partition, ids)).select(["id", "embedding"])
+            vectors: dict[object, np.ndarray] = {}
+            for batch in query.to_arrow().to_batches():
+                vectors |= zip(batch.column("id").to_pylist(), matrix_of(batch), strict=True)
+            return vectors
 
     def _load(self, done: HandOver, table: Any | None) -> None:
-        """Make the table anew from the whole feed, in one commit."""
+        """Make the table again from the whole feed, in one commit."""
         columns = done.feed.columns
         if columns is not None:
             columns = columns.with_metadata(
@@ -126,31 +114,31 @@ class LanceTable:
             )
             made = self._connect().create_table(self._name, data=reader, mode="overwrite")
             if made.count_rows():
-                # else each look at a partition reads the whole table
+                # Without an index, each query of a partition reads the whole table.
                 made.create_scalar_index("partition")
             done.commits = 1
             return
-        deque(done.steps(lambda batch: batch), maxlen=0)  # to learn which files cannot be read
+        deque(done.steps(lambda batch: batch), maxlen=0)  # finds files that cannot be read
         if table is not None and not done.failures:
             self._connect().drop_table(self._name)
             done.commits = 1
 
     def _merge(self, done: HandOver, table: Any) -> None:
-        if further := [
-            each for each in done.feed.columns or () if each.name not in table.schema.names
-        ]:
+        columns = done.feed.columns or ()
+        if further := [each for each in columns if each.name not in table.schema.names]:
             table.add_columns(further)
-        columns: pa.Schema = table.schema
+        schema: pa.Schema = table.schema
         pending = _Pending(table)
-        held: set[str] | None = None  # partitions of the table
-        # of a partition that is given whole, as far as they did not come
+        partitions: set[str] | None = None  # of the table
+        # Of a partition that is given whole: the ids of the table that did not come yet.
         stale_ids: set[object] | None = None
         rows_given = 0
-        for step in done.steps(lambda batch: self._conformed(batch, columns)):
+        for step in done.steps(lambda batch: self._conformed(batch, schema)):
             key = step.partition
             if step.clears:
-                held = set(self.counts()) if held is None else held
-                stale_ids, rows_given = self._ids_of(table, key) if key in held else None, 0
+                partitions = set(self.counts()) if partitions is None else partitions
+                stale_ids = self._ids_of(table, key) if key in partitions else None
+                rows_given = 0
             elif step.deleted is not None:
                 pending.delete(key, step.deleted.to_pylist())
             elif step.rows is not None:
@@ -165,23 +153,23 @@ class LanceTable:
         pending.flush()
 
     def _conformed(self, batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
-        """A batch with the columns of the table, in its order; a column that the batch does not
-        have is null."""
-        require_columns(
-            batch, {column.name: _kind(column) for column in columns}, _kind, self.place
-        )
-        given = batch.schema.names
-        arrays = [
-            batch.column(each.name).cast(each.type)
-            if each.name in given
-            else pa.nulls(len(batch), each.type)
-            for each in columns
-        ]
+        """Return a batch with the columns of the table in its order; missing ones are null."""
+        known = {column.name: _kind(column) for column in columns}
+        require_columns(batch, known, _kind, self.place)
+        arrays: list[pa.Array] = []
+        for field in columns:
+            if field.name in batch.schema.names:
+                arrays.append(batch.column(field.name).cast(field.type))
+            else:
+                arrays.append(pa.nulls(len(batch), field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=columns)
 
     def _ids_of(self, table: Any, partition: str) -> set[object]:
-        rows = table.search().where(f"partition = {_literal(partition)}").select(["id"])
-        return {row for batch in rows.to_batches() for row in batch.column("id").to_pylist()}
+        query = table.search().where(f"partition = {_literal(partition)}").select(["id"])
+        ids: set[object] = set()
+        for batch in query.to_batches():
+            ids.update(batch.column("id").to_pylist())
+        return ids
 
     def _connect(self) -> Any:
         try:
@@ -191,21 +179,19 @@ class LanceTable:
         return lancedb.connect(self._uri)
 
     def _open(self) -> Any | None:
-        """The table as it is now; None where there is none, or only what a first load left that was
-        killed."""
+        """Return the table as it is now; None if there is none, or a first load was killed."""
         with contextlib.suppress(ValueError, FileNotFoundError):
             return self._connect().open_table(self._name)
         return None
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """LanceDB's own errors as one that names the table."""
+        """Turn LanceDB's errors into one that names the table."""
         try:
             yield
         except (OSError, RuntimeError, ValueError) as error:
-            raise TransientError(
-                f"{self.place} cannot be used: {first_line(error)}. Run again."
-            ) from error
+            reason = f"{self.place} cannot be used: {first_line(error)}"
+            raise TransientError(f"{reason}. Run again.") from error
 
     def _lock(self) -> contextlib.AbstractContextManager[Any]:
         path = self._uri.removeprefix("file://")
@@ -223,7 +209,8 @@ class _Pending:
         self._table = table
         self._rows: list[pa.RecordBatch] = []
         self._deleted: list[str] = []  # conditions
-        self._bytes = self._ids = 0
+        self._bytes = 0
+        self._ids = 0
 
     def merge(self, rows: pa.RecordBatch) -> None:
         self._rows.append(rows)
@@ -247,22 +234,20 @@ class _Pending:
         self._merge()
         if self._deleted:
             self._table.delete(" OR ".join(f"({condition})" for condition in self._deleted))
-        self._deleted, self._ids = [], 0
+        self._deleted = []
+        self._ids = 0
 
     def _merge(self) -> None:
         if self._rows:
             reader = pa.RecordBatchReader.from_batches(self._rows[0].schema, self._rows)
-            merge = (
-                self._table.merge_insert(_KEY)
-                .when_matched_update_all()
-                .when_not_matched_insert_all()
-            )
-            merge.execute(reader)
-        self._rows, self._bytes = [], 0
+            merge = self._table.merge_insert(_KEY).when_matched_update_all()
+            merge.when_not_matched_insert_all().execute(reader)
+        self._rows = []
+        self._bytes = 0
 
 
 def _kind(column: pa.Field) -> str:
-    """The type of a column; LanceDB does not keep whether the values of a list may be null."""
+    """Return the type of a column. LanceDB does not keep whether values of a list may be null."""
     if pa.types.is_fixed_size_list(column.type):
         return f"fixed_size_list<{column.type.value_type}>[{column.type.list_size}]"  # pyright: ignore[reportAttributeAccessIssue]
     return str(column.type)
@@ -274,7 +259,7 @@ def _rows_of(partition: str, ids: Sequence[object]) -> str:
 
 def _literal(value: object) -> str:
     if isinstance(value, int):
-        # it would be parsed without its sign
+        # LanceDB parses it without its sign.
         return str(value) if value > _INT64_MIN else f"({value + 1} - 1)"
     if isinstance(value, bytes):
         return f"X'{value.hex()}'"

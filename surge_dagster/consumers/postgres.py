@@ -1,9 +1,9 @@
 """A table of Postgres with pgvector that has the rows of the files.
 
 A hand-over is one transaction: what changed is copied (COPY) into a temporary table and merged from
-there. The versions that the table has stand in a second table, `<table>_versions`, and are written
-by the same transaction, so that they are right whatever happens. A first load is copied into the
-table itself. The index is built after the transaction in which the table got its first rows.
+there. A second table, `<table>_versions`, has the versions of the table's partitions and is written
+in the same transaction. A first load is copied into the table itself. The index is built after the
+transaction in which the table got its first rows.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _COMMENT = "SELECT coalesce(obj_description(to_regclass(%s), 'pg_class'), '')"
 _ROWS_OF = "rows of "  # how the comment begins that says whose rows the table has
 _ZERO = "\0"  # not in any text of Postgres
 _NAME_BYTES = 63 - len("_versions")  # Postgres cuts longer names
-# Else a hand-over waits two hours for an answer that was lost with its link.
+# Without them a hand-over waits two hours for an answer over a broken connection.
 _KEEPALIVES: dict[str, Any] = {
     "keepalives_idle": 30,
     "keepalives_interval": 10,
@@ -65,7 +65,7 @@ _KEEPALIVES: dict[str, Any] = {
 
 
 class PgVectorTable:
-    """A table of Postgres, with a schema before a dot in its name; made where there is none."""
+    """A table of Postgres, with a schema before a dot in its name; made if there is none."""
 
     def __init__(
         self,
@@ -99,11 +99,8 @@ class PgVectorTable:
         with self._connected() as connection:
             if not self._columns(connection):
                 return {}
-            return dict(
-                connection.execute(
-                    self._sql("SELECT partition, count(*) FROM {table} GROUP BY 1")
-                ).fetchall()
-            )
+            query = self._sql("SELECT partition, count(*) FROM {table} GROUP BY 1")
+            return dict(connection.execute(query).fetchall())
 
     def vectors(self, partition: str, ids: Sequence[object]) -> dict[object, np.ndarray]:
         query = self._sql("SELECT id, embedding FROM {table} WHERE partition = %s AND id = ANY(%s)")
@@ -114,14 +111,14 @@ class PgVectorTable:
     def _apply(
         self, connection: Connection[Any], open_feed: OpenFeed
     ) -> tuple[HandOver, list[tuple[str, str, str]]]:
-        """Returns also the versions that the table has then."""
+        """Apply the feed; return also the versions that the table then has."""
         from psycopg import sql
 
         run = connection.execute
-        known, kinds = self._locked_versions(connection), self._columns(connection)
-        feed = open_feed(
-            since={partition: version for _, partition, version in known} if kinds else {}
-        )
+        known = self._locked_versions(connection)
+        kinds = self._columns(connection)
+        since = {partition: version for _, partition, version in known}
+        feed = open_feed(since=since if kinds else {})
         [comment] = run(_COMMENT, [self._quoted(connection, "{versions}")]).fetchone() or [""]
         if comment != (mine := f"{_ROWS_OF}{owner_of(feed)}"):
             if known and kinds and comment.startswith(_ROWS_OF):  # else it was lost
@@ -133,9 +130,10 @@ class PgVectorTable:
                 run(self._sql("DELETE FROM {table}"))  # vectors of two spaces cannot be compared
             run(self._sql("DELETE FROM {versions}"))
             feed = open_feed(since={})
-        done, columns = HandOver(feed), feed.columns
+        done = HandOver(feed)
+        columns = feed.columns
         if not kinds and columns is None:
-            deque(done.steps(lambda batch: batch), maxlen=0)  # to learn which files cannot be read
+            deque(done.steps(lambda batch: batch), maxlen=0)  # finds files that cannot be read
             return done, self._locked_versions(connection)
         kinds = self._with_columns(connection, kinds, columns or ())
         self._require_usable(feed.space, kinds)
@@ -162,14 +160,11 @@ class PgVectorTable:
         versions: list[tuple[str, str, str]],
         judge: Judge | None,
     ) -> None:
-        """Have the table judged, in a transaction of its own: it may take long, and what is stored
-        stays."""
+        """Have the table judged in a transaction of its own: it may take long."""
         run = connection.execute
         run("SET LOCAL idle_in_transaction_session_timeout = 0")  # while files are read
         if self._locked_versions(connection) != versions:
-            raise TransientError(
-                f"another hand-over has changed {self.place} meanwhile. Run again."
-            )
+            raise TransientError(f"another hand-over has changed {self.place} since. Run again.")
         bound = PgVectorTable(self._dsn, self._name, index=self._index, distance=self._distance)
         bound._connection = connection
         wrong = [] if judge is None else judge(feed, bound)
@@ -220,7 +215,8 @@ class PgVectorTable:
             self._sql("DELETE FROM {staging} WHERE partition = ANY(%s)"), [_storable(done.failures)]
         )
         run(self._sql("ANALYZE {staging}"))
-        is_put = "SELECT FROM {staging} p WHERE p.op = 'put' AND (p.partition, p.id) = (t.partition, t.id)"
+        is_put = "SELECT FROM {staging} p WHERE p.op = 'put'"
+        is_put += " AND (p.partition, p.id) = (t.partition, t.id)"
         cleared = "s.op = 'clear' AND s.partition = t.partition AND NOT EXISTS (" + is_put + ")"
         deleted = "s.op = 'delete' AND (s.partition, s.id) = (t.partition, t.id)"
         for condition in (cleared, deleted):
@@ -252,7 +248,7 @@ class PgVectorTable:
                     copy.write_row((space, key, now[key]))
 
     def _conformed(self, batch: pa.RecordBatch, kinds: Mapping[str, str]) -> pa.RecordBatch:
-        """The columns of a batch as the table holds them."""
+        """Return the columns of a batch that the table has."""
         require_columns(batch, kinds, _type_of, self.place)
         names = [name for name in batch.schema.names if name != "op"]
         for name in names:
@@ -263,8 +259,9 @@ class PgVectorTable:
                 row = batch.filter(has_zero).column("id")[0].as_py()
                 raise DataError(
                     batch.column("partition")[0].as_py(),
-                    f"the column {name!r} of the row {row!r} has a zero byte, which Postgres does not store",
-                    "Take it out in the source.",
+                    f"the column {name!r} of the row {row!r} has a zero byte, which Postgres does "
+                    "not store",
+                    "Remove it in the source.",
                 )
         return batch.select(names)
 
@@ -272,13 +269,13 @@ class PgVectorTable:
     def _copying(
         self, connection: Connection[Any], place: str, kinds: Mapping[str, str]
     ) -> Iterator[Callable[[pa.RecordBatch | pa.Table, str | None], None]]:
-        """Gives a function that writes rows and, where it is not None, their operation."""
+        """Give a function that writes rows and, unless it is None, their operation."""
         names = list(kinds)
         query = self._sql(
             f"COPY {place} ({{names}}) FROM STDIN WITH (FORMAT BINARY)", names=_joined(names)
         )
         with connection.cursor().copy(query) as copy:
-            # see `_binary`
+            # Vectors come as bytes: see `_binary`.
             copy.set_types(["bytea" if kind == "vector" else kind for kind in kinds.values()])
 
             def write(rows: pa.RecordBatch | pa.Table, operation: str | None) -> None:
@@ -300,8 +297,7 @@ class PgVectorTable:
     def _with_columns(
         self, connection: Connection[Any], kinds: Mapping[str, str], columns: Iterable[pa.Field]
     ) -> Mapping[str, str]:
-        """Make the table, or the columns that came to be carried since; gives the type of each
-        column."""
+        """Make the table or its new columns; return the type of each column."""
         if not kinds:
             connection.execute(self._sql("CREATE TABLE {table} ()"))
         for column in columns:
@@ -319,8 +315,8 @@ class PgVectorTable:
         kind = _type_of(column)
         if kind is None:
             raise ConfigError(
-                f"the column {column.name!r} is of type {column.type}, and {self.place} has none for it. "
-                "Leave the column out of the setting columns."
+                f"the column {column.name!r} is of type {column.type}, which {self.place} cannot "
+                "have. Leave the column out of the setting columns."
             )
         if column.name == "embedding":
             kind += f"({column.type.list_size})"  # pyright: ignore[reportAttributeAccessIssue]
@@ -328,7 +324,7 @@ class PgVectorTable:
         return SQL("{} {}").format(Identifier(column.name), SQL(kind + required))  # pyright: ignore[reportArgumentType]
 
     def _columns(self, connection: Connection[Any]) -> dict[str, str]:
-        """Type of each column of the table; empty where there is no table."""
+        """Return the type of each column of the table; empty if there is no table."""
         named = connection.execute(
             "SELECT attname, typname FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid "
             "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
@@ -338,28 +334,28 @@ class PgVectorTable:
 
     def _require_usable(self, space: Space, kinds: Mapping[str, str]) -> None:
         if missing := [name for name in _REQUIRED if name not in kinds]:
-            raise ConfigError(
-                f"{self.place} has no column {missing[0]!r}. Name another table, which will be made."
-            )
+            raise ConfigError(f"{self.place} has no column {missing[0]!r}. Name a new table.")
         if space.dtype != "float32":
             raise ConfigError(
-                f"pgvector takes vectors of float32; those of the space {space.name} are {space.dtype}."
+                f"the vectors of the space {space.name} are {space.dtype}, and pgvector takes "
+                "float32. Hand over the space that it is derived from."
             )
         if self._index == "hnsw" and space.dimension > _HNSW_DIMENSION:
             raise ConfigError(
-                f"an hnsw index takes at most {_HNSW_DIMENSION:,} dimensions; the space {space.name} has "
-                f"{space.dimension:,}. Set index to none, or dimension to fewer where the model allows it."
+                f"an hnsw index takes at most {_HNSW_DIMENSION:,} dimensions; the space "
+                f"{space.name} has {space.dimension:,}. Set index to none, or dimension to fewer."
             )
 
     def _build_index(self, connection: Connection[Any]) -> None:
-        """Build the index of the vectors where there is none, or one for another distance."""
+        """Build the index of the vectors unless there is one for this distance."""
         from psycopg.sql import SQL, Identifier
 
         *schema, table = self._name.split(".")
         name, operators = f"{table}_embedding_hnsw", f"vector_{self._distance}_ops"
         built_for = connection.execute(
             "SELECT opcname FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid "
-            "JOIN pg_opclass ON pg_opclass.oid = indclass[0] WHERE indrelid = to_regclass(%s) AND relname = %s::name",
+            "JOIN pg_opclass ON pg_opclass.oid = indclass[0] "
+            "WHERE indrelid = to_regclass(%s) AND relname = %s::name",
             [self._quoted(connection), name],
         ).fetchone()
         if built_for not in (None, (operators,)):
@@ -395,8 +391,7 @@ class PgVectorTable:
             raise ConfigError(f"{self.place} cannot be used: {first_line(error)}.") from error
 
     def _require_names(self, psycopg: Any) -> None:
-        """Refuse a table or a dsn that cannot be; libpq's own message quotes the dsn, which may
-        hold a password."""
+        """Refuse a wrong table or dsn; libpq's own message quotes the dsn and its password."""
         if len(self._name.split(".")[-1].encode()) > _NAME_BYTES:
             raise ConfigError(
                 f"{self.place} has a name of more than {_NAME_BYTES} bytes. Choose a shorter one."
@@ -409,8 +404,8 @@ class PgVectorTable:
             psycopg.conninfo.conninfo_to_dict(self._dsn)
         except psycopg.ProgrammingError:
             raise ConfigError(
-                "the dsn of pgvector is not one that libpq takes: postgresql://USER@HOST/DATABASE, or host=HOST "
-                "dbname=DATABASE. It is not shown, because it may hold a password."
+                "the dsn of pgvector is not one that libpq takes. Give postgresql://USER@HOST/"
+                "DATABASE, or host=HOST dbname=DATABASE. It is not shown: it may have a password."
             ) from None
 
     def _sql(self, query: str, **parts: Any) -> Composed:
@@ -435,19 +430,19 @@ def _joined(names: Sequence[str] | Mapping[str, str], of: str | None = None) -> 
 
 
 def _binary(matrix: np.ndarray) -> list[bytes]:
-    """Vectors as bytes that pgvector receives; its own package makes them one at a time, which
-    takes twice as long."""
+    """Return vectors as bytes for pgvector; its own package takes twice as long."""
     rows, dimension = matrix.shape
-    sent = np.zeros(
-        rows, [("dimension", ">i2"), ("unused", ">i2"), ("values", ">f4", (dimension,))]
-    )
-    sent["dimension"], sent["values"] = dimension, matrix
-    size, content = sent.itemsize, sent.tobytes()
+    fields = [("dimension", ">i2"), ("unused", ">i2"), ("values", ">f4", (dimension,))]
+    sent = np.zeros(rows, fields)
+    sent["dimension"] = dimension
+    sent["values"] = matrix
+    size = sent.itemsize
+    content = sent.tobytes()
     return [content[start : start + size] for start in range(0, len(content), size)]
 
 
 def _storable(values: Any) -> list[Any]:
-    """Those of some ids or keys that Postgres can have."""
+    """Return those of some ids or keys that Postgres can have."""
     return [value for value in values if not isinstance(value, str) or _ZERO not in value]
 
 

@@ -1,7 +1,7 @@
-"""What every target of the change feed does, and helpers that they share.
+"""What every target of the change feed does, and helpers that targets share.
 
-A target applies what changed since its last time and confirms it. It keeps the rows of the files in
-one table with the columns partition, id, the other columns of the files, and embedding.
+A target applies what changed since its last confirmation, and confirms it. It keeps the rows of the
+files in one table with the columns partition, id, the other columns of the files, and embedding.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Judge = Callable[[Changes, "Target"], Collection[str]]
 
 
 class OpenFeed(Protocol):
-    """Opens the change feed for the consumer; `since` is for one that keeps its versions itself."""
+    """Opens the change feed; `since` is for a consumer that keeps its versions itself."""
 
     def __call__(self, *, since: Mapping[str, str] | None = None) -> Changes: ...
 
@@ -34,10 +34,9 @@ class HandOver:
     """What one hand-over did.
 
     Attributes:
-        rows_sent: to the target, to be inserted or replaced.
-        rows_deleted: ids that were sent to be deleted; rows of partitions that were cleared are not
-            counted.
-        failures: of partitions that could not be, by key; the next hand-over tries again.
+        rows_sent: to insert or replace.
+        rows_deleted: ids to delete; rows of cleared partitions are not counted.
+        failures: by partition; the next hand-over tries again.
     """
 
     feed: Changes
@@ -48,8 +47,7 @@ class HandOver:
     failures: dict[str, SurgeError] = field(default_factory=dict)
 
     def steps(self, conform: Callable[[pa.RecordBatch], pa.RecordBatch]) -> Iterator[Step]:
-        """What is to be done, in order. A partition that fails ends there, is noted, and does not
-        stop the others."""
+        """Yield what to do, in order. A partition that fails does not stop the others."""
         for partition in self.feed:
             key = partition.partition
             try:
@@ -68,14 +66,14 @@ class HandOver:
                 raise
             except SurgeError as error:
                 self.failures[key] = error
-            self.partitions += key not in self.failures
+            if key not in self.failures:
+                self.partitions += 1
             yield Step(key, failed=key in self.failures)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing to do in one partition: clear it, delete ids, insert or replace rows; or none of
-    these at its end."""
+    """One thing to do in a partition: clear it, delete ids, or put rows; nothing at its end."""
 
     partition: str
     clears: bool = False
@@ -85,7 +83,7 @@ class Step:
 
 
 def ahead(steps: Iterator[Step]) -> Iterator[Step]:
-    """The same steps; the next ones are read from the files while the database takes one."""
+    """Yield the steps; the next ones are read from files while the database works."""
     with ThreadPoolExecutor(1, "surge-hand-over") as reader:
         coming = deque(reader.submit(next, steps, None) for _ in range(_STEPS_AHEAD))
         while (step := coming.popleft().result()) is not None:
@@ -100,63 +98,62 @@ class Target(Protocol):
     def place(self) -> str: ...  # for people; without secrets
 
     def apply(self, open_feed: OpenFeed, judge: Judge | None = None) -> HandOver:
-        """Bring the table up to date, have it judged, and confirm what it has, all under one lock.
+        """Bring the table up to date and confirm what it has, under one lock.
 
         Args:
-            judge: gives the partitions that are wrong in the table, which the next hand-over loads
-                whole; called once the changes are stored, with a target to ask.
+            judge: called after the changes are stored; returns wrong partitions, which the next
+                hand-over loads whole.
 
         Raises:
-            ConfigError: the table has the rows of another consumer or output, or of another
-                program.
+            ConfigError: the table has the rows of another consumer, output or program.
             TransientError: the database does not answer.
         """
         ...
 
     def counts(self) -> dict[str, int]:
-        """Rows of each partition in the table."""
+        """Return the number of rows of each partition in the table."""
         ...
 
     def vectors(self, partition: str, ids: Sequence[object]) -> dict[object, np.ndarray]:
-        """Vectors of some rows of a partition, by id, those left out that the table does not have."""
+        """Return the vectors of those of some rows that the table has, by id."""
         ...
 
 
 def owner_of(feed: Changes) -> str:
-    """Whose rows a table has; it keeps this name, and takes those of no other."""
+    """Return the owner of a table's rows, which it records and compares."""
     return f"{feed.consumer!r} of {feed.store.identity}"
 
 
 def other_owner(place: str, owner: str | None, feed: Changes) -> ConfigError:
-    """The error for a table that is not this feed's; its owner is None where no hand-over has made
-    it."""
+    """Return the error for a table of another owner; None if no hand-over made it."""
     if owner is None:
         return ConfigError(
             f"{place} has rows that no hand-over put there. Name another table, or drop this one."
         )
     return ConfigError(
-        f"{place} has the rows of {owner}, and would lose them to {owner_of(feed)}. Name another table; or drop this "
-        "one, if the output has moved, and it is loaded again."
+        f"{place} has the rows of {owner}, and would lose them to {owner_of(feed)}. Name another "
+        "table; or, if the output has moved, drop this one, and it is loaded again."
     )
 
 
 def require_columns(
     batch: pa.RecordBatch, known: Mapping[str, str], kind: KindOf, place: str
 ) -> None:
-    """Refuse, with its partition, a batch with a column that the table lacks or knows with another
-    type."""
+    """Refuse a batch with a column that the table does not have or has with another type."""
     for column in batch.schema:
-        expected, held = kind(column), known.get(column.name)
-        if column.name != "op" and (held is None or held != expected):
+        expected = kind(column)
+        actual = known.get(column.name)
+        if column.name != "op" and (actual is None or actual != expected):
+            in_table = "missing" if actual is None else f"of type {actual}"
             raise DataError(
                 batch.column("partition")[0].as_py(),
-                f"its column {column.name!r} is of type {expected} and {f'of type {held}' if held else 'missing'} in "
-                f"{place}",
-                "Drop that table, so that the next hand-over makes it anew, or name another one.",
+                f"its column {column.name!r} is of type {expected} and {in_table} in {place}",
+                "Drop that table, so that the next hand-over makes it again, or name another one.",
             )
 
 
 def missing_extra(extra: str, error: ImportError) -> ConfigError:
     return ConfigError(
-        f"{extra} needs packages that are not installed ({error}). Run: pip install 'surge-dagster[{extra}]'"
+        f"{extra} needs packages that are not installed ({error}). Run: pip install "
+        f"'surge-dagster[{extra}]'"
     )

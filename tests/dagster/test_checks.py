@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from surge_dagster.config.check_policy import CHECK_NAMES
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.orchestration.failures import failure_table
 from tests.dagster.conftest import NAMES, Workbench, workbench
+from tests.engine.sources.test_parquet_system_errors import refuse_calls
 from tests.small_catalogs import rewrite, with_vectors
 
 _SHOWN = """{ assetNodeOrError(assetKey: {path: ["embeddings"]}) { ... on AssetNode {
@@ -184,6 +186,27 @@ def test_turning_off_every_check_is_refused(bench: Workbench) -> None:
         _ = bench.definitions
 
 
+def test_unreadable_partition_is_reported_once_and_the_rest_is_read(
+    embedded: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [path] = (embedded.catalog / "partition=b").iterdir()
+    refuse_calls(monkeypatch, "pyarrow.OSFile", path, errno.EIO)
+
+    checks = embedded.run("catalog_check").checks()
+
+    [reported] = [check for check in checks.values() if not check.passed]
+
+    assert reported.check_name == "files_are_whole"
+    assert "| `b` | `" in str(reported.metadata["failed"].value)
+    assert reported.metadata["partitions"].value == 3
+    assert reported.metadata["rows"].value == 80
+    assert checks["ids_match"].metadata["partitions_judged"].value == 2
+    assert checks["ids_match"].metadata["partitions_not_judged"].value == 1
+
+    said = "2 partitions judged, 0 violations, 1 could not be read"
+    assert str(checks["ids_match"].description).startswith(said)
+
+
 def test_check_of_an_empty_output_says_that_nothing_is_embedded(bench: Workbench) -> None:
     bench.write("a")
 
@@ -242,6 +265,27 @@ def test_check_of_the_catalog_can_be_executed_alone(embedded: Workbench) -> None
 
     assert found.asset_check_key == chosen
     assert not found.passed
+
+
+def test_unreadable_partition_is_reported_once_and_the_rest_is_read(
+    embedded: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [path] = (embedded.catalog / "partition=b").iterdir()
+    refuse_calls(monkeypatch, "pyarrow.OSFile", path, errno.EIO)
+
+    checks = embedded.run("catalog_check").checks()
+
+    [reported] = [check for check in checks.values() if not check.passed]
+
+    assert reported.check_name == "files_are_whole"
+    assert "| `b` | `" in str(reported.metadata["failed"].value)
+    assert reported.metadata["partitions"].value == 3
+    assert reported.metadata["rows"].value == 80
+    assert checks["ids_match"].metadata["partitions_judged"].value == 2
+    assert checks["ids_match"].metadata["partitions_not_judged"].value == 1
+
+    said = "2 partitions judged, 0 violations, 1 could not be read"
+    assert str(checks["ids_match"].description).startswith(said)
 
 
 def test_failure_table_is_valid_markdown_for_any_key() -> None:

@@ -1,10 +1,9 @@
 """Loading embeddings: the vectors of one space, as a polars LazyFrame or a pyarrow dataset.
 
-One listing of the space's folder decides what is loaded, and only files whose facts name the space
-are. While a run writes to the folder, a reader gets the same rows each time, or an error, and never
-vectors of two models. Checksums are compared while rows are read. Polars' own Parquet reader does
-not compare them (of 400 flipped bits it gave wrong rows for 388), so the LazyFrame reads through
-pyarrow.
+One listing of the space's folder decides what is loaded. While a run writes to the folder, a reader
+gets the same rows each time, or an error, and never vectors of two models. Checksums are compared
+while rows are read: polars' own Parquet reader does not compare them (of 400 flipped bits it gave
+wrong rows for 388), so the LazyFrame reads through pyarrow.
 """
 
 from __future__ import annotations
@@ -52,41 +51,36 @@ class Embeddings:
 
     @property
     def rows(self) -> int:
-        """Rows of all partitions together; reads the footers that are not known yet."""
+        """Rows of all partitions; reads the footers that are not known yet."""
         return sum(file.facts.rows for file in self._loadable())
 
     def keys(self) -> list[str]:
-        """The partitions that can be loaded, sorted; keys as the catalog has them. Reads footers,
-        as `rows` does."""
+        """Return the sorted keys of the partitions that can be loaded. Reads footers."""
         return sorted(file.facts.partition_key for file in self._loadable())
 
     def facts(self, partition: str) -> FileFacts:
-        """What a partition's file states about itself: rows, model, precision, versions, truncated
-        texts."""
+        """Return the metadata of a partition's file: rows, model, precision, versions."""
         return self._chosen([partition])[0].facts
 
     def lazy(
         self, partitions: Iterable[str] | None = None, *, text_hash: bool = False
     ) -> pl.LazyFrame:
-        """The rows as a LazyFrame with the columns partition, id, text and embedding (`pl.Array` of
-        the dimension; of a binary space UInt8, with eight dimensions in each).
+        """Return the rows as a LazyFrame: partition, id, text, carried columns and embedding.
 
-        Carried columns of the source stand before the embedding, null from files without them. Only
-        the columns that a query needs are read, and only the files that match a filter on
-        `partition` alone. There is no text column when no file has one; where some files have one,
-        the others give null.
+        The embedding is a `pl.Array` of the dimension; of a binary space UInt8, with eight
+        dimensions in each. A column that only some files have is null for the others, and one that
+        no file has is left out. Only the columns that a query needs are read, and only the files
+        that match a filter on `partition` alone.
 
         Args:
-            partitions: keys, in the requested order, removed ones too; None is every partition that
-                `keys` gives.
-            text_hash: also give the column text_hash, 16 bytes of BLAKE2b of each text.
+            partitions: keys in the wanted order, removed ones too; None is all of `keys`.
+            text_hash: also return the column text_hash, 16 bytes of BLAKE2b of each text.
 
         Raises:
             ConfigError: a requested partition has no file.
-            DataError: a file among them is damaged or belongs to another space, or ids or carried
-                columns are not of one type. For a damaged page, collecting raises it.
-            TransientError: a file among them was replaced or removed since it was listed, or cannot
-                be read now.
+            DataError: a file is damaged or belongs to another space, or ids or carried columns
+                have several types. For a damaged page, collecting raises it.
+            TransientError: a file was replaced or removed, or cannot be read now.
         """
         files = self._chosen(partitions)
         return as_lazy_frame(
@@ -96,27 +90,17 @@ class Embeddings:
     def dataset(
         self, partitions: Iterable[str] | None = None, *, text_hash: bool = False
     ) -> ds.Dataset:
-        """The rows as a pyarrow dataset of the same columns; a filter on `partition` reads only
-        these files.
+        """Return the rows as a pyarrow dataset; a filter on `partition` reads only these files.
 
-        Vectors of int8 and binary spaces are fixed-size binaries, as in the files.
-
-        Args:
-            partitions, text_hash: see `lazy`.
-
-        Raises:
-            ConfigError, DataError, TransientError: see `lazy`. A damaged page raises an `OSError`
-                when it is read. A footer in which one column has fewer values than the others does
-                so only where two columns are read together: pyarrow counts no rows, and `lazy`
-                does.
+        Vectors of int8 and binary spaces are fixed-size binaries, as in the files. See `lazy` for
+        arguments and errors; a damaged page raises an `OSError` when it is read.
         """
         files = self._chosen(partitions)
         stored = embedding_type(self.dimension, self.space.dtype)
         return as_dataset(self.store, files, self._schema(files, text_hash, stored))
 
     def each_file(self) -> dict[str, PublishedFile | DataError | TransientError]:
-        """Every file that is not left out, by its name in the store: usable, or what is wrong with
-        it."""
+        """Return every file by its name in the store, or the error that makes it unusable."""
         files: dict[str, PublishedFile | DataError | TransientError] = {}
         for name, listed in self._present().items():
             try:
@@ -129,8 +113,7 @@ class Embeddings:
         return without_removed(self._files.files(), self._removed)
 
     def _loadable(self) -> list[PublishedFile]:
-        """All files that can be loaded, sorted by name; raises `TransientError` where one cannot be
-        read now."""
+        """Return all valid files by name; raise `TransientError` if one cannot be read now."""
         files = []
         for name, listed in self._present().items():
             if not isinstance(listed, FileNotFoundError):  # it was removed or replaced since
@@ -139,8 +122,7 @@ class Embeddings:
         return files
 
     def _chosen(self, partitions: Iterable[str] | None) -> list[PublishedFile]:
-        """The files of these partitions in their order, or all of them sorted by key; refuses what
-        cannot be loaded."""
+        """Return the files of these partitions in their order, or all of them sorted by key."""
         if isinstance(partitions, str):
             partitions = [partitions]
         keys = None if partitions is None else list(partitions)
@@ -157,8 +139,7 @@ class Embeddings:
 
     @property
     def _vectors(self) -> pa.DataType:
-        """The type of vectors in a LazyFrame, where the bytes of int8 and binary ones are lists of
-        numbers."""
+        """The type of vectors in a LazyFrame, with bytes of int8 and binary ones as numbers."""
         stored = embedding_type(self.dimension, self.space.dtype)
         if not pa.types.is_fixed_size_binary(stored):
             return stored
@@ -168,33 +149,33 @@ class Embeddings:
     def _schema(
         self, files: list[PublishedFile], text_hash: bool, vectors: pa.DataType
     ) -> pa.Schema:
-        """Of the rows of several files: partition, id, text where a file has it, text_hash on
-        request, embedding."""
-        first: dict[str, tuple[pa.DataType, str]] = {}
-        columns_of = {file.facts.partition_key: file.columns for file in files}
-        for key, columns in columns_of.items():
-            for field in [columns.field("id"), *(carried_columns(columns) or ())]:
-                first_type, first_key = first.setdefault(field.name, (field.type, key))
-                if field.type != first_type:
-                    its, those = (
-                        ("ids are", "those")
-                        if field.name == "id"
-                        else (f"column {field.name!r} is", "that")
-                    )
-                    types = f"its {its} of type {field.type} and {those} of {first_key!r} of type {first_type}"
-                    raise DataError(key, f"{types}; one table cannot hold both", "Load them apart.")
-        id_type, _ = first.pop("id", (pa.string(), ""))
-        has_text = any("text" in columns.names for columns in columns_of.values())
-        return pa.schema(
-            [
-                pa.field("partition", pa.string()),
-                pa.field("id", id_type, nullable=False),
-                *([pa.field("text", pa.large_string())] if has_text else []),
-                *([pa.field("text_hash", TEXT_HASH)] if text_hash else []),
-                *(pa.field(name, kind) for name, (kind, _) in first.items()),
-                pa.field("embedding", vectors, nullable=False),
-            ]
-        )
+        """Return the columns of the rows of several files; see `lazy`."""
+        types = _common_types(files)
+        fields = [pa.field("partition", pa.string())]
+        fields.append(pa.field("id", types.pop("id", pa.string()), nullable=False))
+        if any("text" in file.columns.names for file in files):
+            fields.append(pa.field("text", pa.large_string()))
+        if text_hash:
+            fields.append(pa.field("text_hash", TEXT_HASH))
+        fields += [pa.field(name, kind) for name, kind in types.items()]
+        fields.append(pa.field("embedding", vectors, nullable=False))
+        return pa.schema(fields)
+
+
+def _common_types(files: list[PublishedFile]) -> dict[str, pa.DataType]:
+    """Return the types of ids and carried columns; refuse files that differ in them."""
+    first: dict[str, tuple[pa.DataType, str]] = {}
+    for file in files:
+        key = file.facts.partition_key
+        for field in [file.columns.field("id"), *(carried_columns(file.columns) or ())]:
+            first_type, first_key = first.setdefault(field.name, (field.type, key))
+            if field.type != first_type:
+                reason = (
+                    f"its column {field.name!r} has type {field.type}, and that of {first_key!r} "
+                    f"has type {first_type}; one table cannot have both"
+                )
+                raise DataError(key, reason, "Load them separately.")
+    return {name: kind for name, (kind, _) in first.items()}
 
 
 def open_embeddings(
@@ -202,18 +183,15 @@ def open_embeddings(
 ) -> Embeddings:
     """Open the embeddings of an output for loading.
 
-    Lists the space once; the footers of the chosen partitions are read when they are needed.
     A later switch of the current space does not change what is open.
 
     Args:
         output: a path, URL or open store: the folder that holds the spaces.
         space: name of a space's folder; None is the current space, or the only one.
-        removed: whether to give partitions too that were removed from the source and still have
-            files.
+        removed: also return partitions that were removed from the source and still have files.
 
     Raises:
-        ConfigError: there are no embeddings, no such space, or several spaces of which none is
-            current or named.
+        ConfigError: there are no embeddings, no such space, or several and no current one.
     """
     store = open_store(output) if isinstance(output, (str, Path)) else output
     return Embeddings(

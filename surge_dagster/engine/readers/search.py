@@ -1,5 +1,4 @@
-"""Search for the nearest texts by reading a whole space, to inspect a result; it is too slow to
-serve queries."""
+"""Search for the nearest texts by reading a whole space: to inspect a result, not to serve."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ _TINY = np.finfo(np.float32).tiny
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A row near a query; `score` is the cosine, `text` empty where the file has none, `columns`
-    were carried."""
+    """A row near a query: `score` is the cosine, `columns` were carried."""
 
     score: float
     key: str
@@ -46,45 +44,34 @@ def search(
     *,
     removed: bool = False,
 ) -> list[list[Hit]]:
-    """The `k` nearest rows of the pool's space for each query, best first.
+    """Return the `k` nearest rows of a space for each query, best first.
 
-    Queries of a derived space are cut as its vectors are, and stay float32: int8 values count as
-    the numbers they stand for, and bits as 1 or -1.
-
-    Equal texts give one hit, the nearest of their rows; of equally near rows the first one counts.
-    In files without texts every row counts. Memory holds one batch of a file, and `k` hits per
-    query.
+    Equal texts give one hit. Queries of a derived space are cut as its vectors are, and stay
+    float32: int8 values count as the numbers they stand for, and bits as 1 or -1.
 
     Args:
         pool: for queries: `EncoderPool(spec, task="query")`.
         space: one that is derived from the pool's; None is the pool's own.
-        removed: whether to search partitions too that were removed from the source and still have
-            files.
+        removed: also search partitions that were removed from the source and still have files.
 
     Raises:
-        ConfigError: the pool encodes documents and not queries, or into another space, or the
-            output has no embeddings of this space.
+        ConfigError: the pool encodes documents or into another space, or the space has no files.
     """
     if pool.space.side != replace(pool.space, task="query").side:
         raise ConfigError(
-            'this model encodes queries in another way than documents; start the pool with task="query"'
+            "this model encodes queries in another way than documents. Start the pool with "
+            'task="query".'
         )
-    if space is None:
-        # The same space may have another slug: that of a model folder with another name.
-        same = [
-            known.name
-            for known in list_spaces(store)
-            if known.spec_sha256 == pool.space.spec_sha256
-        ]
-        space = named_space(store, (same or [pool.space.name])[0])
+    space = space or _space_of(store, pool)
     if space.encoder_sha256 != pool.space.spec_sha256:
         raise ConfigError(
-            f"the pool encodes queries of {pool.space.name}, which are none of {space.name}"
+            f"the pool encodes queries of {pool.space.name}, and the space is {space.name}. Start "
+            "the pool with the model of that space."
         )
     files = OutputState(store, space.name).files()
     if not files:
         raise ConfigError(
-            f"{store.url!r} holds no embeddings of the space {space.name}. Run `surge-dagster embed`."
+            f"{store.url!r} has no embeddings of the space {space.name}. Run `surge-dagster embed`."
         )
     space.require_tokenizer(pool.start().tokenizer)
     vectors = cut(pool.vectors(pa.array(queries, pa.large_string())), space)  # pyright: ignore[reportArgumentType]
@@ -95,28 +82,26 @@ def search(
         with open_listed(store, space, usable_file(store, space, name, file)) as reader:
             shown = [name for name in reader.columns.names if name != "text_hash"]
             for batch in reader.read(columns=shown):
-                for nearest, scores in zip(
-                    nearest_of_each, _cosines(vectors, batch, space), strict=True
-                ):
+                scores_of_each = _cosines(vectors, batch, space)
+                for nearest, scores in zip(nearest_of_each, scores_of_each, strict=True):
                     nearest.add(scores, batch, reader.facts.partition_key)
     return [nearest.hits for nearest in nearest_of_each]
 
 
+def _space_of(store: Store, pool: EncoderPool) -> Space:
+    """Return the pool's space, whose slug may be that of another name of the model's folder."""
+    for space in list_spaces(store):
+        if space.spec_sha256 == pool.space.spec_sha256:
+            return named_space(store, space.name)
+    return named_space(store, pool.space.name)
+
+
 def _cosines(queries: np.ndarray, batch: pa.RecordBatch, space: Space) -> np.ndarray:
-    """Cosines of the rows of a batch to queries of length 1, [queries, rows]."""
+    """Return the cosines of the rows of a batch to queries of length 1, [queries, rows]."""
     if not batch.num_rows:
         return np.empty((len(queries), 0), np.float32)
     matrix = comparable(matrix_of(batch), space)
     return queries @ matrix.T / np.maximum(np.linalg.norm(matrix, axis=1), _TINY)
-
-
-def _value(batch: pa.RecordBatch, name: str, row: int) -> Any:
-    """A value as an object of Python; a time that Python does not have, such as one of year 40,000,
-    in words."""
-    try:
-        return batch.column(name)[row].as_py()
-    except (OverflowError, ValueError):
-        return batch.column(name).slice(row, 1).to_string(skip_new_lines=True).strip("[]")
 
 
 class _Nearest:
@@ -124,7 +109,7 @@ class _Nearest:
 
     def __init__(self, k: int) -> None:
         self._k = k
-        # best first, by text; by key and id where the file has no texts
+        # Best first, by text; by key and id if the file has no texts.
         self._hits: dict[Hashable, Hit] = {}
 
     @property
@@ -132,15 +117,14 @@ class _Nearest:
         return list(self._hits.values())
 
     def add(self, scores: np.ndarray, batch: pa.RecordBatch, key: str) -> None:
-        lowest = (
-            next(reversed(self._hits.values())).score if len(self._hits) == self._k else -np.inf
-        )
+        lowest = -np.inf
+        if len(self._hits) == self._k:
+            lowest = self.hits[-1].score
         rows = np.flatnonzero(scores > lowest)
         rows = rows[np.argsort(-scores[rows], kind="stable")]
         texts = batch.column("text") if "text" in batch.schema.names else None
         if texts is not None and len(rows):
-            # Its codes rise in the order in which texts appear, so this is the place of each text's
-            # best row.
+            # Codes rise in the order of first texts, so this is the place of each text's best row.
             codes = texts.take(pa.array(rows)).dictionary_encode().indices.to_numpy()
             rows = rows[np.unique(codes, return_index=True)[1]]
         candidates = list(self._hits.items())
@@ -148,13 +132,8 @@ class _Nearest:
         for row in rows[: self._k].tolist():
             row_id = str(batch.column("id")[row].as_py())
             text = None if texts is None else texts[row].as_py()
-            hit = Hit(
-                float(scores[row]),
-                key,
-                row_id,
-                text or "",
-                {name: _value(batch, name, row) for name in carried},
-            )
+            columns = {name: batch.column(name)[row].as_py() for name in carried}
+            hit = Hit(float(scores[row]), key, row_id, text or "", columns)
             candidates.append(((key, row_id) if text is None else text, hit))
         self._hits = {}
         for identity, hit in sorted(candidates, key=lambda candidate: -candidate[1].score):

@@ -1,9 +1,8 @@
 """Rows of embedding files as a polars LazyFrame or as a pyarrow dataset; both compare checksums.
 
-The LazyFrame reads files one after the other, a batch at a time, so a query that reduces what it
-reads needs the memory of its result and of a batch. Neither reads columns that a query does not
-need, nor files that a filter on the partition excludes. Polars and `pyarrow.dataset`, which imports
-pandas, are imported when they are used.
+The LazyFrame reads files one after the other, a batch at a time. Neither reads columns that a query
+does not need, or files that a filter on the partition excludes. Polars and `pyarrow.dataset`, which
+imports pandas, are imported when they are used.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ _BATCH_ROWS = 16_384
 def as_lazy_frame(
     store: Store, space: Space, files: Sequence[PublishedFile], schema: pa.Schema
 ) -> pl.LazyFrame:
-    """The rows of `files`, in their order; `schema` is that of the rows, from the partition to the
-    embedding."""
+    """Return the rows of `files` in their order; `schema` is that of the rows."""
     import polars as pl
     from polars.io.plugins import register_io_source
 
@@ -74,8 +72,7 @@ def as_lazy_frame(
 
 
 def as_dataset(store: Store, files: Sequence[PublishedFile], schema: pa.Schema) -> ds.Dataset:
-    """The rows of `files`, in their order; a filter on `partition` reads only the files of these
-    partitions."""
+    """Return the rows of `files` in their order; a filter on `partition` reads only its files."""
     import pyarrow.dataset as ds
 
     options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
@@ -94,14 +91,12 @@ def as_dataset(store: Store, files: Sequence[PublishedFile], schema: pa.Schema) 
 
 
 def filesystem_of(store: Store) -> fs.FileSystem:
-    """A store as a read-only filesystem of pyarrow, whose paths are the store's names; see
-    `_checked`."""
+    """Return a store as a read-only filesystem of pyarrow, whose paths are the store's names."""
     return fs.PyFileSystem(_ReadOnly(store))
 
 
 def _tables(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
-    """Batches joined to `rows` or more, so that thousands of small partitions do not become
-    thousands of frames."""
+    """Join batches to `rows` or more: thousands of small partitions would be as many frames."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         held.append(batch)
@@ -123,7 +118,7 @@ def _batches(
 
 
 def _with_all_columns(batch: pa.RecordBatch, key: str, needed: pa.Schema) -> pa.RecordBatch:
-    """A batch with the columns that its file does not have: the partition, and null for texts."""
+    """Return a batch with the columns that its file does not have: the partition, and nulls."""
     columns = []
     for field in needed:
         if field.name in batch.schema.names:
@@ -137,7 +132,7 @@ def _with_all_columns(batch: pa.RecordBatch, key: str, needed: pa.Schema) -> pa.
 
 
 def _as_lists(column: pa.Array, lists: pa.DataType) -> pa.Array:
-    """Bytes of vectors as lists of their numbers without a copy; other columns as they are."""
+    """Return bytes of vectors as lists of their numbers without a copy."""
     if not pa.types.is_fixed_size_binary(column.type):
         return column
     width = column.type.byte_width
@@ -147,10 +142,9 @@ def _as_lists(column: pa.Array, lists: pa.DataType) -> pa.Array:
 
 
 def _checked(source: pa.NativeFile) -> pa.NativeFile:
-    """A file that pyarrow's own datasets can read without missing damage.
+    """Check the footer of a file for pyarrow's datasets, which compare only the pages' checksums.
 
-    They compare the checksums of a file's pages themselves. This compares the columns and the rows
-    in its footer. A damaged file is an `OSError`, as in pyarrow.
+    A damaged file is an `OSError`, as in pyarrow.
     """
     try:
         file = open_output_file(source)

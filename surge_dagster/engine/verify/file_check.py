@@ -60,7 +60,7 @@ _KINDS: dict[Flaw, Kind] = {
 
 @dataclass(eq=False)
 class Fault(Exception):
-    """Ends the check of a file; see `Violation`. `remedy` is None if the file must be made again."""
+    """Ends the check of a file; see `Violation`. Without a remedy, the file must be made again."""
 
     kind: Kind
     finding: str

@@ -181,7 +181,7 @@ class TestDamage:
             opened.facts("c")
         with pytest.raises(
             DataError,
-            match="partition 'b': its ids are of type int64 and those of 'a' of type string",
+            match="partition 'b': its column 'id' has type int64, and that of 'a' has type string",
         ):
             opened.lazy()
         assert opened.dataset(["b"]).to_table()["id"].to_pylist() == [0, 1]

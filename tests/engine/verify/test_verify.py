@@ -3,6 +3,7 @@ vectors."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -30,6 +31,7 @@ from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.verify.verification import Compared, Verified, Violation, verify
+from tests.engine.sources.test_parquet_system_errors import refuse_calls
 from tests.small_catalogs import FailingStore, narrow, rewrite, tamper, with_vectors
 
 KEYS = ["a", "b", "Köln"]
@@ -144,6 +146,15 @@ def test_rows_that_are_encoded_again_are_drawn_anew_each_time(
     assert len(drawn) > 1
     *_, again = verify(source, store, pool.space, pool=pool, reencode=1, seed=5)
     assert isinstance(again, Compared) and again.seed == 5
+
+
+def test_source_that_cannot_be_read_now_is_a_violation(
+    copy: Path, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_calls(
+        monkeypatch, "pyarrow.OSFile", copy / "catalog" / "partition=a" / "0.parquet", errno.EIO
+    )
+    assert kinds(copy, pool) == [("a", "unread")]
 
 
 def test_source_that_changed_after_it_was_listed_counts_as_unread(
