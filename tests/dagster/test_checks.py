@@ -267,27 +267,6 @@ def test_check_of_the_catalog_can_be_executed_alone(embedded: Workbench) -> None
     assert not found.passed
 
 
-def test_unreadable_partition_is_reported_once_and_the_rest_is_read(
-    embedded: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    [path] = (embedded.catalog / "partition=b").iterdir()
-    refuse_calls(monkeypatch, "pyarrow.OSFile", path, errno.EIO)
-
-    checks = embedded.run("catalog_check").checks()
-
-    [reported] = [check for check in checks.values() if not check.passed]
-
-    assert reported.check_name == "files_are_whole"
-    assert "| `b` | `" in str(reported.metadata["failed"].value)
-    assert reported.metadata["partitions"].value == 3
-    assert reported.metadata["rows"].value == 80
-    assert checks["ids_match"].metadata["partitions_judged"].value == 2
-    assert checks["ids_match"].metadata["partitions_not_judged"].value == 1
-
-    said = "2 partitions judged, 0 violations, 1 could not be read"
-    assert str(checks["ids_match"].description).startswith(said)
-
-
 def test_failure_table_is_valid_markdown_for_any_key() -> None:
     table = failure_table([("a|b`c\n", "line one\nline | two")]).value
 
