@@ -1,5 +1,4 @@
-"""Code that a model brings: Python files in its folder, which run in the worker only where a
-setting names them.
+"""Code that a model brings: Python files in its folder, which run only if a setting names them.
 
 A model of the hub is named by the full commit of its repository, so that code and weights are those
 that were read. A local folder has no commit; it is named by the digest of its Python files, which
@@ -20,8 +19,8 @@ from surge_dagster.engine.model.digest import canonical_json, read_document, sha
 COMMIT_DIGITS = 40
 TRUSTED = re.compile(rf"[0-9a-f]{{{COMMIT_DIGITS}}}|[0-9a-f]{{64}}")
 EXPECTED = (
-    "expected the full commit of the model's repository (40 hex digits), or for a model in a local folder the digest "
-    "of its code (64 hex digits), which the refusal of the model says"
+    "expected the full commit of the model's repository (40 hex digits), or for a model in a local "
+    "folder the digest of its code (64 hex digits), which the refusal of the model says"
 )
 
 
@@ -34,21 +33,23 @@ def has_code(folder: Path) -> bool:
 
 
 def trusted_code(folder: Path, trusted: str | None) -> str | None:
-    """The digest of the code in a model's folder; None where the setting `trust_remote_code` names
-    none."""
+    """Return the digest of the code in a model's folder; None if `trust_remote_code` names none."""
     if trusted is None:
         return None
     if not TRUSTED.fullmatch(trusted):
         raise ConfigError(f"trust_remote_code is {trusted!r}: {EXPECTED}")
     if not has_code(folder):
         raise ConfigError(
-            f"{folder} has no Python files, so there is no code to trust: leave trust_remote_code out"
+            f"{folder} has no Python files, so there is no code to trust: "
+            "leave trust_remote_code out"
         )
     mapped: Any = (read_document(folder / "config.json") or {}).get("auto_map") or {}
-    if elsewhere := sorted({name for name in map(str, mapped.values()) if "--" in name}):
+    elsewhere = sorted({name for name in map(str, mapped.values()) if "--" in name})
+    if elsewhere:
         raise ConfigError(
-            f"{folder / 'config.json'} names code in another repository ({', '.join(elsewhere)}), which is not loaded: "
-            "copy the model and that repository's Python files into one folder, and remove the part before `--`"
+            f"{folder / 'config.json'} names code in another repository ({', '.join(elsewhere)}), "
+            "which is not loaded: copy the model and that repository's Python files into one "
+            "folder, and remove the part before `--`"
         )
     digest = _digest(folder)
     present = folder.name if is_snapshot(folder) else digest
@@ -70,8 +71,8 @@ def untrusted(folder: Path, why: str) -> UntrustedCode:
             f"{folder} {why}, and it has no Python files: copy the model again, with all its files"
         )
     return UntrustedCode(
-        f"{folder} {why}. Such code may do anything: read it, and if you trust it set trust_remote_code to {value}; or "
-        "use another model"
+        f"{folder} {why}. Such code may do anything: read it, and if you trust it set "
+        f"trust_remote_code to {value}; or use another model"
     )
 
 

@@ -8,6 +8,7 @@ types would be imported from its folder.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import dataclass
@@ -99,26 +100,23 @@ class ModelFacts:
 
 
 def describe_model(folder: Path, trusted: str | None = None) -> ModelFacts:
-    """Reads a model folder's configs and computes the digest of its weights, and of its code where
-    it is trusted."""
+    """Read a model folder's configs, and compute the digest of its files."""
     code = trusted_code(folder, trusted)
     modules = _read_modules(folder, with_code=code is not None)
     own = read_document(folder / CONFIG_FILE) or {}
     digest = model_digest(_model_files(folder, modules), folder, code)
-    chain, routed = (
-        _chain(modules, "document"),
-        any(module.kind in ROUTER_KINDS for module in modules),
-    )
+    chain = _chain(modules, "document")
+    routed = any(module.kind in ROUTER_KINDS for module in modules)
     root = chain[0].folder
     config = read_document(root / "config.json") or {}
     dimension = _dimension(folder, chain, config, own)
-    if routed and dimension != (
-        of_queries := _dimension(folder, _chain(modules, "query"), config, own)
-    ):
-        raise ConfigError(
-            f"{folder} gives documents {dimension} dimensions and queries {of_queries}, which cannot be compared; use "
-            "another model"
-        )
+    if routed:
+        of_queries = _dimension(folder, _chain(modules, "query"), config, own)
+        if dimension != of_queries:
+            raise ConfigError(
+                f"{folder} gives documents {dimension} dimensions and queries {of_queries}, which "
+                "cannot be compared; use another model"
+            )
     longest = config.get("max_position_embeddings")
     return ModelFacts(
         path=str(folder),
@@ -137,15 +135,13 @@ def _model_files(folder: Path, modules: list[ModelModule]) -> set[Path]:
     files = own_files(folder)
     for module in modules:
         files |= module.files
-        for route in _routed(module).values():
-            for routed in route:
-                files |= routed.files
+        for routed in itertools.chain(*_routed(module).values()):
+            files |= routed.files
     return files
 
 
 def tokenizer_file(folder: Path) -> Path | None:
-    """The fast tokenizer that documents go through, of a model that was described before; None
-    without one."""
+    """Return the fast tokenizer that documents go through, of a model that was described before."""
     root = _chain(_read_modules(folder, with_code=True), "document")[0]
     file = root.folder / "tokenizer.json"
     return file if root.kind == "Transformer" and file.is_file() else None
@@ -155,14 +151,10 @@ def has_all_weights(folder: Path) -> bool:
     """Whether every module has its weights, which an interrupted download may lack."""
     try:
         modules = _read_modules(folder)
-        routed = [
-            module for router in modules for route in _routed(router).values() for module in route
-        ]
-        return all(
-            module.weights
-            for module in (*modules, *routed)
-            if module.kind in _KNOWN_KINDS - _WEIGHTLESS
-        )
+        for router in list(modules):
+            modules += itertools.chain(*_routed(router).values())
+        with_weights = [each for each in modules if each.kind in _KNOWN_KINDS - _WEIGHTLESS]
+        return all(module.weights for module in with_weights)
     except UntrustedCode:
         # another download would not help: `describe_model` refuses the model with its reason
         return True
@@ -175,7 +167,8 @@ def _read_modules(folder: Path, with_code: bool = False) -> list[ModelModule]:
     if not listing.is_file():
         if not (folder / "config.json").is_file():
             raise ConfigError(
-                f"{folder} is not a model: it has neither modules.json nor config.json; check the path"
+                f"{folder} is not a model: it has neither modules.json nor config.json; "
+                "check the path"
             )
         # sentence-transformers adds mean pooling to a bare transformer.
         pooling = ModelModule("Pooling", folder, {}, ())
@@ -201,8 +194,7 @@ def _require_library(listing: Path, module_type: str) -> None:
 
 
 def _chain(modules: list[ModelModule], task: Task) -> list[ModelModule]:
-    """The modules that texts of a task go through: each Router is replaced by the modules of its
-    route."""
+    """Return the modules that texts of a task go through, with those of a Router's route."""
     chain: list[ModelModule] = []
     for module in modules:
         routes = _routed(module)
@@ -243,14 +235,12 @@ def _module(kind: str, folder: Path) -> ModelModule:
 
 
 def _all_files(folder: Path) -> set[Path]:
-    files = {
-        path
-        for path in folder.rglob("*")
-        if path.suffix in (".json", ".txt", ".model", ".safetensors")
-    }
-    return {
-        path for path in files if not {"onnx", "openvino"} & set(path.relative_to(folder).parts)
-    }
+    files = set[Path]()
+    for path in folder.rglob("*"):
+        is_exported = {"onnx", "openvino"} & set(path.relative_to(folder).parts)
+        if path.suffix in (".json", ".txt", ".model", ".safetensors") and not is_exported:
+            files.add(path)
+    return files
 
 
 def _require_safetensors(file: Path) -> None:
@@ -274,9 +264,9 @@ def _weights_of(kind: str, folder: Path) -> tuple[Path, ...]:
         return files
     if kind == "Transformer" or any(folder.glob("*.bin")):
         raise ConfigError(
-            f"{folder} has no model.safetensors, and other weight formats can run code when they are loaded: "
-            "use a model with safetensors, or convert it on a machine that you trust it on "
-            "(SentenceTransformer(name).save_pretrained(folder))"
+            f"{folder} has no model.safetensors, and other weight formats can run code when they "
+            "are loaded: use a model with safetensors, or convert it on a machine that you trust "
+            "it on (SentenceTransformer(name).save_pretrained(folder))"
         )
     return ()
 
@@ -315,16 +305,13 @@ def _dimension(
 
 
 def _pooled_dimension(config: dict[str, Any], dimension: Any) -> Any:
-    """Return the dimension behind a Pooling module, whose modes are concatenated; `dimension` is
-    the one before it."""
+    """Return the dimension behind a Pooling module, whose modes are concatenated."""
     own = config.get("embedding_dimension", config.get("word_embedding_dimension", dimension))
     if not isinstance(own, int):
         return None
     modes = config.get("pooling_mode")
     if modes is None:
-        modes = [
-            name for name, is_used in config.items() if name.startswith(_POOLING_FLAG) and is_used
-        ]
+        modes = [name for name in config if name.startswith(_POOLING_FLAG) and config[name]]
     if isinstance(modes, str):
         modes = [modes]
     return own * max(1, len(modes))

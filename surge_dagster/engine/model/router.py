@@ -1,5 +1,4 @@
-"""What a Router module says: the modules of each of its routes, and which route documents and
-queries take."""
+"""The routes of a Router module: their modules, and which route documents and queries take."""
 
 from __future__ import annotations
 
@@ -26,25 +25,23 @@ class Routes:
 
     def of(self, task: Task) -> str:
         """The name of the route that texts of a task take, in sentence-transformers' order."""
-        mapped = (
-            self.mappings.get(str(key))
-            for key in ((task, "text"), (task, None), (None, "text"), (None, None))
-        )
+        keys = ((task, "text"), (task, None), (None, "text"), (None, None))
+        mapped = [self.mappings.get(str(key)) for key in keys]
         for route in (*mapped, task):
             if route is not None and route in self.modules:
                 return route
         raise ConfigError(
-            f"{self.listing} has no route for texts of the task {task!r}, which sentence-transformers' encode_{task} "
-            f"needs; its routes: {', '.join(self.modules)}; use another model"
+            f"{self.listing} has no route for texts of the task {task!r}, which "
+            f"sentence-transformers' encode_{task} needs; its routes: {', '.join(self.modules)}; "
+            "use another model"
         )
 
 
 def read_routes(folder: Path) -> Routes:
     """The routes of the Router in a folder."""
-    configs = (
-        (folder / name, document) for name in _FILES if (document := read_document(folder / name))
-    )
-    listing, document = next(configs, (folder / _FILES[0], {}))
+    found = [folder / name for name in _FILES if (folder / name).is_file()]
+    listing = found[0] if found else folder / _FILES[0]
+    document = read_document(listing) or {}
     try:
         types = document["types"]
         modules = {

@@ -1,5 +1,4 @@
-"""The worker process: loads one model, then turns rows of shared memory into vectors until the pool
-stops it.
+"""The worker process: loads one model, then turns rows of shared memory into vectors.
 
 Four threads: the reader receives messages and tokenizes ahead, the main thread computes and
 answers, the third reports progress every second, so that the pool can distinguish a slow worker
@@ -31,6 +30,7 @@ from surge_dagster.engine.encoder.protocol import SlotArrays, SlotLayout, slot_a
 from surge_dagster.engine.encoder.worker.backends.base import (
     Backend,
     BackendSettings,
+    BudgetedBackend,
     LaunchedChunk,
     QueuingBackend,
     Rows,
@@ -140,21 +140,23 @@ class Worker:
         settings = BackendSettings(**message["settings"])
         loaded = load_backend(space, settings, message["backend"])
         backend = loaded.backend
-        facts = {
-            "precision": loaded.precision,
-            "lowest_cosine": loaded.lowest_cosine,
-            "notes": loaded.notes,
-        }
-        facts["tokenizer"] = loaded_tokenizer(space, backend)
-        facts["saturation_tokens"] = getattr(backend, "token_budget", 0) * getattr(
-            backend, "streams", 1
+        saturation_tokens = 0
+        if isinstance(backend, BudgetedBackend):
+            saturation_tokens = backend.token_budget * backend.streams
+        self._send(
+            {
+                "op": "ready",
+                "queues": isinstance(backend, QueuingBackend),
+                "backend": backend.name,
+                "detail": backend.detail,
+                "calibration": loaded.calibration.name,
+                "precision": loaded.precision,
+                "lowest_cosine": loaded.lowest_cosine,
+                "notes": loaded.notes,
+                "tokenizer": loaded_tokenizer(space, backend),
+                "saturation_tokens": saturation_tokens,
+            }
         )
-        names = {
-            "backend": backend.name,
-            "detail": backend.detail,
-            "calibration": loaded.calibration.name,
-        }
-        self._send({"op": "ready", "queues": isinstance(backend, QueuingBackend)} | names | facts)
         return backend
 
     def _read(self, backend: Backend) -> None:
@@ -179,12 +181,9 @@ class Worker:
             self._arenas.pop(message["arena"], None)
         elif message["op"] == "encode":
             arrays = self._arenas[message["arena"]][message["slot"]]
-            start, stop = message["start"], message["stop"]
-            rows = (
-                arrays.chosen[start:stop].astype(np.intp)
-                if message["chosen"]
-                else np.arange(start, stop)
-            )
+            rows = np.arange(message["start"], message["stop"])
+            if message["chosen"]:
+                rows = arrays.chosen[rows].astype(np.intp)
             work = _Work(rows, arrays)
             # An error of this chunk must not be reported before the answers to the chunks ahead of
             # it.
@@ -193,9 +192,7 @@ class Worker:
                 work.prepared = _prepare(backend, work)
                 work.tokenize_seconds = time.perf_counter() - started
                 self._tick()
-            except (
-                BaseException
-            ) as error:  # a panic in the tokenizer's Rust code is not an Exception
+            except BaseException as error:  # a panic in Rust code is not an Exception
                 work.error = error
             self._prepared.put(work)
 
@@ -216,8 +213,9 @@ class Worker:
 
 
 def _prepare(backend: Backend, work: _Work) -> Any:
-    data, offsets = work.arrays.data, work.arrays.offsets
-    starts, stops = offsets[work.rows], offsets[work.rows + 1]
+    data = work.arrays.data
+    starts = work.arrays.offsets[work.rows]
+    stops = work.arrays.offsets[work.rows + 1]
     if isinstance(backend, TextsFromBytes):
         return backend.prepare_bytes(data, starts, stops)
     borders = zip(starts.tolist(), stops.tolist(), strict=True)
@@ -236,8 +234,7 @@ def _report(error: BaseException) -> protocol.Message:
 
 
 def _end_with_parent(lifeline: int, parent: int) -> None:
-    """Ends this process when the lifeline closes or the parent changes: a fork of the parent may
-    hold it open."""
+    """End this process when the lifeline closes, or the parent changes, whose fork holds it open."""
     poll = select.poll()
     poll.register(lifeline, select.POLLIN | select.POLLHUP)
     while not poll.poll(_PARENT_CHECK_MILLISECONDS) and os.getppid() == parent:
