@@ -234,7 +234,7 @@ class EncoderPool:
         return self._speed
 
     def measure_speed(self, *, anew: bool = False) -> Speed:
-        """Return `speed`, measured now if it never was, or `anew`, which forgets what runs showed."""
+        """Return `speed`, measured if it never was, or `anew`, which forgets what runs showed."""
         if self._speeds is None:
             self._speeds = SpeedRecord(self.calibration, self.all_devices, self.workers)
         self._speeds.measure(self._time, anew=anew)

@@ -46,7 +46,7 @@ _SMALLEST_TIMED_WEIGHT = SMALLEST_CHUNK_WEIGHT // 8
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows of a job that one worker encodes together; with `quarantined` it must be encoded alone."""
+    """Rows of a job that one worker encodes together; `quarantined` ones without other chunks."""
 
     job: Job
     start: int

@@ -260,7 +260,7 @@ class PackedBackend(TokenBackend):
         return self._device.landing(len(vectors), vectors.shape[1], vectors.dtype)
 
     def _compile_layers(self) -> bool:
-        """Compile the model's layers, all of one kind, into one function; return whether it works."""
+        """Compile the model's layers, all of one kind, into one function; return if it works."""
         modules = self._model.modules()
         lists = [module for module in modules if isinstance(module, torch.nn.ModuleList)]
         layers = max(lists, key=len, default=[])

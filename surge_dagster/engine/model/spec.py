@@ -1,5 +1,4 @@
-"""EncodingSpec, the settings that shape a vector, and Space, the vector space that follows from
-them.
+"""EncodingSpec, the settings that shape a vector, and Space, the vector space that follows.
 
 `EncodingSpec.resolve()` reads the model and returns a `Space`, in which every choice is made. The
 name of a space is a readable slug and twelve hex digits of the SHA-256 over everything that shapes
@@ -66,7 +65,8 @@ class EncodingSpec:
             raise ConfigError(f"dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}")
         if self.max_length is not None and self.max_length < 3:
             raise ConfigError(
-                f"max_length counts tokens, special ones included, and is at least 3, not {self.max_length}"
+                "max_length counts tokens, special ones included, and is at least 3, "
+                f"not {self.max_length}"
             )
         if self.dimension is not None and self.dimension < 1:
             raise ConfigError(f"dimension is at least 1, not {self.dimension}")
@@ -80,28 +80,30 @@ class EncodingSpec:
         dimension = self.dimension or facts.dimension
         if dimension > facts.dimension:
             raise ConfigError(
-                f"{self.model} has {facts.dimension} dimensions; dimension {dimension} is more than that"
+                f"{self.model} has {facts.dimension} dimensions; "
+                f"dimension {dimension} is more than that"
             )
         max_length = self.max_length or facts.max_length
         if facts.longest_length is not None and max_length > facts.longest_length:
             raise ConfigError(
-                f"{self.model} reads at most {facts.longest_length} tokens; max_length {max_length} is more than that"
+                f"{self.model} reads at most {facts.longest_length} tokens; "
+                f"max_length {max_length} is more than that"
             )
-        requested = (
-            replace(self, model=facts.slug) if Path(self.model).expanduser().is_dir() else self
-        )
+        requested = self
+        model_folder = ""
+        if Path(self.model).expanduser().is_dir():
+            requested = replace(self, model=facts.slug)
+            model_folder = facts.path
         unnamed = Space(
             name="",
             requested=requested,
-            model_folder="" if requested is self else facts.path,
+            model_folder=model_folder,
             model_path=facts.path,
             model_digest=facts.digest,
-            document_prompt=facts.prompts.document
-            if self.document_prompt is None
-            else self.document_prompt,
-            query_prompt=facts.prompts.query if self.query_prompt is None else self.query_prompt,
+            document_prompt=_chosen(self.document_prompt, facts.prompts.document),
+            query_prompt=_chosen(self.query_prompt, facts.prompts.query),
             max_length=max_length,
-            normalize=facts.normalizes if self.normalize is None else self.normalize,
+            normalize=_chosen(self.normalize, facts.normalizes),
             dimension=dimension,
             dtype=self.dtype,
             routed=facts.routed,
@@ -110,9 +112,8 @@ class EncodingSpec:
 
     def _facts(self) -> ModelFacts:
         if not self.model.startswith(HASH_SCHEME):
-            return describe_model(
-                find_model(self.model, self.trust_remote_code), self.trust_remote_code
-            )
+            trusted = self.trust_remote_code
+            return describe_model(find_model(self.model, trusted), trusted)
         size = self.model.removeprefix(HASH_SCHEME)
         if not size.isdecimal() or not 1 <= int(size) <= 65536:
             raise ConfigError(
@@ -208,9 +209,9 @@ class Space:
         tokens than this one."""
         if self.tokenizer and loaded and self.tokenizer.split()[0] != loaded.split()[0]:
             raise ConfigError(
-                f"the tokenizer of {self.requested.model!r} gives texts other tokens than in the first run of "
-                f"{self.name}: expected {self.tokenizer}, not {loaded}. Restore the model's files or the libraries' "
-                "versions, or write to another output."
+                f"the tokenizer of {self.requested.model!r} gives texts other tokens than in the "
+                f"first run of {self.name}: expected {self.tokenizer}, not {loaded}. Restore the "
+                "model's files or the libraries' versions, or write to another output."
             )
 
     @property
@@ -240,11 +241,13 @@ class Space:
         }
 
     def _resolved(self) -> dict[str, Any]:
-        prompts = {"prompt": self.document_prompt} | (
-            {"query_prompt": self.query_prompt} if self.query_prompt else {}
-        )
-        derived = {"derived": self.derived.to_json()} if self.derived else {}
-        return {key: getattr(self, key) for key in _RESOLVED} | prompts | derived
+        resolved = {key: getattr(self, key) for key in _RESOLVED}
+        resolved["prompt"] = self.document_prompt
+        if self.query_prompt:
+            resolved["query_prompt"] = self.query_prompt
+        if self.derived:
+            resolved["derived"] = self.derived.to_json()
+        return resolved
 
     def derive(
         self, dtype: DerivedDtype, dimension: int | None = None, ranges: Ranges | None = None
@@ -253,13 +256,11 @@ class Space:
         without them."""
         size = dimension or self.dimension
         if self.derived or self.dtype != "float32":
-            kind = (
-                f"is derived from {self.derived.parent}"
-                if self.derived
-                else f"holds {self.dtype} vectors"
-            )
+            kind = f"holds {self.dtype} vectors"
+            if self.derived:
+                kind = f"is derived from {self.derived.parent}"
             raise ConfigError(
-                f"the space {self.name} {kind}; spaces are derived from one with float32 vectors alone"
+                f"the space {self.name} {kind}; spaces are derived from one with float32 vectors"
             )
         if dtype not in DERIVED_DTYPES:
             raise ConfigError(
@@ -271,12 +272,13 @@ class Space:
             )
         if dtype == "binary" and size % 8:
             raise ConfigError(
-                f"binary vectors are stored in bytes: their dimension is a multiple of 8, not {size}"
+                "binary vectors are stored in bytes: their dimension is a multiple of 8, "
+                f"not {size}"
             )
         if dtype == self.dtype and size == self.dimension:
             raise ConfigError(
-                f"the space {self.name} has {size} dimensions in float32 already: give another dtype "
-                f"({', '.join(DERIVED_DTYPES[1:])}) or fewer dimensions"
+                f"the space {self.name} has {size} dimensions in float32 already: give another "
+                f"dtype ({', '.join(DERIVED_DTYPES[1:])}) or fewer dimensions"
             )
         derivation = Derivation(self.name, self.spec_sha256, ranges)
         unnamed = replace(
@@ -291,13 +293,17 @@ class Space:
         return replace(self, name=f"{slug}-{self.spec_sha256[:12]}")
 
 
+def _chosen(requested: Any, of_model: Any) -> Any:
+    return of_model if requested is None else requested
+
+
 def space_from_json(document: dict[str, Any]) -> Space:
     """The space that a space.json describes, with no path of its model."""
     space_format = document.get("format")
     if space_format != _FORMAT:
         raise ConfigError(
-            f"space.json has format {space_format!r}; this version reads format {_FORMAT}: use the version that wrote "
-            "it, or another output"
+            f"space.json has format {space_format!r}; this version reads format {_FORMAT}: "
+            "use the version that wrote it, or another output"
         )
     try:
         space = Space(

@@ -1,8 +1,8 @@
 """What the first rows of some partitions say about all of them.
 
-That is bytes, tokens, equal texts, and unchanged ones. The largest partitions are read, which may be
-unlike the others, and some of the others, which stand for those that are not read. They are drawn
-with one seed: the same catalog has the same plan. Tokens are counted as the workers count them.
+That is bytes, tokens, equal texts, and unchanged ones. The largest partitions are read, which may
+be unlike the others, and some of the others, which stand for those that are not read. They are
+drawn with one seed: the same catalog has the same plan. Tokens are counted as workers count them.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ class CostConstants:
     def __post_init__(self) -> None:
         if self.call_seconds < 0 or self.text_seconds <= 0 or self.workers < 1:
             raise ConfigError(
-                "the cost model needs call_seconds of at least 0, text_seconds above 0 and at least "
-                f"one worker, not {self.call_seconds}, {self.text_seconds} and {self.workers}"
+                "the cost model needs call_seconds of at least 0, text_seconds above 0 and at "
+                f"least one worker, not {self.call_seconds}, {self.text_seconds} and {self.workers}"
             )
 
     @property

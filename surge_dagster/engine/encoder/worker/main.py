@@ -234,7 +234,7 @@ def _report(error: BaseException) -> protocol.Message:
 
 
 def _end_with_parent(lifeline: int, parent: int) -> None:
-    """End this process when the lifeline closes, or the parent changes, whose fork holds it open."""
+    """End this process when the lifeline closes or the parent changes: a fork may hold it open."""
     poll = select.poll()
     poll.register(lifeline, select.POLLIN | select.POLLHUP)
     while not poll.poll(_PARENT_CHECK_MILLISECONDS) and os.getppid() == parent:
