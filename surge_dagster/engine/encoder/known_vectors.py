@@ -25,8 +25,7 @@ class KnownVectors:
         return len(self.rows)
 
     def between(self, start: int, stop: int) -> KnownVectors | None:
-        """Those of rows start..stop, which count from 0 then, without a copy; None where there are
-        none."""
+        """Return those of rows start..stop, which count from 0 then; None if there are none."""
         first, end = np.searchsorted(self.rows, (start, stop)).tolist()
         if first == end:
             return None

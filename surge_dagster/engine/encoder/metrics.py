@@ -1,4 +1,4 @@
-"""What work on texts costs: one record, which chunks, encode calls, SuperBatches and runs nest.
+"""What work on texts costs: one record for chunks, encode calls, SuperBatches and runs.
 
 A new metric is a field here and a value where it is measured; sums, reports and documents follow
 from the record.
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Amounts that add up, of which each stage fills in what it measures.
+    """Amounts that add up; each stage fills in what it measures.
 
     Attributes:
         tokens: after truncation.
@@ -65,16 +65,13 @@ class Costs:
 
     def as_dict(self) -> dict[str, Any]:
         """All amounts, and the ratios that follow from them."""
-        ratios = {
-            name: getattr(self, name)
-            for name in ("padding_ratio", "compute_intensity", "overlap_ratio")
-        }
+        names = ("padding_ratio", "compute_intensity", "overlap_ratio")
+        ratios = {name: getattr(self, name) for name in names}
         return dict(zip(_NAMES, _amounts(self), strict=True)) | ratios
 
     @property
     def texts_per_second(self) -> float | None:
-        """Texts that encode calls computed, over the seconds of these calls; None if there were
-        none."""
+        """Texts that encode calls computed, over their seconds; None if there were none."""
         if not self.texts_computed or self.encode_seconds <= 0:
             return None
         return self.texts_computed / self.encode_seconds
@@ -86,8 +83,7 @@ class Costs:
 
     @property
     def compute_intensity(self) -> float:
-        """Share of the workers' steps that is computing: t_kernel / (t_tokenize + t_transfer +
-        t_kernel) (SURGE)."""
+        """SURGE's t_kernel / (t_tokenize + t_transfer + t_kernel)."""
         steps = self.tokenize_seconds + self.forward_seconds
         return (self.forward_seconds - self.copy_seconds) / steps if steps > 0 else 0.0
 
@@ -96,14 +92,12 @@ class Costs:
         return overlap_ratio(self.publish_seconds, self.encode_seconds)
 
     def worker_idle_ratio(self, workers: int, seconds: float) -> float:
-        """Share of so many seconds in which the devices of the workers had no forward pass to
-        compute."""
+        """Return the share of these seconds in which the workers' devices had no forward pass."""
         return max(0.0, 1.0 - self.forward_seconds / (workers * seconds)) if seconds > 0 else 0.0
 
 
 def overlap_ratio(io_seconds: float, encode_seconds: float) -> float:
-    """The paper's rho: the share of serialization and upload that encoding can hide (SURGE,
-    equation 4)."""
+    """Return the paper's rho: the share of serialization and upload that encoding can hide."""
     return 1.0 - max(0.0, io_seconds - encode_seconds) / io_seconds if io_seconds > 0 else 1.0
 
 

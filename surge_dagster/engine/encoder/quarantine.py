@@ -27,8 +27,7 @@ _LOSSES_PER_TEXT = 2
 
 @dataclass(frozen=True, slots=True)
 class FailedRow:
-    """A text that cannot be encoded: its row in the SuperBatch, and how the workers that tried it
-    ended."""
+    """A text that cannot be encoded: its row, and how the workers that tried it ended."""
 
     row: int
     reason: str
@@ -66,8 +65,10 @@ class Quarantine:
         self._waiting.append(QuarantinedRows(start, stop))
 
     def bisect(self, rows: QuarantinedRows, reason: str) -> int:
-        """Narrows down rows that were encoded alone when their worker was lost; gives the rows (0,
-        1) that failed."""
+        """Narrow down rows that were encoded alone when their worker was lost.
+
+        Returns how many rows failed: 0 or 1.
+        """
         self.losses += 1
         rows.losses += 1
         count = rows.stop - rows.start
@@ -88,24 +89,21 @@ class Quarantine:
         return 1
 
     def next(self) -> tuple[QuarantinedRows | None, int]:
-        """The next rows to encode alone (None when none wait), and how many rows of failed groups
-        were skipped."""
+        """Return the next rows to encode alone, or None, and how many rows were skipped.
+
+        Skipped rows belong to failed groups.
+        """
         skipped = 0
         while self._waiting:
             rows = self._waiting.popleft()
-            failed = (
-                group
-                for group in self._failed_groups
-                if group[0] < rows.stop and rows.start < group[1]
-            )
-            first, end = next(failed, (rows.stop, rows.stop))
-            if first == end:
+            failed = [group for group in self._failed_groups if _overlaps(group, rows)]
+            if not failed:
                 return rows, skipped
+            first, end = failed[0]
             skipped += min(end, rows.stop) - max(first, rows.start)
-            parts = ((end, rows.stop), (rows.start, first))
-            self._waiting.extendleft(
-                QuarantinedRows(start, stop) for start, stop in parts if start < stop
-            )
+            for start, stop in ((end, rows.stop), (rows.start, first)):
+                if start < stop:
+                    self._waiting.appendleft(QuarantinedRows(start, stop))
         return None, skipped
 
     def clear(self) -> None:
@@ -117,3 +115,7 @@ class Quarantine:
         place = int(np.searchsorted(self._borders, row, side="right"))
         end = int(self._borders[place]) if place < len(self._borders) else self._rows
         return int(self._borders[place - 1]), end
+
+
+def _overlaps(group: tuple[int, int], rows: QuarantinedRows) -> bool:
+    return group[0] < rows.stop and rows.start < group[1]

@@ -226,7 +226,7 @@ class WorkerProcess:
             log.warning(
                 "%s was killed and does not end: it hangs inside the kernel, which happens after a "
                 "fault of a GPU's driver or on a mount that does not answer. It keeps its memory, "
-                "the device's too, until it ends; dmesg may say why. If it stays, reboot the machine",
+                "the device's too, until it ends; dmesg may say why. If it stays, reboot it",
                 self.name,
             )
         return code

@@ -1,5 +1,4 @@
-"""The parts of a loaded sentence-transformers model that the backends use: its tokenizer, and all
-modules as one."""
+"""The parts of a sentence-transformers model: its tokenizer, and all modules as one."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ def tokenizer_facts(model: SentenceTransformer, space: Space) -> TokenizerFacts 
 def embedder(
     model: SentenceTransformer, space: Space, prompt_length: int | None
 ) -> torch.nn.Module:
-    """[batch, length] token ids and their mask → [batch, dimension] vectors: the whole model as one
-    module.
+    """Return the whole model as one module: ids and mask [batch, length] → [batch, dimension].
 
     Without a mask every token counts, and attention may use a faster kernel.
     """

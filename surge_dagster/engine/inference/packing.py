@@ -72,8 +72,7 @@ class Pack:
 
 
 def pack_texts(lengths: np.ndarray, token_budget: int, *, cells: bool) -> list[Pack]:
-    """Packs texts of the given token lengths into passes of at most so many tokens, without their
-    padding.
+    """Pack texts of these token lengths into passes of at most the budget, without padding.
 
     A text without tokens has no place in a pass. A single text over the budget gets a pass of its
     own.
@@ -100,7 +99,7 @@ def pack_texts(lengths: np.ndarray, token_budget: int, *, cells: bool) -> list[P
 
 
 def _shares(texts: np.ndarray, lengths: np.ndarray, token_budget: int) -> Iterator[np.ndarray]:
-    """Runs of texts of nearly the same number of tokens."""
+    """Yield runs of texts of nearly the same number of tokens."""
     ends = np.cumsum(lengths)
     start = done = 0
     while start < len(texts):
@@ -119,8 +118,7 @@ def _one_by_one(texts: np.ndarray, lengths: np.ndarray) -> Pack:
 
 
 def _in_cells(texts: np.ndarray, lengths: np.ndarray) -> Pack:
-    """Fills each cell with the longest texts that still fit, in as many cells at a time as there
-    are such texts."""
+    """Fill each cell with the longest texts that fit, many equal cells at a time."""
     waiting = {int(length): texts[lengths == length] for length in np.unique(lengths)}
     sequences: list[np.ndarray] = []
     sizes: list[np.ndarray] = []

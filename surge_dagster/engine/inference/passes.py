@@ -51,8 +51,7 @@ def longest_first(lengths: np.ndarray) -> np.ndarray:
 
 
 def plan_batches(lengths: np.ndarray, token_budget: int, pass_tokens: int = 0) -> list[TokenBatch]:
-    """Cuts rows of the given token lengths into batches; a single text over the budget gets a batch
-    of its own.
+    """Cut rows of these token lengths into batches; a text over the budget has its own.
 
     `pass_tokens` is the fixed cost of a pass, in tokens; 0 allows no padding.
     """

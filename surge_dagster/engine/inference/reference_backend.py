@@ -1,5 +1,4 @@
-"""ReferenceBackend, for models whose texts are no plain rows of token ids: it encodes as
-sentence-transformers does."""
+"""ReferenceBackend, for models without plain token ids: sentence-transformers encodes itself."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ TINY_MODELS = [
 
 
 def tiny_model(architecture: str, folder: Path) -> Path:
-    """The folder of a model that a function of `tiny_models` makes, always with the same weights."""
+    """The folder of a model of `tiny_models`, always with the same weights."""
     # Ten seconds, which each process that collects tests would take; few of them run the tests that
     # need it.
     import torch

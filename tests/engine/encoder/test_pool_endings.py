@@ -134,7 +134,7 @@ arena = pool.arena(slots=1, max_texts=2000, max_bytes=100000)
 slot = arena.acquire()
 slot.append(pa.array(["harmless"] * 1999 + [sys.argv[1]], pa.large_string()))
 if sys.argv[2] == "fork" and (child := os.fork()) == 0:
-    # A child that inherited every descriptor, the workers' lifelines among them, and outlives its parent.
+    # A child that inherited every descriptor, the workers' lifelines too, and outlives its parent.
     threading.Event().wait()
 try:
     print(*pool.worker_pids, *([child] if sys.argv[2] == "fork" else []), flush=True)

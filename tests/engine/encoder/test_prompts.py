@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,6 @@ from surge_dagster.engine.model.prompts import CONFIG_FILE, Task
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.readers.search import search
 from surge_dagster.engine.store import open_store
-from surge_dagster.engine.support.cosines import cosines
 from surge_dagster.engine.verify.reencoding import SampledRows
 from tests.engine.encoder.conftest import encode, tiny_model
 
@@ -29,7 +27,6 @@ pytestmark = pytest.mark.timeout(400)
 
 FLOOR = 0.99999
 TEXTS = ["", "steel bottle", "Größe 43", "the index " * 3, "word " * 90, "a", "3.14 lid and strap"]
-_BACKEND = "openvino" if importlib.util.find_spec("openvino") is not None else "torch"
 
 
 def _vectors(spec: EncodingSpec, task: Task, backend: str = "torch") -> np.ndarray:
@@ -38,24 +35,6 @@ def _vectors(spec: EncodingSpec, task: Task, backend: str = "torch") -> np.ndarr
     loaded = load_backend(space, settings, backend)
     assert loaded.lowest_cosine is not None and loaded.lowest_cosine >= FLOOR
     return encode_texts(loaded.backend, TEXTS, space.dimension, space.dtype)[0]
-
-
-@pytest.mark.parametrize(
-    ("name", "backend"), [("bert_with_prompts", _BACKEND), ("router", "torch")]
-)
-def test_prompts_and_routes_of_documents_and_of_queries_are_those_of_sentence_transformers(
-    name: str, backend: str, tmp_path: Path
-) -> None:
-    from sentence_transformers import SentenceTransformer
-
-    folder = tiny_model(name, tmp_path)
-    model = SentenceTransformer(str(folder), device="cpu")
-    documents, queries = model.encode_document(TEXTS), model.encode_query(TEXTS)
-    assert cosines(documents, queries).max() < 0.999, "each side has its own vectors"
-    assert cosines(documents, model.encode(TEXTS, prompt="")).max() < 0.999
-    spec = EncodingSpec(str(folder))
-    assert parity.lowest_cosine(_vectors(spec, "document", backend), documents) >= FLOOR
-    assert parity.lowest_cosine(_vectors(spec, "query"), queries) >= FLOOR
 
 
 def test_prompts_of_the_settings_take_the_place_of_the_models(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ ZOO = (
     "bert_cls",
     "bert_truncated_on_the_left",
     "bert_matryoshka",
+    "bert_with_prompts",
     "mpnet_mean",
     "xlm_roberta_with_dense",
     "modernbert_cls",
@@ -42,7 +43,6 @@ ZOO = (
 ALSO_ELSEWHERE = (
     "bert_several_poolings",
     "bert_prompt_left_out_of_the_mean",
-    "bert_with_prompts",
     "t5_with_dense",
     "qwen2_last_token",
     "llama_weighted_mean",

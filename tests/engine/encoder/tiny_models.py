@@ -269,7 +269,7 @@ def qwen3_last_token(folder: Path) -> Path:
 
 
 def gemma3_overflowing_fp16(folder: Path) -> Path:
-    """Two Dense heads behind the mean, as EmbeddingGemma has them, and activations beyond 65,504."""
+    """Two Dense heads behind the mean, as in EmbeddingGemma, and activations beyond 65,504."""
     config = transformers.Gemma3TextConfig(
         vocab_size=400,
         max_position_embeddings=64,

@@ -1,4 +1,4 @@
-"""Passes that do not fit into memory: the budget shrinks for good, and no vector is lost or wrong."""
+"""Passes that do not fit into memory: the budget shrinks for good, and no vector is lost."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def test_texts_without_tokens_get_vectors() -> None:
             "DefaultCPUAllocator: can't allocate memory: you tried to allocate 128000000 bytes."
         ),
         RuntimeError(
-            "Exception from src/plugins/intel_cpu/src/node.cpp:794:\nFailed to allocate 786432000 bytes"
+            "Exception from src/plugins/intel_cpu/src/node.cpp:794:\n"
+            "Failed to allocate 786432000 bytes"
         ),
         RuntimeError("std::bad_alloc"),
     ],

@@ -28,7 +28,8 @@ def model_folder(folder: Path) -> Path:
         '{"version": "1.0", "truncation": {"max_length": 9}, "model": {}}'
     )
     (folder / "1_Pooling" / "config.json").write_text(
-        '{"word_embedding_dimension": 8, "pooling_mode_mean_tokens": true, "pooling_mode_cls_token": false}'
+        '{"word_embedding_dimension": 8, "pooling_mode_mean_tokens": true, '
+        '"pooling_mode_cls_token": false}'
     )
     save_file(small_tensors(), folder / "model.safetensors", metadata={"format": "pt"})
     return folder

@@ -181,7 +181,8 @@ def test_model_on_this_machine_is_found_without_the_hub(
 
 
 def test_model_that_the_hub_does_not_have_is_refused_with_the_answer_of_the_hub(hub: Hub) -> None:
-    expected = rf"model 'team/no' does not exist on {os.environ['HF_ENDPOINT']} (?s:.*)Repository Not Found"
+    expected = rf"model 'team/no' does not exist on {os.environ['HF_ENDPOINT']} "
+    expected += "(?s:.*)Repository Not Found"
     with pytest.raises(ConfigError, match=expected + r"(?s:.*)\); check the name"):
         find_model("team/no")
 

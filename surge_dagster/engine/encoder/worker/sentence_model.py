@@ -1,5 +1,4 @@
-"""The model as sentence-transformers loads it, which gives the vectors that others are compared
-with, in workers.
+"""The model as sentence-transformers loads it, whose vectors others are compared with.
 
 Everything that sentence-transformers decides about a model (modules, prompts, special cases of the
 tokenizer) is taken from its loaded object and not decided again here.
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 
 
 def load_reference(space: Space, device: str) -> SentenceTransformer:
-    """sentence-transformers' own model in fp32, with the space's length and normalization, from
-    safetensors only."""
+    """Load sentence-transformers' own model in fp32, with the space's length and normalization."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     # All files are in the folder: a request to the hub would take time, or hang without a network.
@@ -62,12 +60,9 @@ def load_reference(space: Space, device: str) -> SentenceTransformer:
                 first.max_seq_length = space.max_length
     if not space.normalize:
         for chain in _chains(model):
-            for name in [
-                name
-                for name, module in chain.named_children()
-                if type(module).__name__ == "Normalize"
-            ]:
-                delattr(chain, name)
+            for name, module in list(chain.named_children()):
+                if type(module).__name__ == "Normalize":
+                    delattr(chain, name)
     return model
 
 

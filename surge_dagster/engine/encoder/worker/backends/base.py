@@ -67,8 +67,7 @@ class Rows:
 
 
 class Backend(Protocol):
-    """Computes vectors. `name` and `detail` go into reports and cache keys, a `tokens_digest` into
-    space.json."""
+    """Computes vectors; `name` and `detail` go into reports and cache keys."""
 
     name: str
     detail: str
@@ -77,8 +76,7 @@ class Backend(Protocol):
         """Runs concurrently with a `forward`."""
 
     def forward(self, prepared: Any, rows: Rows, progress: Progress) -> Costs:
-        """Writes a vector and a truncation flag for every text; calls `progress` after each piece
-        of work."""
+        """Write a vector and a truncation flag for every text; report progress."""
         ...
 
 
@@ -98,8 +96,7 @@ class LaunchedChunk:
 
 @runtime_checkable
 class QueuingBackend(Protocol):
-    """A `Backend` that queues its work on a device, so that the next chunk can be launched before
-    this one ends."""
+    """A `Backend` that queues its work, so that a chunk is launched before the last one ends."""
 
     def launch(self, prepared: Any, rows: Rows, progress: Progress) -> LaunchedChunk:
         """Queue the work of `forward` without waiting for it."""
@@ -117,7 +114,7 @@ class TextsFromBytes(Protocol):
 
 @runtime_checkable
 class BudgetedBackend(Backend, Protocol):
-    """A `Backend` whose passes have at most so many tokens.
+    """A `Backend` whose passes have at most `token_budget` tokens.
 
     Attributes:
         budget_candidates: token budgets to measure at a first start, ascending.
@@ -132,7 +129,7 @@ class BudgetedBackend(Backend, Protocol):
 def encode_texts(
     backend: Backend, texts: list[str], dimension: int, dtype: str
 ) -> tuple[np.ndarray, Costs]:
-    """The vectors, [texts, dimension], outside of the arena, and their costs."""
+    """Return the vectors, [texts, dimension], outside of the arena, and their costs."""
     matrix = np.empty((len(texts), dimension), dtype)
     rows = Rows.of_all(matrix, np.empty(len(texts), np.uint8))
     if isinstance(backend, TextsFromBytes):

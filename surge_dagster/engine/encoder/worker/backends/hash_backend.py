@@ -23,7 +23,7 @@ _BYTES_PER_TOKEN = 4
 
 
 def hash_vectors(texts: Iterable[str], dimension: int) -> np.ndarray:
-    """float32 [texts, dimension]; the texts include the prompt."""
+    """Return float32 [texts, dimension]; the texts include the prompt."""
     return _vectors([text.encode() for text in texts], dimension)
 
 
@@ -50,8 +50,7 @@ def _multipliers(dimension: int) -> np.ndarray:
 
 
 def hash_tokens(sizes: np.ndarray) -> np.ndarray:
-    """Tokens of texts of so many bytes, prompt included; those over max_length are flagged, not
-    cut."""
+    """Return the tokens of texts of these bytes, prompt included, before they are cut."""
     return 1 + sizes // _BYTES_PER_TOKEN
 
 
