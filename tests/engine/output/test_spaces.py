@@ -213,11 +213,6 @@ class TestClaiming:
         with pytest.raises(ConfigError, match="cannot be used"):
             list_spaces(store)
 
-    def test_folders_without_space_json_are_ignored(self, store: LocalStore, space: Space) -> None:
-        (store.root / "notes").mkdir(parents=True)
-        claim_space(store, space)
-        assert [known.name for known in list_spaces(store)] == [space.name]
-
 
 class TestFinding:
     def test_space_is_found_by_its_settings(self, store: LocalStore, space: Space) -> None:
@@ -251,16 +246,6 @@ class TestFinding:
         assert (found(store, HUB), found(store, copy)) == (new.name, old.name)
         claim_space(store, replace(new, requested=copy))
         assert (found(store, HUB), found(store, copy)) == (new.name, new.name)
-
-    def test_without_claims_the_first_space_by_name_is_found(self, store: LocalStore) -> None:
-        both = [resolved_from(HUB, 16), resolved_from(HUB, 24)]
-        for space in both:
-            claim_space(store, space)
-            path = store.root / space.name / "space.json"
-            path.write_text(json.dumps(document(store, space) | {"turn": 0}))
-        assert found(store, HUB) == min(space.name for space in both)
-        claim_space(store, max(both, key=lambda space: space.name))
-        assert found(store, HUB) == max(space.name for space in both)
 
     def test_space_is_found_without_the_model(self, store: LocalStore, space: Space) -> None:
         missing = EncodingSpec(model="owner/model-that-is-nowhere")

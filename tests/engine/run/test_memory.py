@@ -26,7 +26,7 @@ from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run import memory
 from surge_dagster.engine.run import thresholds as thresholds_module
 from surge_dagster.engine.run.embedding_run import publishing_threads
-from surge_dagster.engine.run.memory import ResultMemory, fit_memory
+from surge_dagster.engine.run.memory import fit_memory
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
@@ -35,7 +35,6 @@ from surge_dagster.engine.store.object_store import open_object_store
 from surge_dagster.engine.store.object_upload import ObjectUpload
 from tests.engine.runs import (
     DoorPool,
-    completed,
     finish,
     finish_receipts,
     in_memory,
@@ -56,18 +55,6 @@ def test_bucket_gets_four_concurrent_files_per_worker_and_at_least_eight(
 ) -> None:
     store = open_object_store("memory://m/out")
     assert publishing_threads(store, workers) == threads
-
-
-def test_memory_is_planned_for_as_many_files_as_are_written_concurrently(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    for requested, threads in ((None, publishing_threads(LocalStore(tmp_path), 8)), (5, 5)):
-        run = completed(
-            make_run(
-                hash_pool, [partition_of("k", [])], tmp_path, publish_threads=requested, force=True
-            )
-        )
-        assert run.memory.plan.result == ResultMemory(DIMENSION, 4, threads, 0)
 
 
 def test_released_slot_gives_its_pages_back() -> None:

@@ -34,14 +34,6 @@ class TestPlan:
         with pytest.raises(ConfigError):
             plan_memory(self.BOUNDS, RESULT, least - 1)
 
-    def test_remaining_memory_of_a_limit_goes_to_the_source(self) -> None:
-        least = smallest_limit(lambda limit: plan_memory(self.BOUNDS, RESULT, limit))
-        small, large = (
-            plan_memory(self.BOUNDS, RESULT, limit) for limit in (least, least + 1_000_000)
-        )
-        assert large.source == small.source + 1_000_000
-        assert large.pages == small.pages + 1_000_000
-
     @given(
         st.lists(st.lists(st.integers(0, 200), max_size=30), min_size=1, max_size=12),
         st.integers(1, 9),

@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from surge_dagster.engine.derived.derive import DeriveRun
-from surge_dagster.engine.feed.change_files import ChangeFiles
-from surge_dagster.engine.feed.changes import changes
 from surge_dagster.engine.store.object_store import ObjectStore
 from surge_dagster.engine.verify.verification import Violation, verify
-from tests.engine.feeds import Applied, Output, hand_over
 from tests.engine.store.object_server import ObjectServer
 from tests.engine.store.test_object_store import open_store_of
 from tests.spaces import KEYS, Spaces
@@ -46,22 +43,3 @@ def test_space_in_a_bucket_is_derived_and_followed(
     run = DeriveRun(store, made.of(MODEL), "int8", removed="delete")
     list(run.events())
     assert run.report.partitions_removed == ["b"]
-
-
-def test_consumer_follows_an_output_in_a_bucket(
-    tmp_path: Path, object_server: ObjectServer
-) -> None:
-    local, store = Output(tmp_path / "out"), open_store_of(object_server)
-
-    local.write("a", {"1": "one", "2": "two"})
-    upload(local.store.root, store)
-    target: Applied = {}
-    hand_over(changes(store, "shop é/1"), target)
-    local.write("a", {"1": "one", "2": "edited"})
-    upload(local.store.root, store)
-    assert (
-        hand_over(changes(store, "shop é/1"), target) == [("change", "a", "2")]
-        and target == local.expected()
-    )
-    assert len(list(ChangeFiles(store, local.space.name))) == 1
-    assert list(changes(store, "shop é/1")) == []

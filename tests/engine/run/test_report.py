@@ -61,15 +61,6 @@ def test_superbatch_without_an_encode_call_has_no_speed() -> None:
     assert reused.texts_per_second is None
 
 
-def test_superbatches_are_summed() -> None:
-    report = RunReport(wall_seconds=8.0)
-    for _ in range(2):
-        report.count(SUPERBATCH, 0.0)
-    assert (report.superbatches, report.texts_encoded, report.costs.encode_seconds) == (2, 200, 4.0)
-    assert (report.texts_per_second, report.duty_cycle) == (20.0, 0.5)
-    assert report.costs.padding_ratio == pytest.approx(0.1)
-
-
 def test_cost_is_the_price_of_all_machines_over_the_run() -> None:
     report = RunReport(run_seconds=1800.0, machines=3, price_per_hour=2.0)
 

@@ -124,12 +124,6 @@ def test_truncated_texts_are_counted(hash_pool: EncoderPool, tmp_path: Path) -> 
     assert read_embedded(tmp_path, run.space.name, "split").facts.truncated == 120
 
 
-def test_run_without_partitions_succeeds(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    run = make_run(hash_pool, [], tmp_path)
-    assert finish(run) == []
-    assert (run.report.superbatches, run.failed) == (0, False)
-
-
 def test_receipts_match_the_published_files(hash_pool: EncoderPool, tmp_path: Path) -> None:
     run = make_run(hash_pool, in_memory(CATALOG | {"split": numbered_rows("split", 250)}), tmp_path)
     for receipt in receipts(finish(run)):

@@ -17,7 +17,6 @@ import pytest
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run import events as events_module
-from surge_dagster.engine.run.report import Event
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
 from tests.engine.runs import (
@@ -266,22 +265,3 @@ def test_stopped_process_does_not_wait_for_threads_blocked_by_the_disk(tmp_path:
             assert running.wait(60) == 130
         finally:
             running.kill()
-
-
-def test_run_that_waits_only_for_storage_can_be_stopped(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    go_on = threading.Event()
-    store = StuckStore(tmp_path, go_on)
-    run = make_run(hash_pool, in_memory({"p1": numbered_rows("p1", 60)}), store, grace_seconds=0.5)
-    events: list[Event] = []
-    consumer = threading.Thread(target=lambda: events.extend(run.events()), daemon=True)
-    consumer.start()
-    try:
-        assert store.stuck.wait(60)
-        run.stop()
-        consumer.join(30)
-        assert not consumer.is_alive(), "it waits for a store that does not answer"
-        assert events == []
-    finally:
-        go_on.set()

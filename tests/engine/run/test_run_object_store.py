@@ -100,49 +100,32 @@ def assert_whole(server: ObjectServer, space: str, catalog: Mapping[str, Rows]) 
     assert set(server.objects()) == expected
 
 
-def survive(
-    server: ObjectServer,
-    pool: EncoderPool,
-    root: Path,
-    scheme: str,
-    partitions: int,
-    faults: RandomFaults,
-    **given: Any,
-) -> None:
-    """Assert that a run in which the proxy breaks every twentieth request ends like one without
-    faults."""
-    catalog = catalog_of(partitions)
-    source = open_source(write_catalog(root / "catalog", catalog))
-    store = open_bucket(server, scheme, **given)
-    server.plan = faults
-    reader = Reader(server)
-    reader.start()
-    try:
-        run = make_run(pool, source, store, Thresholds(b_min=100, b_max=200))
-        events = finish(run)
-        injected = server.injected.total()
-    finally:
-        server.plan = None
-        reader.stop()
-    assert failures(events) == []
-    assert keys_of(receipts(events, "encoded")) == sorted(catalog)
-    assert len({receipt.path for receipt in receipts(events)}) == len(catalog)
-    assert reader.broken == []
-    assert reader.listings > 1
-    assert injected >= partitions // 40, "the proxy broke enough requests"
-    assert_whole(server, run.space.name, catalog)
-    found = list(verify(source, store, run.space, pool=pool, reencode=1))
-    assert [event for event in found if isinstance(event, Violation)] == []
-    again = make_run(pool, source, open_bucket(server, scheme), Thresholds(b_min=100, b_max=200))
-    assert finish(again)
-    assert again.report.partitions_skipped == len(catalog)
-
-
 @pytest.mark.parametrize("scheme", ["s3", pytest.param("gs", marks=pytest.mark.soak)])
 def test_run_survives_faults_in_every_twentieth_request(
     object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path, scheme: str
 ) -> None:
-    survive(object_server, hash_pool, tmp_path, scheme, 100, RandomFaults(0.05, seed=100))
+    catalog = catalog_of(100)
+    source = open_source(write_catalog(tmp_path / "catalog", catalog))
+    store = open_bucket(object_server, scheme)
+    object_server.plan = RandomFaults(0.05, seed=100)
+    reader = Reader(object_server)
+    reader.start()
+    try:
+        run = make_run(hash_pool, source, store, Thresholds(b_min=100, b_max=200))
+        events = finish(run)
+        injected = object_server.injected.total()
+    finally:
+        object_server.plan = None
+        reader.stop()
+
+    assert failures(events) == []
+    assert keys_of(receipts(events, "encoded")) == sorted(catalog)
+    assert reader.broken == []
+    assert reader.listings > 1
+    assert injected >= 5, "the proxy broke enough requests"
+    assert_whole(object_server, run.space.name, catalog)
+    found = list(verify(source, store, run.space, pool=hash_pool, reencode=1))
+    assert [event for event in found if isinstance(event, Violation)] == []
 
 
 class TestFailures:

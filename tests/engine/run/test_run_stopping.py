@@ -13,10 +13,8 @@ import pytest
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.run.report import SuperBatchReport
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition
-from tests.engine.run.test_run import CATALOG
 from tests.engine.runs import (
     HeldCall,
     busy_threads,
@@ -93,17 +91,6 @@ def test_superbatch_in_the_pool_when_the_run_is_closed_is_published(
     assert run.report.texts_encoded == 60 * len(files) <= 180
 
 
-def test_closing_during_a_split_partition_publishes_no_part_of_it(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    run = make_run(hash_pool, in_memory({"big": numbered_rows("big", 5000)}), tmp_path)
-    events = run.events()
-    assert isinstance(next(events), SuperBatchReport)
-    events.close()
-    assert published_files(tmp_path, run.space.name) <= {"big.parquet"}
-    assert run.report.texts_encoded in range(100, 5001)
-
-
 @pytest.mark.parametrize("where", ["source", "consumer"])
 def test_error_of_the_source_or_in_the_consumers_loop_stops_the_run_and_is_raised(
     hash_pool: EncoderPool, tmp_path: Path, where: str
@@ -118,12 +105,6 @@ def test_error_of_the_source_or_in_the_consumers_loop_stops_the_run_and_is_raise
         for _ in make_run(hash_pool, partitions(), tmp_path):
             if where == "consumer":
                 raise LookupError("the loop broke")
-    assert busy_threads() <= before
-
-
-def test_run_that_was_never_started_holds_no_memory(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    before = busy_threads()
-    make_run(hash_pool, in_memory(CATALOG), tmp_path).events().close()
     assert busy_threads() <= before
 
 

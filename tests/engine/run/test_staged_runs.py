@@ -167,17 +167,6 @@ class FullStore(LocalStore):
         return super().create(name)
 
 
-def test_segments_of_another_source_version_are_not_used(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    leave_staged(hash_pool, tmp_path, BIG, 270)
-    changed = numbered_rows("changed", 450)
-    run = completed(make_run(hash_pool, [partition_of("big", changed, version="v2")], tmp_path))
-    assert run.report.texts_reused == 0
-    assert assert_embedded(tmp_path, run.space.name, "big", changed).source_version == "v2"
-    assert not (tmp_path / STAGING).exists()
-
-
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [

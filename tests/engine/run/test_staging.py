@@ -16,7 +16,6 @@ from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.files.facts import VectorFacts
 from surge_dagster.engine.files.formats import PublishedFile
-from surge_dagster.engine.files.parquet import read_facts
 from surge_dagster.engine.files.rows import matrix_of, row_group_rows
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.run import memory
@@ -125,12 +124,6 @@ def test_segment_with_an_invalid_vector_is_not_used(tmp_path: Path) -> None:
     assert staging_of(tmp_path).usable(PARTITION.source) == []
 
 
-def test_segment_states_that_it_is_no_file_of_the_space(tmp_path: Path) -> None:
-    stage(staging_of(tmp_path), ROWS, 0, vectors(20))
-    [path] = (tmp_path / STAGING).rglob("*.parquet")
-    assert read_facts(pq.read_metadata(path)).space == str(path.relative_to(tmp_path))
-
-
 def test_run_lists_a_bucket_once_and_stages_each_segment_with_one_request(
     object_server: ObjectServer,
 ) -> None:
@@ -184,16 +177,3 @@ def test_segment_that_was_replaced_by_one_of_other_rows_is_refused(tmp_path: Pat
     with pytest.raises(TransientError, match="it holds other rows than those that were staged"):
         assemble_segments(tmp_path, ROWS[:40], segments)
     assert list(LocalStore(tmp_path).list(SPACE.name)) == []
-
-
-def test_assembly_does_not_begin_when_the_source_has_changed(tmp_path: Path) -> None:
-    changed = PartitionToRead(replace(PARTITION.source, current_source_version=lambda: "v2"))
-    with pytest.raises(TransientError, match="its source changed while it was encoded"):
-        assemble(
-            target_of(LocalStore(tmp_path)),
-            staging_of(tmp_path),
-            changed,
-            read_of(ROWS),
-            [],
-            lambda: None,
-        )

@@ -320,16 +320,6 @@ class TestListing:
 
         do_concurrently(*(partial(write, number) for number in range(3)), sweep)
 
-    def test_deleting_twice_is_harmless_and_leaves_a_visible_folder(
-        self, store: LocalStore
-    ) -> None:
-        put(store, "space/a.parquet", b"a")
-        for name in ("space/a.parquet", "space/a.parquet", "none/a.parquet"):
-            store.delete(name)
-            with pytest.raises(FileNotFoundError):
-                store.open(name)
-        assert (visible(store), store.folders()) == (set(), ["space"])
-
     def test_changed_file_has_another_tag(self, store: LocalStore) -> None:
         put(store, "space/a.parquet", b"x")
         [before] = store.list("space")
