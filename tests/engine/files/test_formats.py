@@ -96,7 +96,7 @@ def test_end_of_a_file_gives_the_facts_and_columns_of_its_whole_footer(
         ),
     ],
 )
-def test_facts_of_any_length_and_of_misleading_content_are_read_from_the_end_of_the_file(
+def test_long_and_misleading_facts_are_read_from_the_end_of_the_file(
     tmp_path: Path, facts: FileFacts
 ) -> None:
     assert facts_by_file(tmp_path, file_of(facts)) == facts

@@ -56,7 +56,7 @@ def test_output_is_refused_only_where_its_files_would_be_rows_of_the_source(
         record.require_apart(store)
 
 
-def test_run_with_an_output_inside_its_source_is_refused_before_anything_is_written(
+def test_run_with_an_output_inside_its_source_writes_nothing(
     hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
     (tmp_path / "shop").mkdir()

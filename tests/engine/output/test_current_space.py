@@ -47,7 +47,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return open_object_store(f"s3://{BUCKET}/out", options)
 
 
-def test_without_a_current_space_the_only_one_is_read_and_several_are_refused(store: Store) -> None:
+def test_without_a_current_space_only_a_single_one_is_read(store: Store) -> None:
     with pytest.raises(ConfigError, match="holds no embeddings"):
         space_of_readers(store)
     first, second = (claim_space(store, spec.resolve()) for spec in SPECS[:2])
@@ -130,7 +130,7 @@ def test_open_embeddings_stay_with_their_space_after_a_switch(
         ),
     ],
 )
-def test_damaged_or_missing_current_space_is_refused_and_a_named_space_is_read(
+def test_damaged_or_missing_current_space_is_refused(
     tmp_path: Path, text: str, refusal: str
 ) -> None:
     store = open_store(tmp_path)

@@ -37,7 +37,7 @@ def status(store: Store, key: str = "k", version: str = "v1") -> str:
     return OutputState(store, "s").freshness(partition_of(key, [], version=version)).status
 
 
-def test_file_of_the_present_version_is_fresh_of_another_stale_and_without_one_it_is_missing(
+def test_status_follows_from_the_version_of_the_file(
     store: LocalStore,
 ) -> None:
     assert status(store) == "missing", "in a space without files"
@@ -99,7 +99,7 @@ def test_long_keys_are_distinguished_by_the_facts_of_their_files(store: LocalSto
     assert status(store, "x" * 301) == "missing"
 
 
-def test_state_does_not_change_until_it_is_refreshed_and_replaced_files_are_read_again(
+def test_state_does_not_change_until_it_is_refreshed(
     store: LocalStore,
 ) -> None:
     state = OutputState(store, "s")
@@ -154,7 +154,7 @@ def test_unreadable_file_is_named_and_neither_fresh_nor_missing(store: LocalStor
     assert state.freshness(partition_of("k", [])).status == "missing"
 
 
-def test_whether_a_name_is_as_listed_is_asked_of_the_store_and_not_said_of_an_unread_file(
+def test_name_is_as_listed_only_if_the_store_still_has_it(
     store: LocalStore,
 ) -> None:
     for key in ("same", "replaced", "unread", "deleted"):

@@ -85,7 +85,7 @@ def test_changed_object_is_read_again_and_no_other(
     assert reads(object_server) == []
 
 
-def test_object_that_is_replaced_after_the_listing_is_remembered_as_it_was_read(
+def test_object_replaced_after_the_listing_is_remembered_as_read(
     store: ObjectStore, object_server: ObjectServer
 ) -> None:
     state = OutputState(store, "s")

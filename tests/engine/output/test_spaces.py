@@ -253,9 +253,7 @@ class TestFinding:
         assert found(store, missing) == space.name
 
 
-def test_nearest_space_comes_first_and_a_model_folder_is_known_under_any_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nearest_space_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model").mkdir()
     monkeypatch.chdir(tmp_path)
     wanted, near = EncodingSpec("model"), EncodingSpec("hash://8").resolve()

@@ -276,7 +276,7 @@ def test_derived_b_min_is_reached_in_doubling_steps() -> None:
     assert [len(batch) for batch in gathering.emitted] == [1, 2, 4, 8, 8, 7]
 
 
-def test_rows_moved_to_the_next_slot_count_twice_until_the_first_slot_is_released() -> None:
+def test_moved_rows_count_twice_until_the_first_slot_is_released() -> None:
     gathering = Gathering(Bounds(50, 50, 100_000, 100_000))
     first, second = numbered_rows("a", 30), numbered_rows("b", 50)
     gathering.run([Incoming("a", first, 30), Incoming("b", second, 20)])
@@ -293,9 +293,7 @@ def test_partitions_without_rows_end_a_superbatch_too() -> None:
     assert [len(batch) for batch in gathering.emitted] == [4, 4, 2]
 
 
-def test_row_larger_than_b_max_refuses_its_partition_before_anything_of_its_batch_is_taken() -> (
-    None
-):
+def test_row_larger_than_b_max_is_refused_before_its_batch_is_taken() -> None:
     bounds = Bounds(10, 10, 2000, 2000)
     with Arena(slots=1, max_texts=10, max_bytes=2000, dimension=1, dtype="float32") as arena:
         aggregator = Aggregator(bounds, arena.acquire)

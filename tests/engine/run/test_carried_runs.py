@@ -190,7 +190,7 @@ def test_killed_run_goes_on_from_staged_rows_with_their_columns(
     assert carried(tmp_path) == [row for row in expected() if row[2] == "big"]
 
 
-def test_changed_value_or_list_of_columns_makes_files_stale_and_another_token_alone_does_not(
+def test_changed_value_or_list_of_columns_makes_files_stale(
     hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
     def actions(table: pa.Table, *names: str, version: str) -> list[str]:
@@ -217,7 +217,7 @@ def carried_names(output: Path, pool: EncoderPool) -> list[str]:
     return found.names if found is not None else []
 
 
-def test_partitions_with_other_types_are_loaded_apart_and_missing_columns_are_null(
+def test_partitions_with_other_types_are_not_loaded_together(
     hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
     for key, further in {
@@ -300,7 +300,7 @@ def test_file_whose_types_are_not_those_that_it_states_is_invalid(
         read_published_file(LocalStore(tmp_path), name)
 
 
-def test_numbers_that_are_none_and_times_that_python_does_not_have_are_verified_and_found(
+def test_nan_and_times_beyond_python_are_verified_and_found(
     hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
     further = {"p": pa.array([[float("nan"), 1.0]]), "far": pa.array([2**60], pa.timestamp("us"))}

@@ -35,7 +35,7 @@ def known_vectors(rows: list[int], values: list[int]) -> KnownVectors:
     st.integers(1, 40),
     st.randoms(use_true_random=False),
 )
-def test_known_vectors_keep_their_rows_and_are_booked_until_they_are_released(
+def test_known_vectors_keep_their_rows_and_stay_booked(
     sizes: list[int], batch_rows: int, b_max: int, random: Random
 ) -> None:
     bounds = Bounds(max(1, b_max // 4), b_max, 1 << 20, 1 << 20)

@@ -40,7 +40,7 @@ class TestPlan:
         st.sampled_from([1, 16, 384, 4096]),
         st.sampled_from(["float32", "float16"]),
     )
-    def test_plan_covers_concurrent_writing_of_the_largest_partitions_of_every_superbatch(
+    def test_plan_covers_concurrent_writing_of_the_largest_partitions(
         self, partitions: list[list[int]], threads: int, dimension: int, dtype: str
     ) -> None:
         itemsize = np.dtype(dtype).itemsize
@@ -154,7 +154,7 @@ class TestFit:
             Thresholds(max_text_bytes=10**11),
         ],
     )
-    def test_thresholds_that_cannot_be_held_are_refused_with_the_limit_that_can_hold_them(
+    def test_thresholds_that_do_not_fit_are_refused_with_a_limit_that_works(
         self, requested: Thresholds
     ) -> None:
         def fit(thresholds: Thresholds, limit: int | None = None) -> int:

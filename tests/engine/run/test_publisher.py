@@ -13,7 +13,7 @@ from surge_dagster.engine.support.waiting import StopSignal
 from tests.small_catalogs import partition_of
 
 
-def test_store_that_is_down_is_known_to_be_when_two_threads_find_it_in_the_same_moment() -> None:
+def test_two_threads_that_find_the_store_down_agree() -> None:
     first_is_done = threading.Event()
 
     class Over(threading.Event):

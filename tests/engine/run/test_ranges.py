@@ -248,7 +248,7 @@ def test_ranges_that_are_none_and_forced_ones_are_refused(
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 0, 2, 1)])
-def test_any_source_that_reads_ranges_is_encoded_in_them_within_the_smallest_memory(
+def test_ranges_are_encoded_within_the_smallest_memory(
     hash_pool: EncoderPool, tmp_path: Path, order: tuple[int, ...]
 ) -> None:
     rows = numbered_rows("big", 2_000)
@@ -288,7 +288,7 @@ def test_undivided_run_completes_ranges(
     assert_complete(output, run.space.name)
 
 
-def test_damaged_rows_of_another_range_are_named_and_its_next_run_encodes_them(
+def test_damaged_rows_of_another_range_are_named_and_encoded_again(
     hash_pool: EncoderPool, catalog: Path, tmp_path: Path
 ) -> None:
     source, output = open_source(catalog), tmp_path / "o"

@@ -14,7 +14,7 @@ from tests.small_catalogs import numbered_rows
 __all__ = ["output"]
 
 
-def test_rows_in_any_order_read_the_old_file_a_few_times_and_not_for_each_piece(
+def test_rows_in_any_order_read_the_old_file_only_a_few_times(
     output: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, rows, group_rows = previous_rows.PreviousRows._read_group, numbered_rows("k", 320), 16

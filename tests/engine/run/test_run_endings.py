@@ -134,7 +134,7 @@ def test_workers_killed_during_a_run_lose_and_damage_no_row(tmp_path: Path, kill
     assert killed == kills
 
 
-def test_stopped_run_publishes_encoded_partitions_of_an_unfinished_superbatch(
+def test_stopped_run_publishes_what_is_encoded_of_a_superbatch(
     faulty_pool: EncoderPool, tmp_path: Path
 ) -> None:
     hung = tmp_path / "hung"

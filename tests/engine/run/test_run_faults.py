@@ -187,7 +187,7 @@ class FailingPool:
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])
-def test_encoder_failure_ends_the_run_after_encoded_partitions_are_published(
+def test_encoder_failure_ends_the_run_after_publishing_what_is_encoded(
     hash_pool: EncoderPool, tmp_path: Path, at: int
 ) -> None:
     before = busy_threads()

@@ -129,7 +129,7 @@ def test_run_survives_faults_in_every_twentieth_request(
 
 
 class TestFailures:
-    def test_store_that_returns_no_file_ends_the_run_and_nothing_is_encoded_again(
+    def test_store_that_returns_no_file_ends_the_run(
         self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
     ) -> None:
         source = open_source(write_catalog(tmp_path / "catalog", catalog_of(12, large=0)))

@@ -92,7 +92,7 @@ def test_superbatch_in_the_pool_when_the_run_is_closed_is_published(
 
 
 @pytest.mark.parametrize("where", ["source", "consumer"])
-def test_error_of_the_source_or_in_the_consumers_loop_stops_the_run_and_is_raised(
+def test_error_of_source_or_consumer_stops_the_run_and_is_raised(
     hash_pool: EncoderPool, tmp_path: Path, where: str
 ) -> None:
     def partitions() -> Iterator[Partition]:

@@ -36,7 +36,7 @@ from tests.small_catalogs import (
 )
 
 
-def test_run_without_work_removes_what_is_staged_of_fresh_partitions_and_verify_warns(
+def test_run_without_work_removes_staged_rows_of_fresh_partitions(
     hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
     """As after a kill between the file of a split partition and the removal of its segments."""

@@ -99,9 +99,7 @@ def test_overlapping_segments_are_not_used_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", ["precision", "include_text", "source_version"])
-def test_segments_with_other_settings_are_not_used_and_stay_until_publication(
-    tmp_path: Path, other: str
-) -> None:
+def test_segments_with_other_settings_are_not_used(tmp_path: Path, other: str) -> None:
     stage(staging_of(tmp_path), ROWS, 0, vectors(20))
     precision = "bf16" if other == "precision" else "fp32"
     again = Staging(

@@ -53,7 +53,7 @@ def read(store: ObjectStore, name: str) -> bytes:
 
 class TestObjects:
     @pytest.mark.parametrize("size", [0, 1, PART, PART + 1, 3 * PART, 5 * PART + 7])
-    def test_published_object_is_listed_with_the_etag_of_its_receipt_and_read_back(
+    def test_published_object_is_listed_with_its_etag_and_read_back(
         self, store: ObjectStore, object_server: ObjectServer, size: int
     ) -> None:
         content = bytes(range(256)) * (size // 256 + 1)
@@ -126,7 +126,7 @@ class TestObjects:
         with pytest.raises(FileNotFoundError):
             store.open(listed.name, listed)
 
-    def test_object_is_the_listed_one_where_only_the_listing_leaves_out_the_quotes_of_its_etag(
+    def test_etag_without_quotes_in_the_listing_is_the_same(
         self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As Azure's listings do."""
@@ -353,7 +353,7 @@ class TestTwoWriters:
         assert object_server.content(f"some/out/{NAME}") == content
 
 
-def test_store_that_ignores_conditions_of_writes_is_refused_when_a_space_begins(
+def test_store_that_ignores_conditions_of_writes_is_refused(
     object_server: ObjectServer, hash_pool: EncoderPool
 ) -> None:
     store = open_store_of(object_server)

@@ -64,7 +64,7 @@ class TestAtomicity:
         assert (stored.size, temps(store)) == (100_000, [])
         assert [stored] == list(store.list("space")), "the tag of a receipt is the tag of a listing"
 
-    def test_content_reaches_the_disk_before_the_name_and_the_name_before_sync_returns(
+    def test_content_reaches_the_disk_before_the_name(
         self, store: LocalStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A test cannot cut the power; it can check the order of the calls that survive a power
@@ -177,7 +177,7 @@ class TestTempFiles:
         assert os.waitpid(child, 0) == (child, 0)
         assert visible(store) == {"space/a.parquet", "space/b.parquet"}
 
-    def test_temp_file_that_a_sweep_removed_before_it_was_locked_is_created_again(
+    def test_temp_file_that_a_sweep_removed_is_created_again(
         self, store: LocalStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A run may begin between the creation of a temp file and its lock."""

@@ -21,7 +21,7 @@ def test_counted_noun_is_singular_for_one(number: int, noun: str, expected: str)
     assert counted(number, noun) == expected
 
 
-def test_first_line_of_an_error_is_a_part_of_a_sentence_without_control_characters() -> None:
+def test_first_line_of_an_error_has_no_control_characters() -> None:
     assert (
         first_line(pa.ArrowInvalid("Either it is damaged or no file.\nmore"))
         == "Either it is damaged or no file"

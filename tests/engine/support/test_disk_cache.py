@@ -24,7 +24,7 @@ with disk_cache.lock("made/.lock") as locked:
 """
 
 
-def test_lock_is_given_up_after_the_patience_and_free_once_its_holder_is_killed(
+def test_lock_is_given_up_and_is_free_once_its_holder_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path))

@@ -113,7 +113,7 @@ def test_concurrent_reads_are_interrupted(opened: threading.Event, tmp_path: Pat
         list(reads_ahead(store, ["a", "b"], lambda *_: opened.wait()))
 
 
-def test_call_in_the_background_takes_a_thread_that_waits_instead_of_a_new_one() -> None:
+def test_call_in_the_background_takes_a_thread_that_waits() -> None:
     result_of(in_background(int, "call"))
     before = set(threading.enumerate())
     for number in range(20):
