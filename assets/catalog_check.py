@@ -1,5 +1,4 @@
-"""Checks that read everything: each partition beside its file, and each file of the space beside
-the catalog.
+"""Checks that read everything: each partition with its file, and each file with the catalog.
 
 They judge `embeddings`, except for truncation, which is the texts' and so judges
 `source_partitions`. The job `catalog_check` evaluates them. Rows are streamed; what grows with the

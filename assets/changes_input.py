@@ -26,7 +26,7 @@ class ChangesInput(EmbeddingsInput):
     consumer: str | None = None
 
     def load_input(self, context: dg.InputContext) -> Changes:
-        """What the asset has not confirmed yet."""
+        """Return what the asset has not confirmed yet."""
         try:
             return changes(
                 self.output.open(), self.consumer or context.op_def.name, space=self.space

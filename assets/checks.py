@@ -233,7 +233,7 @@ def evaluation_of(
 
 
 def _run_check_metadata(outcome: Outcome) -> dict[str, Any]:
-    """The run's metrics, under the names of `embed --json`, and the table of what failed."""
+    """Return the run's metrics, named as by `embed --json`, and the table of failures."""
     report = outcome.metrics
     metrics: dict[str, Any] = {}
     for name, value in report.as_dict().items():

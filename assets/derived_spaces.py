@@ -6,8 +6,8 @@ file that it wrote; in a run of a backfill also those that are fresh, because Da
 backfill as failed when a partition that it covers has no event. No encoder is started.
 
 The sensor `hand_over_changes` launches the job when runs have changed embeddings. It does not
-depend on the check of `embeddings` that blocks: a refused partition keeps back its own derived file
-alone. A run of both assets, as in a backfill, derives nothing when a partition is refused, and the
+depend on the check of `embeddings` that blocks: a refused partition keeps back only its own derived
+file. A run of both assets, as in a backfill, derives nothing when a partition is refused, and the
 sensor's run makes up for it.
 """
 # Dagster reads annotations when it makes an asset or an op, so they must not be strings here.
@@ -62,7 +62,7 @@ class DeriveConfig(dg.Config):
 def derived_spaces(
     names: CatalogNames, wanted: Sequence[DerivedSettings]
 ) -> list[dg.AssetsDefinition]:
-    """An asset with a file per partition for each derived space."""
+    """Return an asset with a file per partition for each derived space."""
     return [_derived_space(names, each) for each in wanted]
 
 
@@ -201,7 +201,7 @@ def _is_early(
     parent: Space,
     wanted: DerivedSettings,
 ) -> bool:
-    """Return whether the ranges of an int8 space would be found over a small part of the catalog."""
+    """Return whether int8 ranges would be found over a small part of the catalog."""
     if wanted.dtype != "int8":
         return False
     if find_derived(store, parent.derive(wanted.dtype, wanted.dimension)) is not None:

@@ -33,14 +33,14 @@ class EmbeddingsInput(dg.ConfigurableIOManager):
     """Loads embeddings; it does not write.
 
     Without `space` it reads the output's current space, or its only one. All steps of a run read
-    the same space, even if another one becomes current meanwhile.
+    the same space, even if another one becomes current during the run.
     """
 
     output: OutputStore
     space: str | None = None
 
     def load_input(self, context: dg.InputContext) -> Any:
-        """The partitions of the run, as the type that the asset's argument has."""
+        """Return the partitions of the run, as the type of the asset's argument."""
         import polars as pl  # with pyarrow's datasets 0.7 s, in every process of Dagster
         import pyarrow.dataset as ds
 

@@ -81,11 +81,11 @@ class CatalogSource(CatalogSettings, dg.ConfigurableResource):
         return _with_google(self.storage, self.bigquery if is_bigquery else self.gcs)
 
     def catalog_record(self) -> CatalogRecord:
-        """The catalog as a space records it."""
+        """Return the catalog as a space records it."""
         return self.record(self.url)
 
     def describe(self) -> str:
-        """The catalog for people, without opening it."""
+        """Describe the catalog without opening it."""
         key = asset_key(self.url)
         if key is not None:
             where = f"The asset `{key.to_user_string()}`, through its IO manager."
@@ -123,7 +123,7 @@ class OutputStore(FileSettings, dg.ConfigurableResource):
     gcs: dg.ResourceDependency[GoogleResource] = None  # pyright: ignore[reportAssignmentType]
 
     def describe(self) -> str:
-        """The output for people, without opening it."""
+        """Describe the output without opening it."""
         via = f", reached at {self.storage.endpoint}" if self.storage.endpoint else ""
         place = absolute_place(self.url)
         return f"The output in `{place}`{via}: one Parquet file per partition and space."

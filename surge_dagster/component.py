@@ -50,7 +50,7 @@ class _Attributes(dg.Model):
 
 @cache
 def _attributes() -> type[BaseModel]:
-    """The model of the attributes: the name, and each setting as a value or a template."""
+    """Return the model of the attributes: the name, and each setting as a value or a template."""
     fields: dict[str, Any] = {}
     for name, setting in Settings.model_fields.items():
         annotation: Any = setting.rebuild_annotation()
@@ -95,7 +95,7 @@ class EmbeddingCatalog(dg.Component, dg.Resolvable):
 
 
 def _plain(value: Any) -> Any:
-    """A value in which Dagster's resolver finds the templates: secrets as text, models as dicts."""
+    """Return a value in which Dagster's resolver finds templates."""
     if isinstance(value, SecretStr):
         return value.get_secret_value()
     if isinstance(value, BaseModel):

@@ -41,7 +41,7 @@ _OF_GCP = "with the account of the setting `gcp`, for the catalog, the output an
 def embedding_catalog(
     settings: Settings | None = None, *, name: str | None = None, **arguments: Any
 ) -> dg.Definitions:
-    """Everything Dagster needs to know of one catalog and one output; neither needs to exist yet.
+    """Return the definitions of one catalog and one output, which need not exist yet.
 
     Args:
         settings: all of them. Without, they are read as everywhere: `arguments`, then the
@@ -151,8 +151,7 @@ def _named(resource: type[dg.ConfigurableResource], values: dict[str, Any]) -> d
 
 @dg.definitions
 def defs() -> dg.Definitions:
-    """The one catalog of the settings; read when Dagster loads the code location, not when this
-    module is imported."""
+    """Return the one catalog of the settings, when Dagster loads the code location."""
     # The encoder pool lives in the run's own process; a process per step would only add one.
     return dg.Definitions.merge(
         embedding_catalog(), dg.Definitions(executor=dg.in_process_executor)

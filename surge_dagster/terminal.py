@@ -122,6 +122,6 @@ def _with_json_numbers(value: Any) -> Any:
 
 
 def one_line(text: str, width: int = 110) -> str:
-    """A text without line breaks and control characters, cut to a width."""
+    """Return a text without line breaks and control characters, cut to a width."""
     flat = visible(" ".join(text.split()))
     return flat if len(flat) <= width else f"{flat[: width - 1]}…"

@@ -30,7 +30,7 @@ _FAILED_TICKS = 10  # of a sensor in a row before an alert: five minutes of `new
 
 
 def failure_text(context: dg.RunFailureSensorContext) -> str:
-    """Return the text of an alert: the run's job, the errors of its steps, and failed partitions."""
+    """Return the text of an alert: job, errors of the run's steps, and failed partitions."""
     return _text(
         _message(context), _failed_keys(_checks_that_failed(context)), context.dagster_run.run_id
     )
@@ -72,24 +72,22 @@ class _Webhook:
             "failed_count": len(keys),
             "text": _text(message, keys, run_id),
         }
-        problem = self._problem(alert)
-        if problem is None:
-            return True
-        what = f"run {run_id}" if run_id else "failed ticks"
-        log.error(f"the alert of {what} was not delivered: {problem}")
-        return False
+        problem = _post(self._url, alert)
+        if problem:
+            what = f"run {run_id}" if run_id else "failed ticks"
+            log.error(f"the alert of {what} was not delivered: {problem}")
+        return not problem
 
-    def _problem(self, alert: dict[str, Any]) -> str | None:
-        """Post once, without following redirections; return what went wrong."""
-        try:
-            answer = requests.post(
-                self._url, json=alert, timeout=_TIMEOUT_SECONDS, allow_redirects=False
-            )
-        except (requests.RequestException, OSError, ValueError) as error:
-            return f"the webhook cannot be reached ({type(error).__name__})"
-        if answer.ok and not answer.is_redirect:
-            return None
-        return f"the webhook answered {answer.status_code}"
+
+def _post(url: str, alert: dict[str, Any]) -> str:
+    """Post once, without following redirections; return what went wrong."""
+    try:
+        answer = requests.post(url, json=alert, timeout=_TIMEOUT_SECONDS, allow_redirects=False)
+    except (requests.RequestException, OSError, ValueError) as error:
+        return f"the webhook cannot be reached ({type(error).__name__})"
+    if answer.ok and not answer.is_redirect:
+        return ""
+    return f"the webhook answered {answer.status_code}"
 
 
 def _failed_runs(names: CatalogNames, webhook: _Webhook) -> dg.SensorDefinition:

@@ -68,8 +68,7 @@ _TEXTS = {
 def new_partitions(
     names: CatalogNames, settings: Settings, job: dg.JobDefinition
 ) -> dg.SensorDefinition:
-    """The sensor that embeds what is new, and with the setting `refresh_stale` also what has
-    changed."""
+    """Return the sensor that embeds new partitions, and with `refresh_stale` changed ones."""
     wanted = {"missing", "unknown", "stale"} if settings.refresh_stale else {"missing", "unknown"}
 
     @dg.sensor(

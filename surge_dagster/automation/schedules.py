@@ -1,7 +1,7 @@
 """The schedules: the nightly refresh, and the weekly check of the whole catalog.
 
 No schedule begins a second vector space: the nightly tick names the space in the config of its
-runs. After an error, also where the settings describe a space that the output does not have, the
+runs. After an error, or if the settings describe a space that the output does not have, the
 tick requests the run all the same, which tries again and whose failure is alerted. A schedule is on
 from the start if the settings contain its cron; the check of the catalog also if they contain that
 of the nightly refresh.
@@ -20,7 +20,7 @@ from surge_dagster.orchestration.names import CatalogNames
 def nightly_refresh(
     names: CatalogNames, settings: Settings, job: dg.JobDefinition
 ) -> dg.ScheduleDefinition:
-    """The schedule of the nightly refresh, which embeds missing and stale partitions."""
+    """Return the schedule of the nightly refresh, which embeds missing and stale partitions."""
 
     @dg.schedule(
         name=names.schedule,

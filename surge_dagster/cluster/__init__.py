@@ -1,1 +1,1 @@
-"""One run over many machines. The core knows nothing of it."""
+"""One run over many machines."""

@@ -144,6 +144,7 @@ class ClusterRun(Generic[T]):
         self._warn = warn
         self._force = setup.force
         self._sizes = sizes or stretches.SIZES
+        self._queue = Stretches([], divides_rows=False)
         self._stop = StopSignal(setup.grace_seconds)
         # It lists the output and begins the space, and is never run.
         self._local = setup.new_run(self._partitions.values(), pool, outputs=outputs)
@@ -174,9 +175,9 @@ class ClusterRun(Generic[T]):
                 if not due or self.stopped:
                     return
                 self.preparing = "the machines are starting"
-                queue = Stretches(due, divides_rows=not self._force, sizes=self._sizes)
+                self._queue = Stretches(due, divides_rows=not self._force, sizes=self._sizes)
                 with contextlib.closing(self._connect()) as cluster:
-                    yield from self._embed(cluster, queue)
+                    yield from self._embed(cluster)
         finally:
             self.report.peak_rss_bytes = gauge.peak_bytes
             self.report.wall_seconds = self._now()
@@ -211,21 +212,21 @@ class ClusterRun(Generic[T]):
         for decision in decisions:
             yield decision if isinstance(decision, Receipt | Failure) else decision.source
 
-    def _embed(self, cluster: Cluster[T], queue: Stretches) -> Generator[Event]:
+    def _embed(self, cluster: Cluster[T]) -> Generator[Event]:
         try:
-            while (queue or self._tasks) and not self._stop.stopping.is_set():
-                self._hand_out(cluster, queue)
+            while (self._queue or self._tasks) and not self._stop.stopping.is_set():
+                self._hand_out(cluster)
                 for task in cluster.wait(list(self._tasks), _LOOK_SECONDS):
-                    yield from self._take(cluster, task, queue)
-            yield from self._last_events(cluster, queue)
+                    yield from self._take(cluster, task)
+            yield from self._last_events(cluster)
         finally:
-            for _ in self._last_events(cluster, queue):
+            for _ in self._last_events(cluster):
                 pass  # the caller takes no more events; what they report is published
 
     def _now(self) -> float:
         return time.perf_counter() - self._begun
 
-    def _last_events(self, cluster: Cluster[T], queue: Stretches) -> Iterator[Event]:
+    def _last_events(self, cluster: Cluster[T]) -> Iterator[Event]:
         """End the stretches under way."""
         if self._tasks:
             self.stop()
@@ -236,16 +237,16 @@ class ClusterRun(Generic[T]):
         while self._tasks and time.monotonic() < deadline:
             for task in cluster.wait(list(self._tasks), _LOOK_SECONDS):
                 try:
-                    yield from self._take(cluster, task, queue)
+                    yield from self._take(cluster, task)
                 except (SurgeError, OSError) as error:  # the first one has ended the run
                     self._warn(str(error))
         self._tasks.clear()
 
-    def _hand_out(self, cluster: Cluster[T], queue: Stretches) -> None:
+    def _hand_out(self, cluster: Cluster[T]) -> None:
         machines = cluster.machines()
         self._enter(machines)
         speed = self._mean_speed()
-        wanted = 0 if speed is None else queue.machines_wanted(speed)
+        wanted = 0 if speed is None else self._queue.machines_wanted(speed)
         cluster.request(max(1, len(machines), wanted))
 
         held = Counter[str]()
@@ -255,7 +256,7 @@ class ClusterRun(Generic[T]):
             for name in machines:
                 if held[name] != count:
                     continue
-                stretch = queue.next(len(machines), speed, count)
+                stretch = self._queue.next(len(machines), speed, count)
                 if stretch is None:
                     continue
                 known = {key: self._known[key] for key in stretch.piece.keys}
@@ -279,7 +280,7 @@ class ClusterRun(Generic[T]):
                 self.work[name] = MachineWork(facts)
                 self._describe(facts)
 
-    def _take(self, cluster: Cluster[T], task_id: T, queue: Stretches) -> Iterator[Event]:
+    def _take(self, cluster: Cluster[T], task_id: T) -> Iterator[Event]:
         """Yield the events of a stretch that has ended."""
         task = self._tasks.pop(task_id)
         work = self.work[task.machine]
@@ -287,14 +288,14 @@ class ClusterRun(Generic[T]):
             outcome = cluster.result(task_id)
             self._require_shared(work, outcome)
         except MachineLost as lost:
-            yield from self._put_back_lost(cluster, task, queue, lost)
+            yield from self._put_back_lost(cluster, task, lost)
             return
         except (SurgeError, OSError) as error:
             # A machine that has done nothing may be the cause. Otherwise the run ends.
             can_wait = self._has_other(cluster, task.machine) or cluster.is_starting()
             if work.stretches or not can_wait:
                 raise
-            yield from self._put_back_failed(cluster, task, queue, str(error))
+            yield from self._put_back_failed(cluster, task, str(error))
             return
 
         events = [self._compared(work, event) for event in outcome.events]
@@ -308,51 +309,47 @@ class ClusterRun(Generic[T]):
         may_be_bad = not work.stretches and not self.stopped
         if has_failed and may_be_bad and self._has_other(cluster, task.machine):
             batches = [event for event in events if isinstance(event, SuperBatchReport)]
-            yield from self._new(batches, queue)
-            yield from self._put_back_failed(cluster, task, queue, failures[0].reason)
+            yield from self._new(batches)
+            yield from self._put_back_failed(cluster, task, failures[0].reason)
             return
 
         if not has_failed:
             work.stretches += 1
             work.weight += task.stretch.piece.weight
-        yield from self._new(events, queue)
-        yield from self._end_range(queue, task.stretch, outcome)
+        yield from self._new(events)
+        yield from self._end_range(task.stretch, outcome)
 
-    def _end_range(
-        self, queue: Stretches, stretch: Stretch, outcome: StretchOutcome
-    ) -> Iterator[Event]:
+    def _end_range(self, stretch: Stretch, outcome: StretchOutcome) -> Iterator[Event]:
         key = stretch.piece.keys[0]
         if stretch.piece.rows is None or outcome.stopped or key in self._ended:
             return
-        if queue.end_range(key):
+        if self._queue.end_range(key):
             self._outputs.refresh()
             for partition in self._still_due((key,)):
                 if isinstance(partition, Partition):
-                    queue.add_staged(key)
+                    self._queue.add_staged(key)
                 else:
-                    yield from self._new([partition], queue)
+                    yield from self._new([partition])
 
-    def _put_back_failed(
-        self, cluster: Cluster[T], task: _Task, queue: Stretches, reason: str
-    ) -> Iterator[Event]:
+    def _put_back_failed(self, cluster: Cluster[T], task: _Task, reason: str) -> Iterator[Event]:
         """Put back what a machine could not do that may be the cause itself."""
         stretch, events = self._without_published(task.stretch)
-        yield from self._new(events, queue)
+        yield from self._new(events)
         if stretch is not None:
-            queue.put_back(stretch)
+            self._queue.put_back(stretch)
         self._count_failure(cluster, task.machine, reason)
 
     def _put_back_lost(
-        self, cluster: Cluster[T], task: _Task, queue: Stretches, lost: MachineLost
+        self, cluster: Cluster[T], task: _Task, lost: MachineLost
     ) -> Iterator[Event]:
         """Put back what a machine was lost with; yield failures if it was lost too often."""
         stretch, events = self._without_published(task.stretch)
-        yield from self._new(events, queue)
+        yield from self._new(events)
         if stretch is None:
             self._warn(str(lost))
             return
         if task.machine in self._left_out:
-            queue.put_back(stretch)
+            self._queue.put_back(stretch)
             return
 
         # Two stretches of one process are one failure of the machine.
@@ -360,7 +357,7 @@ class ClusterRun(Generic[T]):
         is_new_loss = not work.lost_at or task.begun > work.lost_at[-1]
         work.lost_at.append(self._now())
 
-        is_kept = queue.put_back_lost(stretch)
+        is_kept = self._queue.put_back_lost(stretch)
         keys = stretch.piece.keys
         then = "left for the next run" if self.stopped else "done again"
         if not is_kept:
@@ -372,7 +369,7 @@ class ClusterRun(Generic[T]):
                     f"{key!r}: machines were lost with it three times, the last time so: {lost}. "
                     "Correct the cause, then run again."
                 )
-                yield from self._new([Failure(key, reason, in_source=False)], queue)
+                yield from self._new([Failure(key, reason, in_source=False)])
         if is_new_loss and self._has_other(cluster, task.machine):
             self._count_failure(cluster, task.machine, str(lost))
 
@@ -395,6 +392,7 @@ class ClusterRun(Generic[T]):
     def _still_due(self, keys: Sequence[str]) -> Iterator[Receipt | Failure | Partition]:
         """Decide again about partitions that a machine may have published."""
         partitions = [self._partitions[key] for key in keys if key not in self._ended]
+        self._outputs.look_at(keys)
         for partition in partitions:
             self._known[partition.key] = self._outputs.freshness(partition)
         yield from self._decisions(partitions)
@@ -438,7 +436,7 @@ class ClusterRun(Generic[T]):
                 f"one with: {reason}"
             )
 
-    def _new(self, events: Iterable[Event], queue: Stretches) -> Iterator[Event]:
+    def _new(self, events: Iterable[Event]) -> Iterator[Event]:
         """Yield the events that are new; a file that was found fresh is one of a lost machine."""
         for event in events:
             match event:
@@ -449,15 +447,15 @@ class ClusterRun(Generic[T]):
                 case _ if event.key in self._ended:
                     continue
                 case Receipt(action="fresh"):
-                    self._end(event.key, queue)
+                    self._end(event.key)
                     yield self._counted(replace(event, action="encoded"))
                 case _:
-                    self._end(event.key, queue)
+                    self._end(event.key)
                     yield self._counted(event)
 
-    def _end(self, key: str, queue: Stretches) -> None:
+    def _end(self, key: str) -> None:
         self._ended.add(key)
-        queue.drop(key)
+        self._queue.drop(key)
 
     def _counted(self, event: Event) -> Event:
         if isinstance(event, Receipt) and event.action != "fresh":

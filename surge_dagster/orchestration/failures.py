@@ -207,7 +207,7 @@ def _table(
 
 
 def _cell(text: str) -> str:
-    """As code, because a file's name may be Markdown of an image or a link."""
+    """Return code, because a file's name may be Markdown of an image or a link."""
     shown = text.replace("|", "\\|").replace("`", "'").replace("\n", " ")
     return f"`{shown or ' '}`"
 
@@ -229,6 +229,6 @@ def _remedy(error: BaseException) -> str:
 
 
 def _reason(failure: Failure) -> str:
-    """The reason without the key and the remedy, which have columns of their own."""
+    """Return the reason without key and remedy, which have columns of their own."""
     reason = failure.reason.removesuffix(failure.remedy) if failure.remedy else failure.reason
     return reason.strip().removeprefix(f"partition {failure.key!r}").lstrip(":, ")

@@ -32,7 +32,11 @@ from surge_dagster.orchestration.footer_checks import footer_failures
 from surge_dagster.orchestration.launch import LaunchConfig, Unattended, is_by_operator
 from surge_dagster.orchestration.names import PUBLISH_SHARE, CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
-from surge_dagster.orchestration.partition_keys import in_chunks, to_partition_key
+from surge_dagster.orchestration.partition_keys import (
+    from_partition_key,
+    in_chunks,
+    to_partition_key,
+)
 from surge_dagster.orchestration.readers_space import report_readers_space
 from surge_dagster.orchestration.records import failed_on_record, last_embeddings, read_catalogued
 from surge_dagster.orchestration.removed_partitions import handle_removed_partitions
@@ -71,7 +75,8 @@ class Refresh:
         self._catalogued = read_catalogued(names, context.instance)
         outcome.embedding_ids = self._catalogued.embedding_ids
         done = done_before(names, context) if config.force else set[str]()
-        self._record = OnRecord(self._catalogued, failed_on_record(names, context.instance), done)
+        failed = set(map(from_partition_key, failed_on_record(names, context.instance)))
+        self._record = OnRecord(self._catalogued, failed, done)
         events_seconds = (1 - PUBLISH_SHARE) * self._resources.encoder.grace_seconds
         self._events = RunEvents(names, context, self._catalogued, outcome, events_seconds)
 

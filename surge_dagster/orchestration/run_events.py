@@ -150,7 +150,7 @@ class RunEvents(EventWriter[Event | _Embedding]):
     def _materializations(
         self, embeddings: Sequence[_Embedding]
     ) -> Iterator[dg.AssetMaterialization]:
-        """The events of partitions, made when the events that they point at are stored."""
+        """Yield the events of partitions, after the events that they point at are stored."""
         superbatches = {each.receipt.superbatch for each in embeddings} - {None}
         if superbatches - self._superbatch_ids.keys():
             self._read_superbatch_ids()

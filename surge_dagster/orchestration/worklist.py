@@ -86,11 +86,11 @@ def requested_partitions(
 
 @dataclass(frozen=True, slots=True)
 class OnRecord:
-    """What Dagster has on record before a run, by partition key.
+    """What Dagster has on record before a run.
 
     Attributes:
-        failed: partitions that Dagster shows as failed.
-        done: partitions that a forced run does not encode again; see `done_before`.
+        failed: catalog keys that Dagster shows as failed.
+        done: catalog keys that a forced run does not encode again; see `done_before`.
     """
 
     catalogued: Catalogued
@@ -98,14 +98,15 @@ class OnRecord:
     done: set[str]
 
     def shows(self, file: PublishedFile, source_version: str) -> bool:
-        key = to_partition_key(file.facts.partition_key)
-        return key not in self.failed and self.catalogued.knows(
-            key, file.facts.desired_version, source_version
-        )
+        key = file.facts.partition_key
+        if key in self.failed:
+            return False
+        partition_key = to_partition_key(key)
+        return self.catalogued.knows(partition_key, file.facts.desired_version, source_version)
 
 
 def done_before(names: CatalogNames, context: dg.OpExecutionContext) -> set[str]:
-    """Return the partition keys that a forced run need not encode again.
+    """Return the catalog keys that a forced run need not encode again.
 
     A run continues others if Dagster launched it after a failure, or an operator "from failure".
     One that is executed again as a whole starts from the beginning.
@@ -123,7 +124,7 @@ def done_before(names: CatalogNames, context: dg.OpExecutionContext) -> set[str]
 
 
 def _embedded(names: CatalogNames, instance: dg.DagsterInstance, run_id: str) -> Iterator[str]:
-    """Yield partition keys that a run has embedded, without files that it only reported again."""
+    """Yield catalog keys that a run has embedded, without files that it only reported again."""
     kind = dg.DagsterEventType.ASSET_MATERIALIZATION
     cursor = None
     has_more = True
@@ -136,7 +137,7 @@ def _embedded(names: CatalogNames, instance: dg.DagsterInstance, run_id: str) ->
             if event is None or event.asset_key != names.embeddings or event.partition is None:
                 continue
             if "reused" not in event.metadata:
-                yield event.partition
+                yield from_partition_key(event.partition)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +183,11 @@ def make_worklist(
     work = Worklist(outputs)
     unrecorded: dict[str, PublishedFile] = {}
     for partition in outputs.looked_at(candidates):
-        partition_key = to_partition_key(partition.key)
         freshness = _judged(partition, work, space, checks)
         file = freshness.file
         is_fresh = file is not None and freshness.status == "fresh"
-        is_selected = config.select.takes(freshness.status, partition_key in record.failed)
-        is_forced = config.force and partition_key not in record.done
+        is_selected = config.select.takes(freshness.status, partition.key in record.failed)
+        is_forced = config.force and partition.key not in record.done
 
         if freshness.error is not None:
             work.failures.append(unreadable(partition.key, freshness.error))
@@ -212,7 +212,7 @@ def make_worklist(
         else:
             work.differing.append(found)
             outputs.refuse(file, found)
-            if config.select.takes("missing", to_partition_key(partition.key) in record.failed):
+            if config.select.takes("missing", partition.key in record.failed):
                 work.add(partition, Freshness("missing"))
     return work
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.cluster.hosts import Host
+from tests.cluster.hosts import Host, hosts
+from tests.cluster.servers import Bucket
+from tests.extras import require
 from tests.service.lanes import until
 
 MODEL, BIN = "hash://64", Path(sys.executable).parent
@@ -30,13 +33,12 @@ class RayHosts:
     Args:
         output: None for a folder beside the catalog.
         env: of all processes, beside the test's own.
-        options: of each `ray start`.
     """
 
     hosts: Sequence[Host]
     output: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
-    options: Sequence[object] = ()
+    bucket: Bucket | None = None
     _joining: dict[Host, subprocess.Popen[str]] = field(default_factory=dict)
 
     @property
@@ -45,28 +47,18 @@ class RayHosts:
 
     def start(self, *options: object) -> None:
         address = ("--node-ip-address", self.head.address, "--port", 6379)
-        self.head.run(
-            *_RAY,
-            "--head",
-            *address,
-            "--include-dashboard=false",
-            *self.options,
-            *options,
-            env=self.env,
-        )
+        of_head = ("--head", *address, "--include-dashboard=false", *options)
+        self.head.run(*_RAY, *of_head, env=self.env)
         until(lambda: len(self.supervise()) == len(self.hosts), 60 + 10 * len(self.hosts))
 
-    def join(self, host: Host, *options: object, env: Mapping[str, str] | None = None) -> None:
+    def join(self, host: Host) -> None:
         """Begin to start Ray on a host, with the Ray that it belongs to."""
         address = ("--address", f"{self.head.address}:6379", "--node-ip-address", host.address)
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self._joining[host] = host.popen(
-            *_RAY, *address, *self.options, *options, env={**self.env, **(env or {})}, **quiet
-        )
+        self._joining[host] = host.popen(*_RAY, *address, env=self.env, **quiet)
 
     def supervise(self) -> list[Host]:
-        """Start Ray where it does not run, as a supervisor of each host does; gives the hosts where
-        it runs."""
+        """Start Ray where it does not run; return the hosts where it runs."""
         for host in self.hosts[1:]:
             at_once = sum(map(self._is_joining, self.hosts))
             if at_once < _JOIN_AT_ONCE and not self._is_joining(host) and not host.runs(RAYLET):
@@ -85,23 +77,11 @@ class RayHosts:
         said = self.head.run(sys.executable, "-c", _ALIVE, env=self.env).splitlines()
         return set(next(line for line in said if line.startswith("alive")).split()[1:])
 
-    def embedding(self, catalog: Path, log: Path, *options: object) -> subprocess.Popen[str]:
-        """A driver on the head; what it says is appended to a file."""
-        command = (
-            BIN / "surge-dagster",
-            "embed",
-            catalog,
-            self.output or catalog.parent / "output",
-            "--model",
-            MODEL,
-        )
+    def embedding(self, catalog: Path, log: Path) -> subprocess.Popen[str]:
+        """A driver on the head; what it prints is appended to a file."""
         with log.open("a") as file:
             return self.head.popen(
-                *command,
-                "--cluster",
-                "auto",
-                "--json",
-                *options,
+                *self._command("embed", catalog, "--cluster", "auto", "--json"),
                 env=self.env,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -109,12 +89,22 @@ class RayHosts:
 
     def verify(self, catalog: Path) -> None:
         """Every partition has one file with its rows, in order, each with its own vector."""
-        command = (
-            BIN / "surge-dagster",
-            "verify",
-            catalog,
-            self.output or catalog.parent / "output",
-            "--model",
-            MODEL,
-        )
-        self.head.run(*command, "--reencode", "all", env=self.env)
+        self.head.run(*self._command("verify", catalog, "--reencode", "all"), env=self.env)
+
+    def _command(self, verb: str, catalog: Path, *options: object) -> tuple[object, ...]:
+        output = self.output or catalog.parent / "output"
+        return (BIN / "surge-dagster", verb, catalog, output, "--model", MODEL, *options)
+
+
+@contextmanager
+def ray_hosts(count: int, root: Path, *, with_bucket: bool = False) -> Iterator[RayHosts]:
+    """A running cluster; its output may be a bucket on a further host."""
+    require("ray", "ray")
+    with hosts(count + with_bucket, root) as made:
+        cluster = RayHosts(made[:count])
+        if with_bucket:
+            bucket = Bucket(made[-1])
+            bucket.start()
+            cluster = RayHosts(made[:count], bucket.url, bucket.env, bucket)
+        cluster.start()
+        yield cluster

@@ -29,14 +29,9 @@ _USER, _DATA = "postgres", "/tmp/data"  # the server refuses to run as root
 
 @dataclass(frozen=True)
 class Bucket:
-    """An empty bucket on a host.
-
-    Args:
-        words: for the server, see there.
-    """
+    """An empty bucket on a host."""
 
     host: Host
-    words: tuple[str, ...] = ()
     url = f"s3://{BUCKET}/out"
 
     @property
@@ -62,15 +57,12 @@ class Bucket:
         return dict(re.findall(r"<Key>([^<]*)</Key>.*?<ETag>([^<]*)</ETag>", listing))
 
     def start(self) -> None:
-        command = (
-            sys.executable,
-            "-m",
-            "tests.engine.store.object_server",
-            self.host.address,
-            _PORT,
-            *self.words,
+        command = (sys.executable, "-m", "tests.engine.store.object_server")
+        server = self.host.popen(
+            *(*command, self.host.address, _PORT),
+            env={"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
         )
-        server = self.host.popen(*command, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE)
         assert server.stdout is not None
         assert server.stdout.readline() == f"{self.endpoint}\n"
 

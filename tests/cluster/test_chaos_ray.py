@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import random
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,10 +16,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.synthetic import build_synthetic_catalog
-from tests.cluster.hosts import Host, hosts, parquet_files
-from tests.cluster.ray_hosts import MACHINE, RayHosts
-from tests.cluster.servers import Bucket
-from tests.extras import require
+from tests.cluster.hosts import Host, parquet_files
+from tests.cluster.ray_hosts import MACHINE, RayHosts, ray_hosts
 from tests.service.lanes import until
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
@@ -29,40 +26,13 @@ PARTITIONS = 200
 FAULTS = ["host"] * 12 + ["moment"] * 2 + ["link"] + ["driver"] * 3
 
 
-@contextmanager
-def ray_hosts(count: int, root: Path) -> Iterator[RayHosts]:
-    require("ray", "ray")
-    with hosts(count, root) as made:
-        cluster = RayHosts(made)
-        cluster.start()
-        yield cluster
-
-
-@contextmanager
-def ray_hosts_and_bucket(count: int, root: Path) -> Iterator[tuple[RayHosts, Bucket]]:
-    require("ray", "ray")
-    with hosts(count + 1, root) as made:
-        bucket = Bucket(made[-1])
-        bucket.start()
-        cluster = RayHosts(made[:-1], bucket.url, bucket.env)
-        cluster.start()
-        yield cluster, bucket
-
-
 @dataclass
 class Production:
-    """A catalog that changes and is embedded again and again, by one driver after the other.
-
-    Attributes:
-        ended: drivers that were not killed.
-    """
+    """A catalog that changes and is embedded again and again, by one driver after the other."""
 
     cluster: RayHosts
-    bucket: Bucket | None
     root: Path
-    texts: int
     version: int = 0
-    ended: int = 0
     _driver: subprocess.Popen[str] | None = None
 
     @property
@@ -76,23 +46,19 @@ class Production:
     def change(self) -> None:
         """All texts are others from now on."""
         self.version += 1
-        build_synthetic_catalog(
-            self.catalog, texts=self.texts, partitions=PARTITIONS, seed=self.version
-        )
+        texts = 200_000 if self.cluster.bucket else 800_000
+        build_synthetic_catalog(self.catalog, texts=texts, partitions=PARTITIONS, seed=self.version)
 
     def begin(self) -> subprocess.Popen[str]:
         return self.cluster.embedding(self.catalog, self.log)
 
     def drive(self) -> None:
-        """Keep a driver at work: a killed one is followed by the next, one that has ended by one
-        for newer texts."""
-        if self._driver is not None and (code := self._driver.poll()) is not None:
-            self._driver = None
-            if code >= 0:
-                assert code == 0, self.log.read_text()
-                self.ended += 1
-                self.change()
-        if self._driver is None:
+        """Keep a driver at work; one that has ended is followed by one for newer texts."""
+        code = None if self._driver is None else self._driver.poll()
+        if code is not None and code >= 0:
+            assert code == 0, self.log.read_text()
+            self.change()
+        if self._driver is None or code is not None:
             self._driver = self.begin()
 
     def kill_driver(self) -> None:
@@ -102,8 +68,9 @@ class Production:
 
     def published(self) -> set[tuple[str, object]]:
         """Each file, with what tells its versions apart."""
-        if self.bucket is not None:
-            return {item for item in self.bucket.objects().items() if item[0].endswith(".parquet")}
+        if self.cluster.bucket is not None:
+            objects = self.cluster.bucket.objects().items()
+            return {(name, etag) for name, etag in objects if name.endswith(".parquet")}
         return set[tuple[str, object]](parquet_files(self.root / "output"))
 
     def until_more_is_published(self, files: int = 10) -> None:
@@ -153,12 +120,8 @@ def test_partitions_survive_killed_hosts_cut_links_and_killed_drivers(
 ) -> None:
     rng = random.Random(seed)
     faults = rng.sample(FAULTS, len(FAULTS))
-    opened = ray_hosts_and_bucket if storage == "bucket" else ray_hosts
-    with opened(5, tmp_path) as made:
-        cluster, bucket = made if isinstance(made, tuple) else (made, None)
-        production = Production(
-            cluster, bucket, tmp_path, texts=800_000 if bucket is None else 200_000
-        )
+    with ray_hosts(5, tmp_path, with_bucket=storage == "bucket") as cluster:
+        production = Production(cluster, tmp_path)
         production.change()
         for fault in faults:
             production.until_more_is_published()

@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.synthetic import build_synthetic_catalog
-from tests.cluster.hosts import hosts
-from tests.cluster.ray_hosts import BIN, MACHINE, MODEL, RayHosts
-from tests.extras import require
+from tests.cluster.ray_hosts import BIN, MACHINE, MODEL, RayHosts, ray_hosts
 from tests.service.lanes import until
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
@@ -33,10 +31,7 @@ print((_internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL) or b"none").decode(
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[RayHosts]:
     """A head and two hosts of a Ray cluster."""
-    require("ray", "ray")
-    with hosts(3, tmp_path) as network:
-        cluster = RayHosts(network)
-        cluster.start()
+    with ray_hosts(3, tmp_path) as cluster:
         yield cluster
 
 
