@@ -315,26 +315,27 @@ def _long_texts(count: int) -> Iterator[str]:
 
 def lines(document: Document) -> Iterator[str]:
     """Yield the tables of the scenarios that were measured."""
-    yield f"{'serialization, MB/s':20}{'tmpfs':>10}{'disk':>10}{'checks':>10}"
-    for size in document.get("serialization", ()):
-        megabytes = size["matrix_bytes"] / 1e6
-        tmpfs = megabytes / size["tmpfs_seconds"]
-        disk = megabytes / size["disk_seconds"]
-        share = size["validation_share"]
-        yield f"{size['rows']:>15,} rows{tmpfs:>10,.0f}{disk:>10,.0f}{share:>10.1%}"
+    if "serialization" in document:
+        yield f"{'serialization, MB/s':20}{'tmpfs':>10}{'disk':>10}{'checks':>10}"
+        for size in document["serialization"]:
+            megabytes = size["matrix_bytes"] / 1e6
+            tmpfs = megabytes / size["tmpfs_seconds"]
+            disk = megabytes / size["disk_seconds"]
+            share = size["validation_share"]
+            yield f"{size['rows']:>15,} rows{tmpfs:>10,.0f}{disk:>10,.0f}{share:>10.1%}"
 
     if "tiny" in document:
         tiny = document["tiny"]
         yield f"{tiny['partitions']:,} partitions of {_TINY_TEXTS} texts, partitions per second:"
-        yield ", ".join(
-            f"{name} {rate:,.0f}" for name, rate in tiny["partitions_per_second"].items()
-        )
+        for name, rate in tiny["partitions_per_second"].items():
+            yield f"{name:20}{rate:>10,.0f}"
 
-    yield f"{'memory':28}{'partitions':>12}{'texts':>12}{'limit, ledger, above start MB':>32}"
-    for case in document.get("bound", ()):
-        sizes = ("limit_bytes", "ledger_peak_bytes", "above_start_bytes")
-        peaks = ", ".join(f"{case[size] / 1e6:,.0f}" for size in sizes)
-        yield f"{case['case']:28}{case['partitions']:>12,}{case['texts']:>12,}{peaks:>32}"
+    if "bound" in document:
+        yield f"{'memory':28}{'partitions':>12}{'texts':>12}{'limit, ledger, above start MB':>32}"
+        for case in document["bound"]:
+            sizes = ("limit_bytes", "ledger_peak_bytes", "above_start_bytes")
+            peaks = ", ".join(f"{case[size] / 1e6:,.0f}" for size in sizes)
+            yield f"{case['case']:28}{case['partitions']:>12,}{case['texts']:>12,}{peaks:>32}"
 
 
 def targets(document: Document) -> Iterator[Target]:
