@@ -18,7 +18,6 @@ from surge_dagster.terminal import messages, terminable
 @takes_settings("output", "model", "trust_remote_code", "devices", "precision")
 def serve(
     settings: Settings,
-    context: typer.Context,
     host: Annotated[
         str,
         typer.Option(help="Address to listen on; one that other machines reach needs --api-keys."),
@@ -85,13 +84,10 @@ def serve(
         bulk_share=bulk_share,
     )
     address = ServiceSettings(host=host, port=port, uds=uds, api_keys=api_keys, batches=batches)
-    # Not of one in the settings file, which may be that of the next space before a run has begun
-    # it.
-    named = settings.encoding_spec().resolve() if context.params["model"] is not None else None
     with terminable():
         try:
             run_service(
-                ServedSpaces(store, lanes, named),
+                ServedSpaces(store, lanes),
                 address,
                 lambda text: messages.print(text, markup=False),
             )

@@ -1,226 +1,115 @@
-"""One batch on its way through the lanes.
+"""One batch as an `EmbeddingRun` over its file.
 
-Lines go to a lane in groups, and the answers of a group are appended to the output and the error
-file. These are flushed, and after them the batch's record, which has the sizes of both. What a
-crash leaves beyond these sizes is cut off later, so that each line is answered once.
+The run writes all vectors into one file of a scratch output. It stages what it has encoded, so a
+batch goes on where it was when a service ended. At the end the results are written from that file,
+so each line is answered once.
 
-Documents go to the bulk lane, and queries too where the model encodes both alike. Other queries
-share the lane of those that clients wait for: they go there line by line, while nothing else waits.
+Workers of its own encode a batch, at the niceness of bulk work: a batch goes on in its space after
+a switch to another one.
 """
 
 from __future__ import annotations
 
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import islice
+from pathlib import Path
+from typing import Literal
 
-from surge_dagster.engine.model.prompts import Task
-from surge_dagster.engine.support.waiting import TURN_SECONDS
-from surge_dagster.service import errors
-from surge_dagster.service.answers import embeddings_body, row_ranges
-from surge_dagster.service.batch_lines import (
-    Batch,
-    BatchError,
-    Line,
-    RequestCounts,
-    answered,
-    check_lines,
-    parse_line,
-    read_lines,
-    unanswered,
-)
-from surge_dagster.service.errors import refusal_response
-from surge_dagster.service.files import FileStore
-from surge_dagster.service.lane import Encoded
-from surge_dagster.service.spaces import ServedSpace, ServedSpaces
+import numpy as np
+import pyarrow.parquet as pq
+from pydantic import BaseModel
 
-_REFUSED = (errors.RequestTooLarge, errors.TooLong, errors.UnusableText)
-_GROUP_TEXTS, _GROUP_BYTES = 512, 256 << 10
-_GROUPS = 8  # in the lane, so that it has texts while answers are written
-_LOOK_SECONDS, _CHECKED_LINES = 0.01, 1000
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import Cancelled, TransientError
+from surge_dagster.engine.files.formats import file_name
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.run.report import Failure
+from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.service.answers import EmbeddingList, embedding_list, row_ranges
+from surge_dagster.service.batch_file import Line, parse_line, partition_of, read_raw_lines
+from surge_dagster.service.errors import Error, Refusal, too_long
+from surge_dagster.service.spaces import converted
+from surge_dagster.service.tokens import TextTokens
+
+Kind = Literal["output", "error"]
 
 
-class BatchFailed(Exception):
-    """The batch ends without answers to the lines that are left."""
-
-    def __init__(self, errors: list[BatchError]) -> None:
-        super().__init__(errors)
-        self.errors = errors
-
-
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    """Lines in one request to a lane."""
-
-    lines: Sequence[Line]
-    served: ServedSpace
-    encoded: Future[Encoded]
+class ResultResponse(BaseModel):
+    status_code: int
+    request_id: str
+    headers: dict[str, str]
+    body: EmbeddingList | Error
 
 
-@dataclass(slots=True)
-class BatchRun:
-    """Answers those lines of a batch that have no answer yet.
+class Result(BaseModel):
+    """A line of the output file (200), or of the error file."""
 
-    What stands in its way for a while, such as a space that is being loaded, is raised as the
-    `SurgeError` that it is: another run of the batch goes on behind the last group that was kept.
+    id: str
+    custom_id: str
+    response: ResultResponse
+    error: None = None
+
+
+def encode(path: Path, scratch: Path, pool: EncoderPool, is_over: Callable[[], bool]) -> None:
+    """Encode all lines of a file.
 
     Args:
-        check: raises what ends the work.
-        change: appends to the output and the error file, and keeps changes of the batch's record.
+        scratch: folder of the output that the vectors go to.
+        is_over: whether to end early; what is encoded is kept there.
+
+    Raises:
+        Cancelled: `is_over()` was true.
+        Refusal: a text cannot be encoded.
+        SurgeError: it is to be tried again.
     """
-
-    batch: Batch
-    spaces: ServedSpaces
-    files: FileStore
-    check: Callable[[], None]
-    change: Callable[..., Batch]
-
-    def validate(self) -> None:
-        """Check all lines before the first is encoded.
-
-        Raises:
-            BatchFailed: which lines are wrong.
-        """
-        with self.files.content(self.batch.input_file_id).open("rb") as source:
-            total, problems = check_lines(self._lines(source), self._served(), self.batch.task)
-        if problems:
-            raise BatchFailed(problems)
-        counts = RequestCounts(total=total)
-        self.batch = self.change(
-            {}, status="in_progress", in_progress_at=int(time.time()), request_counts=counts
-        )
-
-    def encode(self) -> None:
-        """Answer them as the endpoint does.
-
-        Raises:
-            BatchFailed: the space is no longer served.
-        """
-        has_own_lane = self._served().queries.space.side == "query"
-        groups, waiting = self._left(alone="query" if has_own_lane else None), deque[_Sent]()
-        try:
-            while True:
-                waiting.extend(
-                    self._send(lines) for lines in islice(groups, _GROUPS - len(waiting))
-                )
-                if not waiting:
-                    return
-                self._keep([*self._answers(waiting[0])])
-                waiting.popleft()
-        finally:
-            for sent in waiting:
-                sent.encoded.cancel()
-
-    def refuse(self, error: BatchError) -> None:
-        """Answer them with this error."""
-        for lines in self._left():
-            self._keep([("error", unanswered(self.batch.id, line, error)) for line in lines])
-
-    def _served(self) -> ServedSpace:
-        try:
-            return self.spaces.find(self.batch.model)
-        except errors.UnknownSpace as error:
-            if not self.spaces.is_ready:  # it is not known yet which spaces there are
-                raise
-            raise BatchFailed([BatchError(code="model_not_found", message=str(error))]) from None
-
-    def _lines(self, source: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-        """Ends with the work also where very many lines are blank."""
-        return read_lines(
-            raw
-            for number, raw in enumerate(source)
-            if number % _CHECKED_LINES or self.check() is None
-        )
-
-    def _left(self, alone: Task | None = None) -> Iterator[list[Line]]:
-        """Groups of the lines that have no answer; each line of the task `alone` is one."""
-        batch, counts = self.batch, self.batch.request_counts
-        with self.files.content(batch.input_file_id).open("rb") as source:
-            left = islice(self._lines(source), counts.completed + counts.failed, None)
-            yield from _groups((parse_line(*numbered, batch.task) for numbered in left), alone)
-
-    def _keep(self, answers: Sequence[tuple[str, bytes]]) -> None:
-        """Make the answers of a group last."""
-        kinds = Counter(kind for kind, _ in answers)
-        results = {kind: b"".join(line for each, line in answers if each == kind) for kind in kinds}
-        counts = self.batch.request_counts
-        done = {
-            "completed": counts.completed + kinds["output"],
-            "failed": counts.failed + kinds["error"],
-        }
-        self.batch = self.change(results, request_counts=counts.model_copy(update=done))
-
-    def _send(self, lines: Sequence[Line]) -> _Sent:
-        """Puts lines of one kind into the queue of their lane; waits as long as it takes none."""
-        texts = [text for line in lines for text in line.request.texts]
-        encoded = Future[Encoded]()
-        while True:
-            self.check()
-            served = self._served()
-            is_urgent = lines[0].task == "query" and served.queries.space.side == "query"
-            lane = served.queries if is_urgent else served.documents
-            try:
-                if not (is_urgent and lane.is_alive and lane.waiting_tokens):
-                    encoded = lane.accept(texts, truncate=bool(lines[0].request.truncate))
-                    return _Sent(lines, served, encoded)
-            except errors.Overloaded:
-                pass
-            except _REFUSED as error:
-                encoded.set_exception(error)
-                return _Sent(lines, served, encoded)
-            time.sleep(_LOOK_SECONDS)
-
-    def _answers(self, sent: _Sent) -> Iterator[tuple[str, bytes]]:
-        """What is written of a line, and into which file; where a lane refuses several lines, each
-        is sent alone."""
-        while not wait([sent.encoded], TURN_SECONDS).done:
-            self.check()
-        try:
-            encoded = sent.encoded.result()
-        except _REFUSED as error:
-            if len(sent.lines) == 1:
-                response = refusal_response(error)
-                yield (
-                    "error",
-                    answered(
-                        self.batch.id, sent.lines[0], response.status_code, bytes(response.body)
-                    ),
-                )
-            else:
-                for line in sent.lines:
-                    yield from self._answers(self._send([line]))
-            return
-        start, name = 0, sent.served.space.name
-        sizes = {line.request.dimensions for line in sent.lines}
-        vectors = {size: sent.served.converted(encoded.vectors, size) for size in sizes}
-        for line in sent.lines:
-            stop = start + len(line.request.texts)
-            rows, start = slice(start, stop), stop
-            found, tokens = vectors[line.request.dimensions][rows], int(encoded.tokens[rows].sum())
-            body = embeddings_body(found, line.request.encoding_format, name, tokens)
-            yield (
-                "output",
-                answered(self.batch.id, line, 200, body, row_ranges(encoded.truncated[rows])),
-            )
+    store = LocalStore(scratch)
+    run = EmbeddingRun([partition_of(path)], store, pool, include_text=False, task=pool.space.task)
+    with closing(run.events()) as events:
+        for event in events:
+            if isinstance(event, Failure):
+                if event.transient:
+                    raise TransientError(event.reason)
+                raise Refusal(400, "unusable_text", event.reason)
+            if is_over():
+                raise Cancelled
 
 
-def _groups(lines: Iterator[Line], alone: Task | None) -> Iterator[list[Line]]:
-    """Lines of one kind, read as they are needed."""
-    group, texts, size = list[Line](), 0, 0
-    for line in lines:
-        is_full = texts >= _GROUP_TEXTS or size + line.size > _GROUP_BYTES or line.task == alone
-        if group and (is_full or _kind(line) != _kind(group[0])):
-            yield group
-            group, texts, size = [], 0, 0
-        group.append(line)
-        texts, size = texts + len(line.request.texts), size + line.size
-    if group:
-        yield group
+def results(
+    path: Path, scratch: Path, pool: EncoderPool, space: Space
+) -> Iterator[tuple[Kind, Result]]:
+    """Yield the result of each line, and the file that it belongs to."""
+    tokenize = TextTokens(pool.space, pool.start())
+    vectors = _read_vectors(scratch / file_name(pool.space.name, partition_of(path).key))
+    for number, raw in read_raw_lines(path):
+        line = parse_line(raw)
+        matrix = np.stack(list(islice(vectors, len(line.body.input))))
+        texts = tokenize(line.body.input)
+        truncated = np.array([text.is_truncated for text in texts])
+        if truncated.any() and not line.body.truncate:
+            error = too_long(truncated, space.max_length)
+            yield "error", _result(number, line, error.status, error.body())
+            continue
+
+        tokens = sum(min(text.tokens, space.max_length) for text in texts)
+        found = converted(space, matrix, line.body.dimensions)
+        body = embedding_list(found, line.body.encoding_format, space.name, tokens)
+        yield "output", _result(number, line, 200, body, row_ranges(truncated))
 
 
-def _kind(line: Line) -> tuple[Task, bool]:
-    """Whether texts are documents or queries, and whether they are cut."""
-    return line.task, bool(line.request.truncate)
+def _read_vectors(path: Path) -> Iterator[np.ndarray]:
+    for batch in pq.ParquetFile(path).iter_batches(columns=["embedding"]):
+        values = batch["embedding"].flatten().to_numpy()
+        yield from values.reshape(len(batch), -1).astype(np.float32, copy=False)
+
+
+def _result(
+    number: int, line: Line, status: int, body: EmbeddingList | Error, truncated_rows: str = ""
+) -> Result:
+    id = f"batch_req_{number}"
+    headers = {"surge-truncated-rows": truncated_rows} if truncated_rows else {}
+    response = ResultResponse.model_construct(
+        status_code=status, request_id=id, headers=headers, body=body
+    )
+    return Result.model_construct(id=id, custom_id=line.custom_id, response=response)

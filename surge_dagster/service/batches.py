@@ -1,74 +1,106 @@
-"""Batches: what clients ask to have encoded when the device has time, kept in a folder until it is
-done.
+"""Batches: files of requests that are encoded when the devices have time.
 
-A thread works them off in the order in which they were made. One whose space takes nothing now is
-tried again after the others. What was open when a service ended, however it ended, goes on when the
-next one has the folder.
+All lines of a batch are checked when it is made. A thread works batches off in the order in which
+they were made; one that cannot be encoded now is tried again after the others. What was open when a
+service ended, however it ended, goes on when the next one has the folder.
 """
 
 from __future__ import annotations
 
 import logging
-import os
+import shutil
 import threading
 import time
-from collections.abc import Mapping
-from functools import partial
-from itertools import islice
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from filelock import FileLock, Timeout
+from pydantic import BaseModel, Field
 
-from surge_dagster.engine.errors import Cancelled, ConfigError, SurgeError
+from surge_dagster.engine.errors import Cancelled, SurgeError
 from surge_dagster.engine.model.prompts import Task
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.support.waiting import wait_for_thread
-from surge_dagster.service.batch_lines import (
-    OPEN,
-    Batch,
-    BatchErrors,
-    BatchRequest,
+from surge_dagster.service.batch_file import (
+    BatchError,
+    Endpoint,
+    Line,
+    check_lines,
     parse_line,
-    read_lines,
+    read_raw_lines,
 )
-from surge_dagster.service.batch_run import BatchFailed, BatchRun
-from surge_dagster.service.errors import ClientError
-from surge_dagster.service.files import FileDeleted, FileStore, Records
+from surge_dagster.service.batch_run import Kind, Result, encode, results
+from surge_dagster.service.errors import Refusal
+from surge_dagster.service.files import FileDeleted, FileStore, Record, Records
+from surge_dagster.service.requests import require_offered
 from surge_dagster.service.spaces import ServedSpaces
 
 log = logging.getLogger(__name__)
 
 _AGAIN_SECONDS = 10.0
-# before the first request, since nothing else is done while they are read
-_MOST_BLANK_LINES = 1_000
+_CLOSING_SECONDS = 30.0
+_NO_LINE = (0, b"")
+
+
+class BatchRequest(BaseModel, strict=True, frozen=True):
+    """The body of `POST …/batches`; other fields are ignored."""
+
+    input_file_id: str
+    endpoint: Endpoint
+    completion_window: Literal["24h"]
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+
+
+class BatchErrors(BaseModel, frozen=True):
+    object: Literal["list"] = "list"
+    data: list[BatchError]
+
+
+class RequestCounts(BaseModel, frozen=True):
+    total: int
+    completed: int = 0
+    failed: int = 0
+
+
+class Batch(Record, BatchRequest, frozen=True):
+    """A batch, which never expires. `model` is the name of the space that it is pinned to."""
+
+    object: Literal["batch"] = "batch"
+    model: str
+    task: Task
+    status: Literal["in_progress", "failed", "completed", "cancelled"] = "in_progress"
+    errors: BatchErrors | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    created_at: int
+    in_progress_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: RequestCounts
 
 
 class Batches:
-    """The batches and files of a folder, which no other service may use meanwhile. Use `with` to
-    work on them.
+    """The batches and files of a folder. Use `with` to work on them.
 
     Args:
         spaces: are started before this, and closed after it.
 
     Raises:
-        ConfigError: the folder cannot be written, or another service uses it.
+        ConfigError: the folder cannot be written.
     """
 
     def __init__(self, spaces: ServedSpaces, folder: Path) -> None:
         store = LocalStore(folder)
-        store.prepare("")
-        self._owned = FileLock(folder / ".service.lock", blocking=False, thread_local=False)
-        try:
-            self._owned.acquire()
-        except Timeout:
-            raise ConfigError(
-                f"another service uses the folder {folder}. Give each service one of its own."
-            ) from None
-        self.files, self.records = FileStore(store), Records(store, "batches", "batch_", Batch)
+        self.files = FileStore(store)
+        self.records = Records(store, "batches", "batch_", Batch)
+        self._scratch = folder / "scratch"
         self._spaces = spaces
-        self._changes = threading.RLock()
-        self._stopping = False
+        self._changes = threading.Lock()
+        self._is_stopping = False
         self._has_work = threading.Event()
         self._thread = threading.Thread(target=self._work, name="surge-batches", daemon=True)
 
@@ -77,76 +109,97 @@ class Batches:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the thread; what it had in the lanes is done again later."""
-        self._stopping = True
+        """End the thread; a later service goes on."""
+        self._is_stopping = True
         self._has_work.set()
-        if self._thread.ident is not None:
-            wait_for_thread(self._thread)
-        self._owned.release()
+        wait_for_thread(self._thread, _CLOSING_SECONDS)
 
-    def create(self, asked: BatchRequest, task: Task) -> Batch:
+    def create(self, body: BatchRequest, task: Task) -> Batch:
         """Make a batch of an uploaded file, in the space that its first line names.
 
+        A file with wrong lines gives a batch that has failed.
+
         Args:
-            task: "document": all lines hold documents, whatever the endpoint, unless they say
-                otherwise.
+            task: "document": all lines hold documents, whatever the endpoint.
 
         Raises:
-            ClientError: there is no such file, or its first line is wrong.
-            UnknownSpace, SpaceLoading: see `ServedSpaces.find`.
+            Refusal: there is no such file, its first line is wrong, or its space is not served.
         """
-        with self._changes:
-            self.files.get(asked.input_file_id)
-            with self.files.content(asked.input_file_id).open("rb") as file:
-                first = next(read_lines(islice(file, _MOST_BLANK_LINES)), None)
-            if first is None:
-                message = f"The file has no request in its first {_MOST_BLANK_LINES:,} lines. Send one in each line."
-                raise ClientError(400, message, "empty_file", "input_file_id")
-            space = self._spaces.find(parse_line(*first).request.model).space
-            if task == "document":
-                asked = asked.model_copy(update={"endpoint": "/documents/v1/embeddings"})
-            id, fields = self.records.new_id(), asked.model_dump()
-            batch = Batch(id=id, model=space.name, created_at=int(time.time()), **fields)
-            self.records.put(batch)
+        self.files.get(body.input_file_id)
+        path = self.files.content(body.input_file_id)
+        _, raw = next(read_raw_lines(path), _NO_LINE)
+        model = parse_line(raw).body.model
+        served = self._spaces.find(model)
+        if body.endpoint.startswith("/documents"):
+            task = "document"
+
+        def check(line: Line) -> None:
+            if line.body.model != model:
+                message = f"The line has another model than the first line, {model!r:.100}."
+                raise Refusal(400, "mismatched_model", message, "body.model")
+            line_task = "document" if line.url.startswith("/documents") else task
+            if (line.body.input_type or line_task) != task:
+                message = f"The line is not a {task}, as the batch is. Make a batch for each task."
+                raise Refusal(400, "mismatched_task", message, "url")
+            require_offered(line.body, served)
+
+        total, problems = check_lines(path, check)
+        now = int(time.time())
+        batch = Batch(
+            id=self.records.new_id(),
+            model=served.space.name,
+            task=task,
+            created_at=now,
+            in_progress_at=now,
+            request_counts=RequestCounts(total=total),
+            **body.model_dump(),
+        )
+        self.records.put(batch)
+        if problems:
+            return self._end(batch.id, "failed", errors=BatchErrors(data=problems))
         self._has_work.set()
         return batch
 
     def cancel(self, id: str) -> Batch:
-        """End a batch; what is answered by now stays."""
-        with self._changes:
-            if (status := self.records.get(id).status) not in OPEN:
-                raise ClientError(
-                    409, f"The batch {id} is {status} and cannot be cancelled.", "batch_ended"
-                )
-            return self._end(id, "cancelled")
+        """End a batch; what it has encoded is thrown away."""
+        self.records.get(id)
+        return self._end(id, "cancelled")
 
     def delete_file(self, id: str) -> FileDeleted:
-        with self._changes:
-            self.files.get(id)
-            for batch in self._open():
-                if batch.input_file_id == id:
-                    message = (
-                        f"The batch {batch.id} reads the file {id}. Cancel it, or wait for its end."
-                    )
-                    raise ClientError(409, message, "file_in_use", "id")
-            return self.files.remove(id)
+        self.files.get(id)
+        for batch in self.open():
+            if batch.input_file_id == id:
+                message = (
+                    f"The batch {batch.id} reads the file {id}. Cancel it, or wait for its end."
+                )
+                raise Refusal(409, "file_in_use", message, "id")
+        return self.files.remove(id)
 
-    def _open(self) -> list[Batch]:
-        return [batch for batch in self.records.all() if batch.status in OPEN]
+    def open(self) -> list[Batch]:
+        """Return the batches that have not ended."""
+        return [batch for batch in self.records.all() if batch.status == "in_progress"]
+
+    def _end(self, id: str, status: str, **changes: Any) -> Batch:
+        with self._changes:
+            batch = self.records.get(id)
+            if batch.status != "in_progress":
+                raise Refusal(409, "batch_ended", f"The batch {id} has ended: {batch.status}.")
+            changes |= {"status": status, f"{status}_at": int(time.time())}
+            batch = batch.model_copy(update=changes)
+            self.records.put(batch)
+        return batch
 
     # Below runs in the thread.
 
     def _work(self) -> None:
-        while not self._stopping:
+        while not self._is_stopping:
             self._has_work.clear()
-            for batch in (tried := self._open()):
+            batches = self.open()
+            for batch in batches:
                 try:
-                    self.run(batch.id)
+                    self.run(batch)
                 except Cancelled:
-                    pass
+                    continue
                 except Exception as error:
                     is_known = isinstance(error, SurgeError)  # else it is of the disk, or a defect
                     log.warning(
@@ -156,56 +209,64 @@ class Batches:
                         error,
                         exc_info=not is_known,
                     )
-            self._has_work.wait(_AGAIN_SECONDS if tried else None)
+            self._has_work.wait(_AGAIN_SECONDS if batches else None)
 
-    def run(self, id: str) -> None:
+    def run(self, batch: Batch) -> None:
         """Work off a batch.
 
         Raises:
-            Cancelled: it has ended, or the service stops.
+            Cancelled: the service stops, or the batch was cancelled.
             SurgeError: it is to be tried again.
         """
-        batch = self.records.get(id)
-        run = BatchRun(
-            batch, self._spaces, self.files, partial(self._check, id), partial(self._change, id)
-        )
-        self._check(id)
+
+        def is_over() -> bool:
+            return self._is_stopping or self.records.get(batch.id).status != "in_progress"
+
+        path = self.files.content(batch.input_file_id)
+        scratch = self._scratch / batch.id
         try:
-            if batch.status == "validating":
-                run.validate()
-            run.encode()
-            self._end(id, "completed")
-        except BatchFailed as failed:
-            if run.batch.status == "in_progress":
-                run.refuse(failed.errors[0])
-            self._end(id, "failed", errors=BatchErrors(data=failed.errors))
+            space = self._recorded(batch.model)
+            with self._spaces.settings.pool(space, batch.task, is_bulk=True) as pool:
+                encode(path, scratch, pool, is_over)
+                changes = self._write(batch, results(path, scratch, pool, space))
+            self._end(batch.id, "completed", **changes)
+        except Refusal as error:
+            if not is_over():
+                problem = BatchError(code=error.code, message=str(error))
+                self._end(batch.id, "failed", errors=BatchErrors(data=[problem]))
+        finally:
+            if not self._is_stopping and is_over():
+                shutil.rmtree(scratch, ignore_errors=True)
 
-    def _check(self, id: str) -> None:
-        if self._stopping or self.records.get(id).status not in OPEN:
-            raise Cancelled
+    def _recorded(self, name: str) -> Space:
+        for space in list_spaces(self._spaces.store):
+            if space.name == name:
+                return space
+        message = f"The output no longer has the space {name}. Make the batch again."
+        raise Refusal(404, "model_not_found", message)
 
-    def _change(self, id: str, results: Mapping[str, bytes], **changes: Any) -> Batch:
-        """Append results to the files of their kinds, and change the record; `Cancelled` where the
-        batch has ended."""
-        with self._changes:
-            batch = self.records.get(id)
-            if batch.status not in OPEN:
-                raise Cancelled
-            for kind, content in results.items():
-                size = getattr(batch, f"{kind}_bytes")
-                changes[f"{kind}_bytes"] = self.files.append(batch.results_id(kind), size, content)
-            batch = batch.model_copy(update=changes)
-            self.records.put(batch)
-            return batch
+    def _write(self, batch: Batch, found: Iterator[tuple[Kind, Result]]) -> dict[str, Any]:
+        """Write the files of results, and return what the record says of them."""
+        lines: dict[Kind, int] = {"output": 0, "error": 0}
+        suffix = batch.id.removeprefix("batch_")
+        ids: dict[Kind, str] = {kind: f"file-{suffix}-{kind}" for kind in lines}
+        with ExitStack() as stack:
+            uploads = {kind: stack.enter_context(self.files.create(ids[kind])) for kind in lines}
+            for kind, result in found:
+                uploads[kind].sink.write(result.model_dump_json().encode() + b"\n")
+                lines[kind] += 1
+                if self._is_stopping:
+                    raise Cancelled
+            for kind, upload in uploads.items():
+                if lines[kind]:
+                    upload.publish(lambda: None)
 
-    def _end(self, id: str, status: str, **shown: Any) -> Batch:
-        """Show clients what the batch has written, as far as its record knows of it."""
-        with self._changes:
-            batch = self.records.get(id)
-            shown |= {"status": status, f"{status}_at": int(time.time())}
-            for kind in ("output", "error"):
-                if size := getattr(batch, f"{kind}_bytes"):
-                    shown[f"{kind}_file_id"] = file_id = batch.results_id(kind)
-                    os.truncate(self.files.content(file_id), size)
-                    self.files.register(file_id, f"{id}_{kind}.jsonl", "batch_output")
-            return self._change(id, {}, **shown)
+        counts = RequestCounts(
+            total=batch.request_counts.total, completed=lines["output"], failed=lines["error"]
+        )
+        changes: dict[str, Any] = {"request_counts": counts}
+        for kind, id in ids.items():
+            if lines[kind]:
+                self.files.register(id, f"{batch.id}_{kind}.jsonl", "batch_output")
+                changes[f"{kind}_file_id"] = id
+        return changes

@@ -6,21 +6,20 @@ is.
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
-import shutil
 import time
-from collections.abc import Iterator
-from pathlib import Path, PurePath
-from typing import IO, Any, Generic, Literal, TypeVar, cast
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.service.errors import ClientError
+from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
+from surge_dagster.service.errors import Refusal
 
 MOST_LISTED = 10_000
+_COPIED_BYTES = 1 << 20
 
 
 class Record(BaseModel, frozen=True):
@@ -50,7 +49,10 @@ class Records(Generic[R]):
 
     def __init__(self, store: LocalStore, folder: str, prefix: str, kind: type[R]) -> None:
         self.folder = store.root / folder
-        self._store, self._name, self._prefix, self._kind = store, folder, prefix, kind
+        self._store = store
+        self._name = folder
+        self._prefix = prefix
+        self._kind = kind
         store.prepare(folder)
         store.sweep(folder)
 
@@ -58,49 +60,49 @@ class Records(Generic[R]):
         return f"{self._prefix}{time.time_ns():016x}{secrets.token_hex(4)}"
 
     def get(self, id: str) -> R:
-        """Raises `ClientError` (404) where there is none."""
+        """Return a record; raises `Refusal` (404) if there is none."""
         if re.fullmatch(rf"{self._prefix}[0-9a-f]{{24}}[\w-]{{0,16}}", id, re.ASCII):
             try:
                 return self._kind.model_validate_json((self.folder / f"{id}.json").read_bytes())
             except FileNotFoundError:
                 pass
-        raise ClientError(
-            404, f"There is no {self._prefix[:-1]} with the id {id!r}.", "not_found", "id"
-        )
+        message = f"There is no {self._prefix[:-1]} with the id {id!r:.100}."
+        raise Refusal(404, "not_found", message, "id")
 
     def put(self, record: R) -> None:
-        """Write it, and wait until it is on the disk."""
+        """Write a record, and wait until it is on the disk."""
         with self._store.create(f"{self._name}/{record.id}.json") as upload:
             upload.sink.write(record.model_dump_json(indent=1).encode() + b"\n")
             upload.publish(lambda: None)
         self._store.sync(self._name)
 
-    def all(self) -> Iterator[R]:
-        """Those that nobody removes meanwhile."""
-        names = (PurePath(stored.name) for stored in self._store.list(self._name))
-        for id in sorted(name.stem for name in names if name.suffix == ".json"):
-            try:
-                yield self.get(id)
-            except ClientError:
-                continue
+    def all(self) -> list[R]:
+        """Return the records, without those that are removed at the same time."""
+        records = list[R]()
+        for path in sorted(self.folder.glob(f"{self._prefix}*.json")):
+            with suppress(Refusal):
+                records.append(self.get(path.stem))
+        return records
 
     def page(
-        self, limit: int, after: str | None = None, order: str = "desc", purpose: str | None = None
+        self, limit: int, after: str | None, order: str, purpose: str | None = None
     ) -> Page[R]:
         """Return a page of the records, the newest first unless the order is `asc`."""
-        found = [
-            record
-            for record in self.all()
-            if not purpose or getattr(record, "purpose", None) == purpose
-        ]
-        if order == "asc":
-            found = [record for record in found if not after or record.id > after]
-        else:
-            found = [record for record in reversed(found) if not after or record.id < after]
+        found = self.all()
+        if order != "asc":
+            found.reverse()
+        if purpose is not None:
+            found = [each for each in found if getattr(each, "purpose", None) == purpose]
+        if after:
+            is_rising = order == "asc"
+            found = [each for each in found if each.id != after and (each.id > after) == is_rising]
         data = found[:limit]
-        first_id = data[0].id if data else None
-        last_id = data[-1].id if data else None
-        return Page(data=data, has_more=len(found) > len(data), first_id=first_id, last_id=last_id)
+        return Page(
+            data=data,
+            has_more=len(found) > limit,
+            first_id=data[0].id if data else None,
+            last_id=data[-1].id if data else None,
+        )
 
 
 class FileObject(Record, frozen=True):
@@ -127,25 +129,19 @@ class FileStore(Records[FileObject]):
         super().__init__(store, "files", "file-", FileObject)
 
     def content(self, id: str) -> Path:
-        """Where the content of a file is, or will be."""
+        """Return where the content of a file is, or will be."""
         return self.folder / f"{id}.jsonl"
 
-    def append(self, id: str, size: int, content: bytes) -> int:
-        """Write behind this size of a file that is registered later; gives the new size when it is
-        on the disk."""
-        with self.content(id).open("ab") as file:
-            file.truncate(size)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        self._store.sync("files")
-        return size + len(content)
+    def create(self, id: str) -> LocalUpload:
+        """Return an upload, with which a file's content is there as a whole or not at all."""
+        return self._store.create(f"files/{id}.jsonl")
 
     def upload(self, filename: str, purpose: str, source: IO[bytes]) -> FileObject:
-        """Keep a file that a client has sent; it is there as a whole or not at all."""
+        """Keep a file that a client has sent."""
         id = self.new_id()
-        with self._store.create(f"files/{id}.jsonl") as upload:
-            shutil.copyfileobj(source, cast(Any, upload.sink))
+        with self.create(id) as upload:
+            while part := source.read(_COPIED_BYTES):
+                upload.sink.write(part)
             upload.publish(lambda: None)
         return self.register(id, filename, purpose)
 

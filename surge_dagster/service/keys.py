@@ -20,54 +20,57 @@ class ApiKeys:
     logged and ignored.
 
     A line is a digest, as in the output of `printf %s "$KEY" | sha256sum`; what follows it, and all
-    after `#`, is a comment. Where all lines were taken out of a file that can be read, no key is
-    accepted.
+    after `#`, is a comment. If all lines are taken out of the file later, no key is accepted.
 
     Raises:
-        ConfigError: the file cannot be read, has no digest, or a line that is none.
+        ConfigError: the file cannot be read, or has no digest or a wrong line.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen: tuple[int, ...] | None = ()
-        self._digests: list[str] = []
-        self._read()
+        self._seen = self._version()
+        self._digests = self._read()
+        if not self._digests:
+            raise self._wrong("It has no line")
 
     def accept(self, key: bytes) -> bool:
         """Whether this is one of the keys; the empty one, whose digest an unset `$KEY` gives, never
         is."""
-        try:
-            self._read()
-        except ConfigError as error:
-            log.warning("%s; the keys stay as they were", error)
+        version = self._version()
+        if version != self._seen:
+            self._seen = version
+            try:
+                self._digests = self._read()
+            except ConfigError as error:
+                log.warning("%s The keys stay as they were.", error)
         digest = hashlib.sha256(key).hexdigest()
-        # all are compared
-        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0 and key != b""
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        return key != b"" and any(matches)
 
-    def _read(self) -> None:
+    def _version(self) -> tuple[int, ...]:
         try:
             status = self._path.stat()
-            seen = status.st_mtime_ns, status.st_size, status.st_ino
         except OSError:
-            seen = None
-        if seen == self._seen:
-            return
-        is_first, self._seen = self._seen == (), seen
+            return ()
+        return (status.st_mtime_ns, status.st_size, status.st_ino)
+
+    def _read(self) -> list[str]:
         try:
-            lines = [
-                line.split("#")[0].split()
-                for line in self._path.read_text("utf-8-sig").splitlines()
-            ]
+            lines = self._path.read_text("utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the API keys in {self._path} cannot be read: {error}") from None
-        digests = {number: words[0].lower() for number, words in enumerate(lines, 1) if words}
-        wrong = next(
-            (number for number, digest in digests.items() if not _DIGEST.fullmatch(digest)), None
+            raise ConfigError(f"The API keys in {self._path} cannot be read: {error}.") from None
+        digests = list[str]()
+        for number, line in enumerate(lines, 1):
+            words = line.split("#")[0].lower().split()
+            if not words:
+                continue
+            if not _DIGEST.fullmatch(words[0]):
+                raise self._wrong(f"Line {number} is not a SHA-256 in hex")
+            digests.append(words[0])
+        return digests
+
+    def _wrong(self, problem: str) -> ConfigError:
+        return ConfigError(
+            f"{self._path}: {problem}. Each line has the SHA-256 of an API key in hex; make one "
+            'with: printf %s "$KEY" | sha256sum'
         )
-        if wrong or (is_first and not digests):
-            came = f"line {wrong} is none" if wrong else "it has none"
-            raise ConfigError(
-                f"{self._path}: expected the SHA-256 of an API key in hex in each line, and {came}. "
-                'Make one with: printf %s "$KEY" | sha256sum'
-            )
-        self._digests = list(digests.values())

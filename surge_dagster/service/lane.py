@@ -1,15 +1,13 @@
-"""Lane: one queue of texts before one encoder pool, which encodes them in passes of a bounded
-number of tokens.
+"""Lane: one queue of texts for one encoder pool, which encodes them in passes of a bounded number
+of tokens.
 
 A pass takes texts, not requests, from the head of the queue: small requests share one, and a large
-request is spread over several. Tokens are counted when a request comes, so that a lane with a
-promise can refuse at once what it could not answer in time. A request that is cancelled leaves the
-queue with the texts that no pass has taken yet.
+request is spread over several. Texts are tokenized when a request comes, so a lane with a promise
+refuses at once what it could not answer in time. A request that is cancelled gives up the texts
+that no pass has taken.
 
-The pool replaces workers that are lost, and encodes their texts again. When it cannot go on, every
-request that waits, and each one that comes later, gets `LaneDown`. An idle lane with a promise
-encodes a text for nobody twice a second: so a worker that hangs is known, and replaced, before a
-request comes.
+The pool replaces workers that are lost, and encodes their texts again. When it gives up, all
+requests that wait are answered with 503, and the next request starts another pool.
 """
 
 from __future__ import annotations
@@ -17,11 +15,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import weakref
-from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -29,399 +26,310 @@ import pyarrow as pa
 from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.errors import EncoderError, SurgeError
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.engine.support.waiting import wait_for_thread
-from surge_dagster.service.errors import (
-    LaneClosed,
-    LaneDown,
-    Overloaded,
-    RequestTooLarge,
-    TooLong,
-    UnusableText,
-)
+from surge_dagster.service.errors import Refusal, too_long, unusable_text
 from surge_dagster.service.promise import MARGIN, Promise
-from surge_dagster.service.text_queue import Encoded, Part, Request, TextQueue
-from surge_dagster.service.tokens import TokenCounter
+from surge_dagster.service.tokens import TextTokens, TokenizedText
 
 log = logging.getLogger(__name__)
 
-MOST_TEXT_BYTES = 16 << 20
-# Bytes of a text that the model does not read take time too: a text counts as at least a token for
-# so many bytes.
-_BYTES_PER_TOKEN = 16
 _NEWEST_SHARE = 0.2  # of the last pass in the measured rate
-_LOOK_SECONDS = 0.5  # between two looks of an idle lane at its pool
-_NOBODYS_TEXT = pa.array(["a"], pa.large_string())
-_STUCK_SECONDS = 0.3  # by which a pass is late when its worker no longer counts as alive
+_LARGEST_TEXT_BYTES = 16 << 20
 
 
-@dataclass(slots=True)
-class LaneCounts:
-    """What lanes of a space and a side have encoded, one after the other."""
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The answer to a request.
 
-    texts: int = 0
-    tokens: int = 0
-    passes: int = 0
+    Attributes:
+        vectors: float32 [texts, dimension of the lane's space].
+        tokens: of all texts, as the model read them.
+        truncated: whether a text was longer than the model reads, bool [texts].
+    """
+
+    vectors: np.ndarray
+    tokens: int
+    truncated: np.ndarray
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """A request that is not answered; `missing` counts its texts without a vector."""
+
+    encoded: Encoded
+    truncate: bool
+    answer: Future[Encoded]
+    missing: int
+
+    def end(self, error: Refusal | None = None) -> None:
+        if self.answer.done() or not self.answer.set_running_or_notify_cancel():
+            return  # it was cancelled, or another of its texts has failed
+        if error is not None:
+            self.answer.set_exception(error)
+        else:
+            self.answer.set_result(self.encoded)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A text that waits."""
+
+    request: _Request
+    row: int
+    text: TokenizedText
 
 
 class Lane:
     """Encodes requests through one pool, in the order in which they come.
 
     Args:
-        pool: closed with the lane; started by the first request where it was not before.
-        recorded: the space as the output has it, whose tokenizer the pool must have.
-        counter: counts tokens as the pool does.
-        pass_tokens: of a pass at most, but for a single text of more.
+        new_pool: returns the pool that follows one that has given up.
+        tokenize: as the workers do.
+        pass_tokens: of a pass at most, except for a single text with more.
         promise: None: requests wait as long as it takes.
-        counts: what is encoded is added to these.
-        clock: monotonic seconds.
+        recorded: the space as the output has it, whose tokenizer the workers must have.
 
     Attributes:
-        pool, space: what encodes, and into which space.
-        last_accepted_at: on the clock; when the lane was made, before the first request.
-        failed_at: on the clock; None while the pool can go on.
+        pool: closed with the lane; started by the first request, if nothing else has started it.
+        waiting_tokens: of texts that no pass has taken.
+        texts, tokens, passes: what was encoded so far.
     """
 
     def __init__(
         self,
         pool: EncoderPool,
-        recorded: Space,
-        counter: TokenCounter,
+        new_pool: Callable[[], EncoderPool],
+        tokenize: TextTokens,
         pass_tokens: int,
         promise: Promise | None = None,
         *,
-        counts: LaneCounts | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        recorded: Space,
     ) -> None:
-        self.space, self.promise = pool.space, promise
-        self.pool, self._recorded, self._counter, self._pass_tokens = (
-            pool,
-            recorded,
-            counter,
-            pass_tokens,
-        )
-        self.counts = counts or LaneCounts()
-        self._clock = clock
+        self.pool = pool
+        self.space = pool.space
+        self.promise = promise
+        self.waiting_tokens = 0
+        self.texts = 0
+        self.tokens = 0
+        self.passes = 0
+        self._new_pool = new_pool
+        self._tokenize = tokenize
+        self._pass_tokens = pass_tokens
+        self._recorded = recorded
+        self._tokens_per_second = promise.tokens_per_second if promise else 1.0
         self._changed = threading.Condition()
-        self._queue = TextQueue()
-        self._pass: list[Part] = []  # under way
-        self._computing_since: float | None = None
-        self._tokens_per_second: float | None = None  # None until a pass was timed
-        self._thread: threading.Thread | None = None
+        self._queue = deque[_Entry]()
+        self._pass: list[_Entry] = []  # under way
         self._arena: Arena | None = None
-        self._closing = self._stopping = False
-        self.failed_at: float | None = None
-        self.last_accepted_at = clock()
+        self._is_closing = False
+        self._is_stopping = False
+        self._has_failed = False
+        self._thread = threading.Thread(target=self._run, name="surge-lane", daemon=True)
+        self._thread.start()
 
     @property
-    def waiting_tokens(self) -> int:
-        """Of texts that no pass has taken; a text of many bytes counts as more than it has."""
-        return self._queue.tokens
-
-    @property
-    def waiting_requests(self) -> int:
-        """Those with texts that no pass has taken."""
+    def waiting_texts(self) -> int:
         return len(self._queue)
 
     @property
     def is_alive(self) -> bool:
-        """Whether a worker is ready, or needed only by a first request, and no pass hangs as far as
-        one is promised."""
-        is_open = not self._stopping and self.failed_at is None
-        return is_open and (
-            self._arena is None or (self.pool.ready_workers > 0 and not self._is_stuck())
-        )
-
-    @property
-    def _down(self) -> LaneDown:
-        return LaneDown(
-            f"no worker encodes texts of space {self.space.name} any more; the service's log says why"
-        )
+        """Whether a worker is ready, or starts with the first request."""
+        if self._is_stopping or self._has_failed:
+            return False
+        return self._arena is None or self.pool.ready_workers > 0
 
     def accept(
-        self,
-        texts: Sequence[str],
-        *,
-        truncate: bool = False,
-        answer: Future[Encoded] | None = None,
+        self, texts: list[str], *, truncate: bool = False, answer: Future[Encoded] | None = None
     ) -> Future[Encoded]:
         """Put the texts of a request into the queue; does not wait for their vectors.
-
-        Cancelling the answer drops the texts that no pass has taken. Its errors are `LaneDown`,
-        `LaneClosed`, `UnusableText`, and `TooLong` where tokens cannot be counted before.
 
         Args:
             truncate: whether texts longer than the model reads are cut; else they are refused.
             answer: is returned, and may be cancelled at any time; None: a new one.
 
         Raises:
-            TooLong, RequestTooLarge, UnusableText: this request can never be answered.
-            Overloaded: it could not be answered in time.
-            LaneDown, LaneClosed: none can.
+            Refusal: the request cannot be answered, or not in time. The answer may end with one,
+                too.
         """
-        answer, texts = answer or Future(), list(texts)
-        column, text_bytes = measured(texts)
-        floors = np.maximum(1, -(-text_bytes // _BYTES_PER_TOKEN))
-        with self._changed:  # before tokens are counted, which takes long where there are many
-            self._require_room(int(floors.sum()))
-            if len(texts) == 1:  # which an idle lane would take, whatever its tokens
-                self._require_in_time(int(floors[0]))
-        try:
-            tokens, is_too_long = self._counter.count(texts, text_bytes, answer.cancelled)
-        except CancelledError:
-            return answer
-        if is_too_long.any() and not truncate:
-            raise self._too_long(is_too_long)
-        ends = np.zeros(len(texts) + 1, np.int64)
-        np.cumsum(np.maximum(tokens, floors), out=ends[1:])
+        self._require_in_time(1)  # before tokenizing, which takes long if there are many texts
+        tokenized = self._tokenize(texts)
+        truncated = np.array([text.is_truncated for text in tokenized])
+        if truncated.any() and not truncate:
+            raise too_long(truncated, self.space.max_length)
+
+        read = sum(min(text.tokens, self.space.max_length) for text in tokenized)
         vectors = np.empty((len(texts), self.space.dimension), np.float32)
-        encoded = Encoded(vectors, tokens, np.zeros(len(texts), np.bool_))
-        request = Request(column, ends, truncate, encoded, answer)
+        encoded = Encoded(vectors, read, truncated)
+        request = _Request(encoded, truncate, answer or Future(), len(texts))
+        tokens = sum(text.tokens for text in tokenized)
         with self._changed:
-            if answer.cancelled():
-                return answer
-            self._require_room(request.size)
-            self._require_in_time(request.size)
-            self._queue.append(request)
-            self.last_accepted_at = self._clock()
-            self._start_thread()
+            self._require_in_time(tokens)
+            for row, text in enumerate(tokenized):
+                self._queue.append(_Entry(request, row, text))
+            self.waiting_tokens += tokens
             self._changed.notify_all()
-        # Not the request itself, which holds the answer: both, and the vectors, would wait for the
-        # garbage collector.
-        answer.add_done_callback(partial(self._drop_cancelled, weakref.ref(request)))
-        return answer
+        return request.answer
+
+    def _require_in_time(self, tokens: int) -> None:
+        """Refuse a request of so many tokens if it is expected to take longer than promised."""
+        if self._is_closing:
+            raise self._closed()
+        if self.promise is None:
+            return
+        if tokens > self.promise.largest_tokens:
+            message = (
+                f"The request has {tokens:,} tokens. At most {self.promise.largest_tokens:,} can "
+                f"be answered within {1000 * self.promise.promised_seconds:.0f} ms. Split it, or "
+                "send its texts as documents."
+            )
+            raise Refusal(400, "request_too_large", message, "input")
+        late = MARGIN * self.expected_seconds(tokens) - self.promise.promised_seconds
+        # An idle lane always tries: else one that was slow would never be measured again.
+        if late > 0 and (self._queue or self._pass):
+            message = (
+                f"{self.waiting_tokens:,} tokens wait, so the request is expected to take "
+                f"{1000 * late:.0f} ms longer than promised. Send it again later."
+            )
+            raise Refusal(429, "rate_limit_exceeded", message, retry_after_seconds=late)
+
+    def expected_seconds(self, tokens: int = 0) -> float:
+        """Return the seconds until all unanswered texts, and so many tokens more, are answered."""
+        unanswered = self.waiting_tokens + sum(entry.text.tokens for entry in self._pass)
+        return (unanswered + tokens) / self._tokens_per_second
 
     def start(self) -> None:
-        """Start the pool, and the lane's thread. The first request does so too, where nothing else
-        did."""
+        """Start the pool, if the first request has not done it."""
         self._recorded.require_tokenizer(self.pool.start().tokenizer)
         if self._arena is None:
-            most_bytes = max(MOST_TEXT_BYTES, _BYTES_PER_TOKEN * self._pass_tokens)
-            self._arena = self.pool.arena(
-                slots=1, max_texts=self._pass_tokens, max_bytes=most_bytes
-            )
-        self._start_thread()
-
-    def _start_thread(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run, name=f"surge-lane-{self.space.task}", daemon=True
-            )
-            self._thread.start()
+            # A single text without ids may have more bytes than a pass of tokens.
+            max_bytes = _LARGEST_TEXT_BYTES + 4 * self._pass_tokens
+            self._arena = self.pool.arena(slots=1, max_texts=self._pass_tokens, max_bytes=max_bytes)
+        self._has_failed = False
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Refuse new requests, wait for the answers of the others for so long, and end the pool."""
+        """Refuse new requests, wait so long for the answers of the others, and end the pool."""
         with self._changed:
-            self._closing = True
+            self._is_closing = True
             self._changed.wait_for(lambda: not self._queue and not self._pass, drain_seconds)
-            self._stopping = True
+            self._is_stopping = True
             self._changed.notify_all()
         self.pool.close()  # which ends a pass that is under way
-        if self._thread is not None:
-            wait_for_thread(self._thread)
-        self._answer_all(
-            LaneClosed(f"the lane of {self.space.name} ended before this request was answered")
-        )
+        wait_for_thread(self._thread)
+        self._answer_all(self._closed())
         if self._arena is not None:
             self._arena.close()
 
-    def _too_long(self, is_too_long: np.ndarray) -> TooLong:
-        return TooLong(np.flatnonzero(is_too_long).tolist(), self.space.max_length)
-
-    def _require_room(self, size: int) -> None:
-        """Raise where no request is answered, or none of at least so many tokens."""
-        if self._closing:
-            raise LaneClosed(f"the lane of {self.space.name} takes no more requests")
-        if self.failed_at is not None:
-            raise self._down
-        if self.promise is not None and size > self.promise.largest_tokens:
-            raise RequestTooLarge(
-                f"the request has {size:,} tokens or more, and at most {self.promise.largest_tokens:,} can be answered "
-                f"within {self.promise}; split it, or send its texts as documents"
-            )
-
-    def _require_in_time(self, size: int) -> None:
-        """Raise if a request of so many tokens is expected to take longer than promised."""
-        if self.promise is None:
-            return
-        over = MARGIN * self.expected_seconds(size) - self.promise.promised_seconds
-        if over > 0:
-            raise Overloaded(
-                f"{self.waiting_tokens:,} tokens wait: the request could take {1000 * over:.0f} ms longer than "
-                f"{self.promise}",
-                over,
-            )
-
-    def expected_seconds(self, size: int = 0) -> float:
-        """Return the seconds until what waits, and a request of so many tokens, is answered; 0
-        without a promise."""
-        if self.promise is None:
-            return 0.0
-        waiting = self.waiting_tokens + size
-        if self._computing_since is None and not self._queue:
-            # else a slow lane would never be tried again
-            return self.promise.expected_seconds(waiting)
-        return self.promise.expected_seconds(
-            waiting, self._tokens_per_second, self._under_way_seconds()
-        )
-
-    def _under_way_seconds(self) -> float:
-        begun = self._computing_since  # which another thread may unset
-        return 0.0 if begun is None else self._clock() - begun
-
-    def _is_stuck(self) -> bool:
-        if self.promise is None:
-            return False
-        tokens = max(self.promise.pass_tokens, sum(part.size for part in self._pass))
-        longest = MARGIN * tokens / self.promise.tokens_per_second
-        return self._under_way_seconds() > longest + _STUCK_SECONDS
-
-    def _drop_cancelled(self, waiting: weakref.ref[Request], answer: Future[Encoded]) -> None:
-        """Forget the request of an answer, if it was cancelled."""
-        if answer.cancelled() and (request := waiting()) is not None:
-            with self._changed:
-                self._queue.remove(request)
-                self._changed.notify_all()
+    def _closed(self) -> Refusal:
+        message = f"The service no longer encodes for the space {self.space.name}. Send it again."
+        return Refusal(503, "shutting_down", message)
 
     # Below runs in the lane's own thread.
 
     def _run(self) -> None:
-        try:
-            self.start()
-            while self._next_pass():
+        while self._next_pass():
+            try:
+                self.start()
                 self._encode()
-        except BaseException as error:
-            with self._changed:
-                self.failed_at = self._clock()
-            self._answer_all(self._ended_by(error))
+            except Exception as error:
+                self._replace_pool(error)
 
     def _next_pass(self) -> bool:
-        """Takes the texts of a pass as soon as there are some, or none for one of nobody's text;
-        False at the end."""
+        """Take the texts of a pass as soon as there are some; returns False at the end."""
         with self._changed:
             self._pass = []
-            self._changed.notify_all()
-            while not self._changed.wait_for(lambda: self._queue or self._stopping, _LOOK_SECONDS):
-                self.pool.dispatcher()  # raises where the pool has failed
-                if self.promise is not None:
-                    break
-            if self._stopping:
-                return False
-            self._pass = self._queue.take(self._pass_tokens)
-            self._computing_since = self._clock()
-            return True
+            while not self._pass and not self._is_stopping:
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._queue or self._is_stopping)
+                self._take_texts()
+            return not self._is_stopping
+
+    def _take_texts(self) -> None:
+        room = self._pass_tokens
+        while self._queue:
+            entry = self._queue[0]
+            if not entry.request.answer.done():
+                if self._pass and entry.text.tokens > room:
+                    return
+                self._pass.append(entry)
+                room -= entry.text.tokens
+            self._queue.popleft()
+            self.waiting_tokens -= entry.text.tokens
+
+    def _replace_pool(self, error: Exception) -> None:
+        """Answer all requests, and prepare another pool."""
+        if self._is_closing:
+            self._answer_all(self._closed())
+            return
+        log.error("the workers of %s failed: %s", self.space.name, str(error))
+        self._has_failed = True
+        message = (
+            f"No worker encodes for the space {self.space.name} any more; the service's log says "
+            "why. Send it again later."
+        )
+        self._answer_all(Refusal(503, "encoder_down", message))
+        self.pool.close()
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+        self.pool = self._new_pool()
 
     def _encode(self) -> None:
-        assert self._arena is not None and self._computing_since is not None
-        slot = self._arena.acquire(lambda: self._stopping)
+        assert self._arena is not None
+        slot = self._arena.acquire(lambda: self._is_stopping)
         try:
-            sizes = [part.stop - part.start for part in self._pass]
-            for part, size in zip(self._pass, sizes, strict=True):
-                slot.append(part.request.texts.slice(part.start, size))
-            if not self._pass:
-                slot.append(_NOBODYS_TEXT)
-            borders = np.cumsum([0, *sizes[:-1]])
-            call = self.pool.submit(slot, borders)
-            try:
-                metrics = call.result()
-            except (
-                EncoderError
-            ) as error:  # of these texts; where it is of the pool, the next call has it too
-                why = self._ended_by(error)
-                for part in self._pass:
-                    self._answer(part.request, why)
-                return
-            finally:
-                seconds, self._computing_since = self._clock() - self._computing_since, None
+            contents = [entry.text.content for entry in self._pass]
+            slot.append(pa.array(contents, pa.large_binary()))
+            begun = time.perf_counter()
+            metrics = self.pool.submit(slot, holds_ids=self._tokenize.makes_ids).result()
             assert metrics is not None
-            if self._pass:
-                self._count(metrics, seconds)
-            self._hand_out(slot, borders, metrics)
+            self._count(metrics, time.perf_counter() - begun)
+            self._hand_out(slot, metrics)
         finally:
             slot.release()
 
-    def _ended_by(self, error: BaseException) -> SurgeError:
-        """What clients hear of it; the rest is of the workers, and for the log alone."""
-        if self._closing:
-            return LaneClosed("the lane was closed")
-        log.error("the lane of %s (%s) failed: %s", self.space.name, self.space.task, str(error))
-        return self._down
-
-    def _hand_out(self, slot: Slot, borders: np.ndarray, metrics: EncodeMetrics) -> None:
-        """Copies vectors to their requests, and answers those that have all of theirs."""
-        failed = {
-            int(np.searchsorted(borders, row.row, side="right")) - 1: row for row in metrics.failed
-        }
-        for place, part in enumerate(self._pass):
-            request, encoded, first = part.request, part.request.encoded, int(borders[place])
-            if (row := failed.get(place)) is not None:
-                log.warning("a text for %s cannot be encoded: %s", self.space.name, row.reason)
-                reason = "the text ended every worker that tried it"
-                self._answer(request, UnusableText(part.start + row.row - first, reason))
-                continue
-            end = first + part.stop - part.start
-            encoded.vectors[part.start : part.stop] = slot.matrix(first, end)
-            encoded.truncated[part.start : part.stop] = slot.truncation(first, end)
-            request.missing -= part.stop - part.start
-            if not request.missing:
-                if encoded.truncated.any() and not request.truncate:
-                    self._answer(request, self._too_long(encoded.truncated))
-                else:  # files have no such vector either, as of a text without tokens
-                    invalid = invalid_row(encoded.vectors, normalized=self.space.normalize)
-                    self._answer(request, UnusableText(*invalid) if invalid else None)
-
     def _count(self, metrics: EncodeMetrics, seconds: float) -> None:
-        self.counts.passes += 1
-        self.counts.texts += metrics.costs.texts_computed
-        self.counts.tokens += metrics.costs.tokens
-        size = sum(part.size for part in self._pass)
-        if self.promise is not None:
-            # A small pass says only whether the device is slower than a full one takes.
-            counted = max(size, self.promise.pass_tokens)
-            self._measure(counted / max(seconds, 1e-9), self.promise.tokens_per_second)
+        self.passes += 1
+        self.texts += metrics.costs.texts_computed
+        self.tokens += metrics.costs.tokens
+        if self.promise is None:
+            return
+        # A small pass says only whether the device is slower than a full pass. The rate stays below
+        # that of the start, since bulk work may begin at any time.
+        tokens = max(sum(entry.text.tokens for entry in self._pass), self.promise.pass_tokens)
+        rate = min(tokens / max(seconds, 1e-9), self.promise.tokens_per_second)
+        self._tokens_per_second += _NEWEST_SHARE * (rate - self._tokens_per_second)
 
-    def _measure(self, rate: float, most: float) -> None:
-        """Let the rate follow the last passes, but not above that of the start, which is during
-        bulk work."""
-        before = self._tokens_per_second or most
-        self._tokens_per_second = before + _NEWEST_SHARE * (min(rate, most) - before)
+    def _hand_out(self, slot: Slot, metrics: EncodeMetrics) -> None:
+        """Copy vectors to their requests, and answer those that have all of theirs."""
+        failed = {each.row: each.reason for each in metrics.failed}
+        vectors = slot.matrix(0, len(slot))
+        truncated = slot.truncation(0, len(slot))
+        for row, entry in enumerate(self._pass):
+            request = entry.request
+            if row in failed:
+                log.warning("a text cannot be encoded: %s", failed[row])
+                request.end(unusable_text(entry.row, "it ended every worker that tried it"))
+                continue
+            request.encoded.vectors[entry.row] = vectors[row]
+            request.encoded.truncated[entry.row] |= truncated[row]
+            request.missing -= 1
+            if not request.missing:
+                request.end(self._wrong(request))
 
-    def _answer(self, request: Request, error: SurgeError | None = None) -> None:
+    def _wrong(self, request: _Request) -> Refusal | None:
+        """Return what is wrong with the vectors of a request, as files would not have them."""
+        encoded = request.encoded
+        if encoded.truncated.any() and not request.truncate:
+            return too_long(encoded.truncated, self.space.max_length)
+        invalid = invalid_row(encoded.vectors, normalized=self.space.normalize)
+        return unusable_text(*invalid) if invalid else None
+
+    def _answer_all(self, error: Refusal) -> None:
         with self._changed:
-            self._queue.remove(request)
-        if request.answer.done() or not request.answer.set_running_or_notify_cancel():
-            return  # it was cancelled, or another of its texts has failed
-        if error is not None:
-            request.answer.set_exception(error)
-        else:
-            request.answer.set_result(request.encoded)
-
-    def _answer_all(self, error: SurgeError) -> None:
-        with self._changed:
-            requests = dict.fromkeys([*(part.request for part in self._pass), *self._queue])
-        for request in requests:
-            self._answer(request, error)
-
-
-def measured(texts: list[str]) -> tuple[pa.LargeStringArray, np.ndarray]:
-    """At least one text as a column, and the bytes of each, int64; texts that no lane takes are
-    refused."""
-    if not texts:
-        raise ValueError("a request has at least one text")
-    try:
-        column: pa.LargeStringArray = pa.array(texts, pa.large_string())  # pyright: ignore[reportAssignmentType]
-    except UnicodeEncodeError as error:
-        row = texts.index(error.object)
-        raise UnusableText(
-            row, "it holds half of a surrogate pair, which is no character"
-        ) from None
-    text_bytes = value_lengths(column)
-    if (longest := int(text_bytes.max())) > MOST_TEXT_BYTES:
-        row = int(text_bytes.argmax())
-        raise RequestTooLarge(
-            f"row {row} of the request has {longest:,} bytes; a text has at most {MOST_TEXT_BYTES:,}: shorten it"
-        )
-    return column, text_bytes
+            entries = [*self._pass, *self._queue]
+            self._queue.clear()
+            self.waiting_tokens = 0
+        for entry in entries:
+            entry.request.end(error)

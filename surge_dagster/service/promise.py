@@ -1,126 +1,124 @@
 """The promise of a query lane: the seconds within which an accepted request is answered.
 
-A request is expected to take the passes of the texts that wait, its own included, and the pass that
-is under way:
+A request is expected to take
 
-    expected seconds = (⌈waiting tokens / tokens of a full pass⌉ + 1) · tokens of a full pass / tokens per second
+    expected seconds = tokens of unanswered texts, its own included / tokens per second
 
 It is accepted if one and a half times that is within the promise, and else refused with the time to
-come back. The rate is that of the pool's `Speed`, and follows the passes of requests. The margin is for
-passes that take longer than usual, and for reading requests and writing answers: it makes late
-answers rare, and excludes none.
+come back. The rate is measured at the start, and again by the passes of requests. The margin is for
+passes that take longer than usual, and for reading requests and writing answers. Late answers are
+rare, but possible: the promise is measured, and not proved.
 """
 
 from __future__ import annotations
 
 import math
-import os
-from collections import Counter
-from dataclasses import asdict, dataclass, replace
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from surge_dagster.engine.encoder.devices import device_kind
 from surge_dagster.engine.errors import ConfigError
 
 MARGIN = 1.5
-# The promise that is given if none was requested: of two full passes that wait, and for small
-# models of requests that are read and answers that are written.
-_DEFAULT_PASSES, _LEAST_DEFAULT_SECONDS = 2, 0.1
+# A request may come when a full pass has just begun: it waits for that one and for its own.
+_LEAST_PASSES = 2
+_DEFAULT_PASSES = 3
+_LEAST_DEFAULT_SECONDS = 0.1
+# Of the tokens per second of the fastest pass. A smaller pass gives a shorter promise.
+_FAST_ENOUGH = 0.8
+PASS_SIZES = (1 / 16, 1 / 4, 1)  # that are timed, of the tokens that saturate the device
+_ROUNDS = 3
+_TEXTS = 35
 # Weights of the kernel's scheduler: each step of niceness divides the share by 1.25.
-_NICE_STEP, _MOST_NICE = 1.25, 19
+_NICE_STEP = 1.25
 # Of workers for queries: the process that answers and refuses requests comes first.
 QUERY_NICENESS = 4
-LEAST_SHARE, MOST_SHARE = 0.035, 0.5
+LEAST_SHARE = 0.035  # less, the scheduler does not give
+MOST_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What a query lane promises, and what that rests on.
+    """What a query lane promises.
 
     Attributes:
         tokens_per_second: of full passes during bulk work, as measured at the start.
         pass_tokens: of a full pass.
-        promised_seconds: from the acceptance of a request to its answer.
+        wanted_seconds: None: what three full passes need, and at least 100 ms.
     """
 
     tokens_per_second: float
     pass_tokens: int
-    promised_seconds: float
-
-    def __str__(self) -> str:
-        return f"the promised {1000 * self.promised_seconds:.0f} ms"
-
-    @property
-    def full_pass_seconds(self) -> float:
-        return self.pass_tokens / self.tokens_per_second
-
-    def expected_seconds(
-        self,
-        waiting_tokens: int,
-        tokens_per_second: float | None = None,
-        under_way_seconds: float = 0.0,
-    ) -> float:
-        """Return the seconds until all that waits is answered.
-
-        Args:
-            tokens_per_second: a newer rate.
-            under_way_seconds: that the pass under way has taken; it counts as at least a full one.
-        """
-        pass_seconds = self.pass_tokens / (tokens_per_second or self.tokens_per_second)
-        passes = math.ceil(waiting_tokens / self.pass_tokens)
-        return max(pass_seconds, under_way_seconds) + passes * pass_seconds
+    wanted_seconds: float | None = None
 
     @property
     def smallest_seconds(self) -> float:
-        """The smallest promise with which any request is accepted."""
-        return MARGIN * self.expected_seconds(1)
+        """The smallest promise that can be kept."""
+        return MARGIN * _LEAST_PASSES * self.pass_tokens / self.tokens_per_second
+
+    @property
+    def promised_seconds(self) -> float:
+        """From the acceptance of a request to its answer."""
+        wanted = self.wanted_seconds
+        if wanted is None:
+            wanted = max(
+                _LEAST_DEFAULT_SECONDS, self.smallest_seconds * _DEFAULT_PASSES / _LEAST_PASSES
+            )
+        return max(wanted, self.smallest_seconds)
 
     @property
     def largest_tokens(self) -> int:
-        """Tokens of the largest request that is accepted if none waits."""
-        passes = self.promised_seconds / (MARGIN * self.full_pass_seconds) + 1e-9
-        return max(0, math.floor(passes) - 1) * self.pass_tokens
+        """Tokens of the largest request that is accepted."""
+        return math.floor(self.promised_seconds / MARGIN * self.tokens_per_second + 1e-6)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it by name, with what a client can plan by."""
-        limits = {"smallest_seconds": self.smallest_seconds, "largest_tokens": self.largest_tokens}
-        return asdict(self) | limits
-
-    def promising(self, promised_seconds: float | None) -> Promise:
-        """Return the same with another promise; None: what two full passes that wait need.
-
-        Raises:
-            ConfigError: no request could be accepted; names the smallest promise that can be made.
-        """
-        if promised_seconds is None:
-            of_passes = MARGIN * self.expected_seconds(_DEFAULT_PASSES * self.pass_tokens)
-            promised_seconds = max(_LEAST_DEFAULT_SECONDS, of_passes)
-        if not self.smallest_seconds <= promised_seconds < math.inf:
-            raise ConfigError(
-                f"a promise of {1000 * promised_seconds:g} ms cannot be kept here (--promise-ms): a full pass of "
-                f"{self.pass_tokens:,} tokens takes {1000 * self.full_pass_seconds:.3g} ms during bulk work. The "
-                f"smallest promise is {math.ceil(1000 * self.smallest_seconds)} ms; use that, a smaller model, or a "
-                "faster device"
-            )
-        return replace(self, promised_seconds=promised_seconds)
+        """Return all of it by name, for clients."""
+        return asdict(self) | {
+            "promised_seconds": self.promised_seconds,
+            "smallest_seconds": self.smallest_seconds,
+            "largest_tokens": self.largest_tokens,
+        }
 
 
-def kept_share(devices: str, bulk_share: float) -> float:
-    """φ: what niceness gives on a CPU; on a GPU all processes have equal slices of time, one of
-    queries among them."""
-    workers = Counter(devices.split(","))
-    most = max(workers.values())  # that encode documents on one card
-    if device_kind(next(iter(workers))) == "cuda":
-        return most / (most + 1)
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    documents, queries = (
-        min(_MOST_NICE, own + more) for more in (bulk_niceness(bulk_share), QUERY_NICENESS)
-    )
-    return 1 / (1 + _NICE_STEP ** (documents - queries))
+def measure_passes(
+    encode: Callable[[list[str]], object],
+    tokens_of: Callable[[str], int],
+    sizes: list[int],
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[int, float]:
+    """Return the tokens of a full pass and its tokens per second.
+
+    A full pass has the smallest size that is nearly as fast as the fastest one.
+
+    Args:
+        sizes: tokens of the passes that are timed, ascending.
+    """
+    timed = [" ".join(["word"] * (6 + row % 35)) for row in range(_TEXTS)]
+    tokens = {text: tokens_of(text) for text in timed}
+    encode(timed[:1])  # warms up
+
+    rates = dict[int, float]()
+    for size in sizes:
+        texts = list[str]()
+        total = 0
+        while total < size:
+            texts.append(timed[len(texts) % _TEXTS])
+            total += tokens[texts[-1]]
+        slowest_seconds = 1e-9
+        for _ in range(_ROUNDS):
+            begun = clock()
+            encode(texts)
+            slowest_seconds = max(slowest_seconds, clock() - begun)
+        rates[size] = total / slowest_seconds
+
+    enough = _FAST_ENOUGH * max(rates.values())
+    full_pass = min(size for size, rate in rates.items() if rate >= enough)
+    return full_pass, rates[full_pass]
 
 
 def bulk_niceness(bulk_share: float) -> int:
-    """The highest niceness at which workers get at least this share of a core beside those for
+    """Return the highest niceness at which workers get at least this share of a core during
     queries.
 
     Raises:
@@ -128,7 +126,6 @@ def bulk_niceness(bulk_share: float) -> int:
     """
     if not LEAST_SHARE <= bulk_share <= MOST_SHARE:
         raise ConfigError(
-            f"bulk_share, the share of bulk work, is {LEAST_SHARE:g} (less, the scheduler does not give) to "
-            f"{MOST_SHARE:g}, not {bulk_share:g}"
+            f"The share of bulk work is {bulk_share:g}. Use {LEAST_SHARE:g} to {MOST_SHARE:g}."
         )
     return QUERY_NICENESS + int(math.log((1 - bulk_share) / bulk_share, _NICE_STEP) + 1e-9)

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import ipaddress
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from pathlib import Path
-from typing import Any
+from contextlib import contextmanager, nullcontext
 
 import uvicorn
-from filelock import FileLock, Timeout
 from starlette.applications import Starlette
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.service.app import service_app
 from surge_dagster.service.settings import ServiceSettings
 from surge_dagster.service.spaces import ServedSpaces
-
-_BACKLOG = 2048
 
 
 def run_service(
@@ -40,90 +34,60 @@ def run_service(
             be served.
     """
     app = service_app(spaces, settings)
-    # Else a query waits for threads that count tokens of documents.
+    server = http_server(app, settings)
+    # Else a query waits for threads that tokenize documents.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    with bound_socket(settings) as listener, spaces:
+    with bound_socket(settings, server) as listener, spaces:
         spaces.start()
         for served in spaces.served():
-            promise = served.queries.promise
-            within = (
-                f", queries within {1000 * promise.promised_seconds:,.0f} ms" if promise else ""
-            )
-            say(
-                f"{served.space.name} ({served.state}): {served.space.dimension} dimensions{within}"
-            )
-        with _in_words(settings):  # another service may have been as fast
-            listener.listen(_BACKLOG)
+            line = f"{served.space.name} ({served.state}): {served.space.dimension} dimensions"
+            if served.queries.promise is not None:
+                seconds = served.queries.promise.promised_seconds
+                line += f", queries within {1000 * seconds:,.0f} ms"
+            say(line)
         say(f"listening on {_shown(listener)} (queries: /v1, documents: /documents/v1)")
-        # a look for garbage at all that is loaded would stop answers for a quarter of a second
+        # Looking for garbage in all that is loaded would stop answers for a quarter of a second.
         gc.freeze()
         with app.state.batches or nullcontext():
-            _run(http_server(app, settings), listener)
+            _run(server, listener)
         say("stopped")
 
 
 @contextmanager
-def bound_socket(settings: ServiceSettings) -> Iterator[socket.socket]:
-    """A socket that does not listen yet, so that an address is refused before a model is loaded.
+def bound_socket(settings: ServiceSettings, server: uvicorn.Server) -> Iterator[socket.socket]:
+    """Yield a socket that does not listen yet, so that an address is refused before a model is
+    loaded.
 
     Raises:
         ConfigError: it cannot be bound, or other machines could reach it without an API key.
     """
-    family, proto, address = (
-        _address(settings) if settings.uds is None else (socket.AF_UNIX, 0, str(settings.uds))
-    )
-    with ExitStack() as held:
-        listener = held.enter_context(socket.socket(family, proto=proto))
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with _in_words(settings):
-            # which does not say whether somebody is about to listen there
-            if settings.uds is not None:
-                settings.uds.parent.stat()  # the lock would make the folder
-                held.enter_context(FileLock(f"{settings.uds}.lock", timeout=0, thread_local=False))
-                _remove_unused(settings.uds)
-            listener.bind(address)
-            if settings.uds is not None:  # without keys, of this user alone
-                held.callback(settings.uds.unlink, missing_ok=True)
-                settings.uds.chmod(0o666 if settings.api_keys else 0o600)
-        yield listener
-
-
-def _remove_unused(path: Path) -> None:
-    """Remove the Unix socket of a process that has ended."""
-    if not path.is_socket():
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        if client.connect_ex(str(path)) == errno.ECONNREFUSED:
-            path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _in_words(settings: ServiceSettings) -> Iterator[None]:
+    if settings.uds is not None and settings.uds.is_socket():  # of a process that has ended
+        settings.uds.unlink()
     try:
-        yield
-    except OSError as error:
-        is_locked = isinstance(error, Timeout)
-        reason = os.strerror(errno.EADDRINUSE) if is_locked else error.strerror or error
+        listener = server.config.bind_socket()
+    except (SystemExit, OSError):
         address = settings.uds or f"{settings.host}:{settings.port}"
-        raise ConfigError(
-            f"{address} cannot be bound: {reason}. Give another, or end what uses it."
-        ) from None
-
-
-def _address(settings: ServiceSettings) -> tuple[socket.AddressFamily, int, Any]:
+        message = f"{address} cannot be bound. Give another address, or end what uses it."
+        raise ConfigError(message) from None
     try:
-        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
-    except OSError as error:
+        if settings.api_keys is None:
+            _require_private(listener, settings)
+        yield listener
+    finally:
+        listener.close()
+        if settings.uds is not None:
+            settings.uds.unlink(missing_ok=True)
+
+
+def _require_private(listener: socket.socket, settings: ServiceSettings) -> None:
+    """Without keys, only this machine can connect, and to a Unix socket only this user."""
+    if settings.uds is not None:
+        settings.uds.chmod(0o600)
+    elif not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
         raise ConfigError(
-            f"the host {settings.host!r} has no address: {error.strerror}. Name another."
-        ) from None
-    family, _, proto, _, address = found[0]
-    if settings.api_keys is None and not ipaddress.ip_address(address[0]).is_loopback:
-        raise ConfigError(
-            f"{settings.host} can be reached from other machines, and the service has no API keys: give them with "
-            "--api-keys FILE, or listen on 127.0.0.1 or a Unix socket (--uds PATH)."
+            f"{settings.host} can be reached from other machines, and the service has no API keys. "
+            "Give them with --api-keys FILE, or listen on 127.0.0.1 or a Unix socket (--uds PATH)."
         )
-    return family, proto, address
 
 
 def _shown(listener: socket.socket) -> str:
@@ -144,18 +108,20 @@ def _run(server: uvicorn.Server, listener: socket.socket) -> None:
 
 
 def http_server(app: Starlette, settings: ServiceSettings) -> uvicorn.Server:
-    """Return uvicorn with its own limits, whose `should_exit` ends it when what it has accepted is
-    answered."""
+    """Return uvicorn with its own limits; its `should_exit` ends it when all requests that it has
+    accepted are answered."""
     config = uvicorn.Config(
         app,
-        http="h11",  # whose headers have a limit
+        host=settings.host,
+        port=settings.port,
+        uds=str(settings.uds) if settings.uds else None,
+        http="h11",  # it limits headers
         ws="none",
         lifespan="off",
         log_config=None,
         log_level="error",  # a client could write any number of warnings
         access_log=False,
         server_header=False,
-        backlog=_BACKLOG,
         limit_concurrency=settings.max_connections,
         h11_max_incomplete_event_size=settings.max_header_bytes,
         timeout_keep_alive=settings.idle_seconds,

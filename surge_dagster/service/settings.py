@@ -1,4 +1,4 @@
-"""Settings of the HTTP side: where it listens, who may ask, and what a client may send."""
+"""Settings of the HTTP side: where the service listens, and what a client may send."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ class ServiceSettings:
         uds: path of a Unix socket, which is bound in place of `host` and `port`.
         api_keys: file of digests, see `keys.py`; without one only this machine is served.
         batches: folder for files and batches; without one there are none.
-        max_body_bytes: of a request.
-        max_file_bytes: of an uploaded file.
         max_connections: at a time; below the 1,024 descriptors that Linux gives a process by
             default.
         idle_seconds: between two requests of a connection; more than the 60 s of nginx.
@@ -29,7 +27,6 @@ class ServiceSettings:
     api_keys: Path | None = None
     batches: Path | None = None
     max_body_bytes: int = 8 * 1024 * 1024
-    max_file_bytes: int = 200 * 1024 * 1024
     max_header_bytes: int = 16 * 1024
     max_connections: int = 900
     idle_seconds: int = 75

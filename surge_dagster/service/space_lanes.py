@@ -1,47 +1,47 @@
-"""The lanes of one model: a pool for queries that is loaded and warm, and one for documents,
-started when it is needed.
+"""The lanes of one model: a pool for queries that is loaded and warm, and one for documents that
+starts with the first request.
 
-Both lanes load the model of the space on record, through the request that made it, and refuse
-another tokenizer, as `search` does. Documents have workers of their own also where they are encoded
-as queries are: workers of a higher niceness leave queries their share of the cores, and a pool that
-is not started before documents come holds no memory.
+Both load the model of the space on record, through the request that made it, and refuse another
+tokenizer, as `search` does. Documents have workers of their own even if they are encoded as queries
+are: workers of a higher niceness leave queries their share of the cores.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-from surge_dagster.engine.encoder.pool import EncoderPool
+import pyarrow as pa
+
+from surge_dagster.engine.encoder.pool import (
+    DEFAULT_HANG_TIMEOUT_SECONDS,
+    EncoderPool,
+)
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.model.digest import read_document
 from surge_dagster.engine.model.prompts import Task
-from surge_dagster.engine.model.spec import EncodingSpec, Space
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.spaces import model_difference
-from surge_dagster.engine.support.waiting import in_background, result_of
-from surge_dagster.service.lane import Lane, LaneCounts
+from surge_dagster.service.lane import Lane
 from surge_dagster.service.promise import (
+    PASS_SIZES,
     QUERY_NICENESS,
     Promise,
     bulk_niceness,
-    kept_share,
+    measure_passes,
 )
-from surge_dagster.service.tokens import TokenCounter
+from surge_dagster.service.tokens import TextTokens
 
 log = logging.getLogger(__name__)
 
 _SATURATION_TOKENS = 1_024  # of a backend that does not say how many fill a pass
-# A longer text has a pass of its own: the passes of a model that reads more are not made longer for
-# it.
+# A longer text has a pass of its own: it does not make the other passes longer.
 _LONGEST_TEXT_TOKENS = 4_096
-# full passes in one of the bulk lane, which wins more by texts of equal length than it loses by
-# waits
+# Full passes in one pass of documents, which wins more by texts of equal length than it loses by
+# waits.
 _BULK_PASSES = 8
-# A query worker without progress for so many seconds, and full passes, is replaced.
-_HANG_SECONDS, _HANG_PASSES = 5.0, 10
+_HANG_SECONDS = 15.0  # without progress, after which a worker for queries is replaced
 _MAX_RESPAWNS = 9  # in a row: a pool for life forgives more than a run's
 
 
@@ -53,9 +53,8 @@ class LaneSettings:
         devices, precision, backend: see `EncoderPool`.
         trust_remote_code: of models that spaces on record name, see `EncodingSpec`; other code is
             not run.
-        promised_seconds: of query lanes; None is what two waiting passes need, as they were timed
-            at the start.
-        bulk_share: of a CPU, that documents keep beside queries; of a GPU they keep half.
+        promised_seconds: of query lanes; None follows from the passes that are timed at the start.
+        bulk_share: of a CPU, that documents keep during queries; of a GPU they keep half.
 
     Raises:
         ConfigError: the share is out of its range.
@@ -71,144 +70,121 @@ class LaneSettings:
     def __post_init__(self) -> None:
         bulk_niceness(self.bulk_share)
 
+    def pool(self, space: Space, task: Task, *, is_bulk: bool = False) -> EncoderPool:
+        """Return a pool, which is not started, with the model of a space on record.
+
+        Args:
+            is_bulk: whether queries are bulk work, too.
+
+        Raises:
+            ConfigError: the model is not that of the space, or cannot be used here.
+        """
+        request = space.loadable
+        if request.trust_remote_code not in (None, self.trust_remote_code):
+            raise ConfigError(
+                f"The space {space.name} names code of the model {request.model!r}, which is not "
+                "run because an output says so. If you trust that code, start with "
+                f"trust_remote_code {request.trust_remote_code}."
+            )
+        niceness = bulk_niceness(self.bulk_share)
+        hang_seconds = DEFAULT_HANG_TIMEOUT_SECONDS
+        if task == "query" and not is_bulk:
+            niceness = QUERY_NICENESS
+            hang_seconds = _HANG_SECONDS
+        pool = EncoderPool(
+            request,
+            task=task,
+            devices=self.devices,
+            precision=self.precision,
+            backend=self.backend,
+            hang_timeout_seconds=hang_seconds,
+            max_respawns=_MAX_RESPAWNS,
+            niceness=niceness,
+        )
+        if pool.space.spec_sha256 != space.encoder_sha256:
+            raise ConfigError(
+                f"The model {request.model!r} encodes into {pool.space.name}, not into "
+                f"{space.name}: {model_difference(pool.space, space)}. Restore it."
+            )
+        return pool
+
 
 class SpaceLanes:
-    """The lanes that encode for a space, and for all that are derived from the same vectors.
+    """The lanes that encode for a space, and for all spaces that are derived from the same vectors.
 
     Args:
         space: as the output has it.
-        counts: of lanes, by the name of their space and their side; theirs are added.
 
     Attributes:
         sha256: `encoder_sha256` of all spaces that these lanes encode for.
-        matryoshka_dimensions: that the model's configuration says it was trained for, if it does.
+        lanes: for queries and for documents, once they are started.
     """
 
-    queries: Lane
-    documents: Lane
-    matryoshka_dimensions: list[int]
-
-    def __init__(
-        self, space: Space, settings: LaneSettings, counts: dict[tuple[str, Task], LaneCounts]
-    ) -> None:
+    def __init__(self, space: Space, settings: LaneSettings) -> None:
         self.sha256 = space.encoder_sha256
-        self._space, self._settings, self._counts = space, settings, counts
-        self._pools: list[EncoderPool] = []
+        self.lanes: list[Lane] = []
+        self._space = space
+        self._settings = settings
+        self._loading: EncoderPool | None = None
         self._is_closed = False
 
-    def start(self, *, keep_promise: bool = True) -> None:
+    def start(self) -> None:
         """Load the model for queries, time its passes, and make both lanes.
 
-        Args:
-            keep_promise: whether a promise that cannot be kept is an error; else the smallest that
-                can is made.
-
         Raises:
-            ConfigError: the model or its tokenizer is not that of the space, or cannot be used
-                here; see `Promise.promising` too.
+            ConfigError: see `LaneSettings.pool`; or the model has another tokenizer than that of
+                the space.
             EncoderError: the workers do not start, or `close` was called.
         """
-        pool = self._pool(self._trusted_request(), task="query", niceness=QUERY_NICENESS)
-        model = pool.space
-        if model.spec_sha256 != self.sha256:
-            raise ConfigError(
-                f"the model {model.requested.model!r} encodes into {model.name}, not into {self._space.name}: "
-                f"{model_difference(model, self._space)}. Restore it"
-            )
-        facts = pool.start()
-        counter = TokenCounter(model, facts.tokenizer, pool.speed)
-        longest_text = min(model.max_length, _LONGEST_TEXT_TOKENS)
-        pass_tokens = max(facts.saturation_tokens or _SATURATION_TOKENS, longest_text)
-        promise = self._promise(pool, pass_tokens, keep_promise)
-        pool.dispatcher().hang_timeout_seconds = max(
-            _HANG_SECONDS, _HANG_PASSES * promise.full_pass_seconds
-        )
-        self.queries = self._lane(pool, counter, promise.pass_tokens, promise)
-        self.queries.start()
-        niceness = bulk_niceness(self._settings.bulk_share)
-        # Queries may have a tokenizer of their own; what documents' workers load is compared when
-        # they start.
-        counter = TokenCounter(
-            replace(model, task="document"), facts.tokenizer or self._space.tokenizer, pool.speed
-        )
-
-        def documents() -> Lane:
-            return self._lane(
-                self._pool(model, niceness=niceness), counter, _BULK_PASSES * pass_tokens
-            )
-
-        self._new_documents, self.documents = documents, documents()
-        self.matryoshka_dimensions = _matryoshka_dimensions(model)
-
-    def renew_documents(self) -> Lane:
-        """Put a lane that starts anew in place of the one for documents, which the caller closes."""
-        old, self.documents = self.documents, self._new_documents()
-        self._pools.remove(old.pool)
-        return old
-
-    def _trusted_request(self) -> EncodingSpec:
-        request, trusted = self._space.loadable, self._settings.trust_remote_code
-        if request.trust_remote_code not in (None, trusted):
-            raise ConfigError(
-                f"the space {self._space.name} names code of the model {request.model!r}, which is not run on the word "
-                f"of an output. If you trust that code, start with trust_remote_code {request.trust_remote_code}"
-            )
-        return request
-
-    def _pool(self, spec: EncodingSpec | Space, **options: Any) -> EncoderPool:
-        settings = {
-            name: getattr(self._settings, name) for name in ("devices", "precision", "backend")
-        }
-        pool = EncoderPool(spec, max_respawns=_MAX_RESPAWNS, **settings, **options)
-        self._pools.append(pool)
+        new_queries = partial(self._settings.pool, self._space, "query")
+        new_documents = partial(self._settings.pool, self._space, "document")
+        pool = self._loading = new_queries()
         if self._is_closed:  # by another thread, which may not have seen the pool
             pool.close()
-        return pool
+        facts = pool.start()
+        self._space.require_tokenizer(facts.tokenizer)
+        tokenize = TextTokens(pool.space, facts)
+        longest_text = min(pool.space.max_length, _LONGEST_TEXT_TOKENS)
+        saturation = facts.saturation_tokens or _SATURATION_TOKENS
+        sizes = sorted({max(round(share * saturation), longest_text) for share in PASS_SIZES})
+        promise = self._promise(pool, tokenize, sizes)
 
-    def _lane(
-        self,
-        pool: EncoderPool,
-        counter: TokenCounter,
-        pass_tokens: int,
-        promise: Promise | None = None,
-    ) -> Lane:
-        counts = self._counts.setdefault((pool.space.name, pool.space.task), LaneCounts())
-        return Lane(pool, self._space, counter, pass_tokens, promise, counts=counts)
+        bulk_pool = new_documents()
+        # The workers of both lanes are of one kind.
+        bulk_tokenize = TextTokens(bulk_pool.space, facts)
+        bulk_tokens = _BULK_PASSES * sizes[-1]
+        self.lanes = [
+            Lane(pool, new_queries, tokenize, promise.pass_tokens, promise, recorded=self._space),
+            Lane(bulk_pool, new_documents, bulk_tokenize, bulk_tokens, recorded=self._space),
+        ]
+        self.lanes[0].start()
 
-    def _promise(self, pool: EncoderPool, pass_tokens: int, keep_promise: bool) -> Promise:
-        share = kept_share(pool.all_devices, self._settings.bulk_share)
-        wanted = self._settings.promised_seconds
-        promise = Promise((1 - share) * pool.speed.tokens_per_second, pass_tokens, 0.0)
-        if not keep_promise and wanted is not None and wanted < promise.smallest_seconds:
+    def _promise(self, pool: EncoderPool, tokenize: TextTokens, sizes: list[int]) -> Promise:
+        def encode(texts: list[str]) -> None:
+            pool.vectors(pa.array(texts, pa.large_string()))
+
+        def tokens_of(text: str) -> int:
+            return tokenize([text])[0].tokens
+
+        pass_tokens, tokens_per_second = measure_passes(encode, tokens_of, sizes)
+        # Niceness divides a CPU; a GPU gives two processes equal slices of time.
+        bulk_share = 0.5 if pool.device.startswith("cuda") else self._settings.bulk_share
+        promise = Promise(
+            (1 - bulk_share) * tokens_per_second, pass_tokens, self._settings.promised_seconds
+        )
+        if promise.promised_seconds != (promise.wanted_seconds or promise.promised_seconds):
             log.warning(
                 "%s promises %.0f ms: less cannot be kept",
                 self._space.name,
-                1000 * promise.smallest_seconds,
+                1000 * promise.promised_seconds,
             )
-            wanted = promise.smallest_seconds
-        return promise.promising(wanted)
-
-    @property
-    def last_accepted_at(self) -> float:
-        """When a request came last, on the monotonic clock."""
-        return max(self.queries.last_accepted_at, self.documents.last_accepted_at)
+        return promise
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Close both lanes, which are drained at the same time; a start that is under way fails
-        soon."""
+        """Drain both lanes at the same time and close them; a start that is under way fails."""
         self._is_closed = True
-        lanes = [getattr(self, name) for name in ("queries", "documents") if hasattr(self, name)]
-        for closed in [
-            in_background(partial(lane.close, drain_seconds), "surge-close-lane") for lane in lanes
-        ]:
-            result_of(closed)
-        for pool in list(self._pools):
-            pool.close()
-
-
-def _matryoshka_dimensions(space: Space) -> list[int]:
-    """Few models say it. sentence-transformers keeps it in the model card alone, which is written
-    for people."""
-    config = read_document(Path(space.model_path) / "config.json") if space.model_path else None
-    stated = (config or {}).get("matryoshka_dimensions")
-    return [size for size in stated if isinstance(size, int)] if isinstance(stated, list) else []
+        if self._loading is not None and not self.lanes:
+            self._loading.close()
+        with ThreadPoolExecutor(2) as threads:
+            for lane in self.lanes:
+                threads.submit(lane.close, drain_seconds)

@@ -1,70 +1,73 @@
-"""How many tokens texts have, counted before they are encoded, by the tokenizer that a pool's
-workers have loaded."""
+"""Texts as token ids: each text is tokenized once, when it is accepted, as the workers would.
+
+Workers take the ids in place of the texts. Some cannot, such as those of a model without a fast
+tokenizer: they get the texts, and a text counts as a token for every four bytes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import CancelledError
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from surge_dagster.engine.encoder.speed import Speed
-from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_tokens
-from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
+from surge_dagster.engine.encoder.pool import PoolFacts
+from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts
 from surge_dagster.engine.model.folder import tokenizer_file
 from surge_dagster.engine.model.spec import Space
 
-_SLICE = 64  # texts
+_BYTES_PER_TOKEN = 4
 
 
-class TokenCounter:
-    """Counts tokens of texts, prompt and special tokens included, as the model reads them.
+@dataclass(frozen=True, slots=True)
+class TokenizedText:
+    """A text as it waits for a pass.
 
-    Where the model's tokenizer cannot be used here, or gives others than the workers' one, a text
-    has as many tokens per byte as the texts that were timed at the pool's first start and those of
-    its runs, at most the model's length.
-
-    Args:
-        loaded: the tokenizer that workers have, as in `Space.tokenizer`; "" where unknown.
+    Attributes:
+        content: its ids (int32), or the text in UTF-8.
+        tokens: prompt and special tokens included, at least 1.
+        is_truncated: whether the model does not read all of it; without a tokenizer only the
+            workers know.
     """
 
-    def __init__(self, space: Space, loaded: str, speed: Speed) -> None:
+    content: bytes
+    tokens: int
+    is_truncated: bool = False
+
+
+class TextTokens:
+    """Tokenizes texts for the workers of a space.
+
+    Args:
+        facts: of a pool of the same model.
+
+    Attributes:
+        makes_ids: whether texts become token ids.
+    """
+
+    def __init__(self, space: Space, facts: PoolFacts) -> None:
         self._space = space
-        self._tokens_per_byte = speed.tokens_per_single_byte
-        self._tokenizer = None if space.is_hash else _tokenizer(space, loaded)
+        self._prompt_bytes = len(space.prompt.encode())
+        self._tokenizer: TextTokenizer | None = None
+        takes_ids = facts.tokenizer and facts.truncation_side
+        file = tokenizer_file(Path(space.model_path)) if takes_ids else None
+        if file is not None:
+            own = TokenizerFacts(file.read_text("utf-8"), facts.truncation_side)
+            tokenizer = TextTokenizer(own, space)
+            if tokenizer.digest == facts.tokenizer.split()[0]:
+                self._tokenizer = tokenizer
+        self.makes_ids = self._tokenizer is not None
 
-    def count(
-        self, texts: list[str], text_bytes: np.ndarray, is_over: Callable[[], bool] = lambda: False
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of each text that the model reads, int64, and whether it has more; an estimate
-        never says so.
+    def __call__(self, texts: list[str]) -> list[TokenizedText]:
+        tokenized = list[TokenizedText]()
+        if self._tokenizer is None:
+            for text in texts:
+                content = text.encode()
+                tokens = 1 + (self._prompt_bytes + len(content)) // _BYTES_PER_TOKEN
+                is_truncated = self._space.is_hash and tokens > self._space.max_length
+                tokenized.append(TokenizedText(content, tokens, is_truncated))
+            return tokenized
 
-        Raises:
-            CancelledError: `is_over` says that nobody waits for them any longer.
-        """
-        most = self._space.max_length
-        if self._tokenizer is not None:
-            slices = list[Tokens]()
-            # so that the ids of few texts are held at a time
-            for start in range(0, len(texts), _SLICE):
-                if is_over():
-                    raise CancelledError
-                slices.append(self._tokenizer.encode(texts[start : start + _SLICE]))
-            lengths, truncated = (
-                [getattr(tokens, name) for tokens in slices] for name in ("lengths", "truncated")
-            )
-            return np.concatenate(lengths), np.concatenate(truncated)
-        if self._space.is_hash:
-            counted = hash_tokens(text_bytes + len(self._space.prompt.encode()))
-            return np.minimum(counted, most), counted > most
-        estimated = np.ceil(text_bytes * self._tokens_per_byte).astype(np.int64)
-        return np.minimum(estimated, most), np.zeros(len(texts), np.bool_)
-
-
-def _tokenizer(space: Space, loaded: str) -> TextTokenizer | None:
-    file = tokenizer_file(Path(space.model_path))
-    if file is None or not loaded:
-        return None
-    tokenizer = TextTokenizer(TokenizerFacts(file.read_text("utf-8")), space)
-    return tokenizer if tokenizer.digest == loaded.split()[0] else None
+        found = self._tokenizer.encode(texts)
+        for row, is_truncated in enumerate(found.truncated.tolist()):
+            ids = found.ids[found.offsets[row] : found.offsets[row + 1]]
+            tokenized.append(TokenizedText(ids.tobytes(), max(1, len(ids)), is_truncated))
+        return tokenized

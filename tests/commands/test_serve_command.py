@@ -91,7 +91,7 @@ def test_documents_have_the_vectors_of_the_files_and_queries_those_of_a_search(
     assert (refused.value.code, error["code"]) == (
         400,
         "context_length_exceeded",
-    ) and "row 1 " in error["message"]
+    ) and "have more: 1." in error["message"]
     assert space == output
     np.testing.assert_array_equal(documents, stored.matrix)
     assert stored.texts
@@ -109,12 +109,7 @@ def test_wrong_usage_is_refused_with_what_to_do(
         (("out", "--host", "0.0.0.0"), "--api-keys FILE"),
         (("out", "--api-keys", "keys"), "cannot be read"),
         (("out", "--bulk-share", "2"), "share of bulk work"),
-        (
-            ("out", "--model", "hash://24"),
-            "the model 'hash://24' (--model) is not that of a space that would be served",
-        ),
-        (("out", "--model", "hash://24"), f"has {output} of the model 'hash://16'"),
-        (("out", "--uds", "no/folder/socket"), "cannot be bound: No such file or directory"),
+        (("out", "--uds", "no/folder/socket"), "cannot be bound"),
     ):
         code, _, error = surge("serve", *arguments)
         assert code == 2 and expected in error

@@ -12,12 +12,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from surge_dagster.engine.derived.conversion import cut
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.model.spec import EncodingSpec, Space
-from surge_dagster.service.errors import UnknownSpace
-from surge_dagster.service.lane import Encoded, LaneCounts
+from surge_dagster.service.errors import Refusal
+from surge_dagster.service.lane import Encoded
 from surge_dagster.service.promise import Promise
+from surge_dagster.service.space_lanes import LaneSettings
 from surge_dagster.service.spaces import ServedSpaces
 
 DIMENSION = 16
@@ -42,40 +42,33 @@ class FakeLane:
     reached: SimpleQueue[str] = field(default_factory=SimpleQueue)
     accepted: list[list[str]] = field(default_factory=list)
     waiting_tokens: int = 5
-    waiting_requests: int = 1
+    waiting_texts: int = 1
+    texts: int = 7
+    tokens: int = 0
+    passes: int = 0
     is_alive: bool = True
 
-    def accept(
-        self,
-        texts: Sequence[str],
-        *,
-        truncate: bool = False,
-        answer: Future[Encoded] | None = None,
-    ) -> Future[Encoded]:
+    def accept(self, texts: list[str], *, answer: Future[Encoded], **_: Any) -> Future[Encoded]:
         if self.failure:
             raise self.failure
         if len(texts) > 1 and self.gate:
             self.reached.put(texts[0])
             self.gate.wait()
-        self.accepted.append(list(texts))
-        future: Future[Encoded] = answer or Future()
-        if future.cancelled():
-            return future
+        self.accepted.append(texts)
+        if answer.cancelled():
+            return answer
         if self.holds:
-            self.held.put(future)
+            self.held.put(answer)
         elif self.fails_later:
-            future.set_exception(self.fails_later)
+            answer.set_exception(self.fails_later)
         else:
-            future.set_result(self.encoded(texts))
-        return future
+            answer.set_result(self.encoded(texts))
+        return answer
 
-    def expected_seconds(self) -> float:
-        return 0.02
-
-    def encoded(self, texts: Sequence[str]) -> Encoded:
+    def encoded(self, texts: list[str]) -> Encoded:
         words = np.array([len(text.split()) for text in texts])
         vectors = hash_vectors([self.space.prompt + text for text in texts], DIMENSION)
-        return Encoded(vectors, np.minimum(words, LONGEST), words > LONGEST)
+        return Encoded(vectors, int(np.minimum(words, LONGEST).sum()), words > LONGEST)
 
 
 @dataclass(eq=False)
@@ -86,21 +79,23 @@ class FakeSpace:
     state: str = "current"
     dimensions: tuple[int, ...] = (DIMENSION, 8)
 
-    def converted(self, vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
-        return cut(vectors, replace(self.space, dimension=dimensions or self.space.dimension))
-
 
 class FakeSpaces:
-    """One space, whose queries have a prompt."""
+    """One space, whose queries have a prompt.
 
-    def __init__(self) -> None:
+    Attributes:
+        store: an output with that space, for batches.
+    """
+
+    def __init__(self, store: Any = None) -> None:
         space = EncodingSpec(f"hash://{DIMENSION}", query_prompt="find: ").resolve()
-        promise = Promise(50_000.0, 512, 0.025)
-        queries = FakeLane(replace(space, task="query"), promise)
+        queries = FakeLane(replace(space, task="query"), Promise(50_000.0, 512, 0.1))
         self.only = FakeSpace(space, queries, FakeLane(space))
-        self.is_ready = self.is_alive = True
+        self.is_ready = True
+        self.is_alive = True
+        self.store = store
+        self.settings = LaneSettings("cpu")
         self.calls: list[str] = []
-        self.counts = {(space.name, task): LaneCounts() for task in ("query", "document")}
 
     def __enter__(self) -> FakeSpaces:
         return self
@@ -114,7 +109,8 @@ class FakeSpaces:
     def find(self, model: str) -> FakeSpace:
         if model in ("current", self.only.space.name, self.only.space.requested.model):
             return self.only
-        raise UnknownSpace(model, [self.only.space.name])
+        message = f"The model {model!r} is not served. Use {self.only.space.name}."
+        raise Refusal(404, "model_not_found", message, "model")
 
     def served(self) -> list[FakeSpace]:
         return [self.only]
@@ -124,10 +120,10 @@ class FakeSpaces:
 
 
 def vectors_of(texts: Sequence[str], prompt: str = "find: ") -> list[list[float]]:
-    """What a client gets for these texts as queries."""
+    """Return what a client gets for these texts, by default as queries."""
     return hash_vectors([prompt + text for text in texts], DIMENSION).tolist()
 
 
 def post(client: Any, path: str = "/v1/embeddings", /, **body: Any) -> Any:
-    """The answer to a request for embeddings of the current space."""
+    """Return the answer to a request for embeddings of the current space."""
     return client.post(path, json={"model": "current", "input": "a text"} | body)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,41 +16,21 @@ from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vecto
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.service.lane import Encoded, Lane
 from surge_dagster.service.promise import Promise
-from surge_dagster.service.tokens import TokenCounter
+from surge_dagster.service.tokens import TextTokens
 
 SPEC = EncodingSpec("hash://16")
 BACKEND = "faults:FaultyBackend"
 
 
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @contextmanager
 def open_lane(
-    *,
-    pass_tokens: int = 64,
-    promise: Promise | None = None,
-    clock: Callable[[], float] | None = None,
-    **options: Any,
+    *, pass_tokens: int = 64, promise: Promise | None = None, **options: Any
 ) -> Iterator[Lane]:
-    """A lane with a faulty backend, see `faults.py`; closed without draining."""
-    pool = EncoderPool(SPEC, devices="cpu", backend=BACKEND, **options)
-    pool.start()
-    lane = Lane(
-        pool,
-        pool.space,
-        TokenCounter(pool.space, "", pool.speed),
-        pass_tokens,
-        promise,
-        clock=clock or Clock(),
-    )
+    """Yield a lane with a faulty backend, see `faults.py`; closed without draining."""
+    new_pool = partial(EncoderPool, SPEC, devices="cpu", backend=BACKEND, **options)
+    pool = new_pool()
+    tokenize = TextTokens(pool.space, pool.start())
+    lane = Lane(pool, new_pool, tokenize, pass_tokens, promise, recorded=pool.space)
     try:
         yield lane
     finally:
@@ -65,10 +46,10 @@ def until(holds: Callable[[], object], seconds: float = 60) -> None:
 
 
 def assert_encoded(answer: Encoded, texts: list[str]) -> None:
-    assert np.array_equal(answer.vectors, hash_vectors(texts, 16))
     assert answer.vectors.dtype == np.float32
+    assert np.array_equal(answer.vectors, hash_vectors(texts, 16))
 
 
 def texts_of(name: str, count: int) -> list[str]:
-    """Texts of four tokens each."""
+    """Return texts of four tokens each."""
     return [f"{name:<8.8} {row:05}" for row in range(count)]

@@ -76,6 +76,11 @@ class Load:
                 )
             )
 
+    def has_answer_of(self, space: str) -> bool:
+        """Whether the newest answer to a query is of this space."""
+        answers = self.answers["query"]
+        return bool(answers) and answers[-1].space == space
+
     def _ask(self, side: str, rng: random.Random) -> None:
         connection = HTTPConnection(self._address, timeout=_LONGEST_SECONDS)
         while not self._ended.is_set():

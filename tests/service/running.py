@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from http.client import HTTPResponse
@@ -27,7 +26,7 @@ class Running:
 
 @contextmanager
 def serving(spaces: ServedSpaces, **settings: Any) -> Iterator[str]:
-    """The URL of a service on a free port; at the end it drains."""
+    """Yield the URL of a service on a free port; at the end it drains."""
     with running(spaces, **settings) as service:
         yield service.url
 
@@ -35,10 +34,10 @@ def serving(spaces: ServedSpaces, **settings: Any) -> Iterator[str]:
 @contextmanager
 def running(spaces: ServedSpaces, **settings: Any) -> Iterator[Running]:
     chosen = ServiceSettings(port=0, **settings)
-    with bound_socket(chosen) as listener:
+    app = service_app(spaces, chosen)
+    server = http_server(app, chosen)
+    with bound_socket(chosen, server) as listener:
         listener.listen()  # who connects before the server runs is answered when it does
-        app = service_app(spaces, chosen)
-        server = http_server(app, chosen)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
@@ -51,22 +50,14 @@ def running(spaces: ServedSpaces, **settings: Any) -> Iterator[Running]:
 
 @contextmanager
 def connected(url: str) -> Iterator[socket.socket]:
-    """A plain connection to the service."""
+    """Yield a plain connection to the service."""
     host, _, port = url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=60) as client:
         yield client
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait for a state that no event tells of."""
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def read_answer(client: socket.socket) -> HTTPResponse:
-    """The next answer, whose body was received."""
+    """Return the next answer, whose body was received."""
     answer = HTTPResponse(client)
     answer.begin()
     answer.read()
@@ -74,7 +65,8 @@ def read_answer(client: socket.socket) -> HTTPResponse:
 
 
 def read_all(client: socket.socket) -> bytes:
-    """What the service sends until it closes the connection, which it does not always do in order."""
+    """Return what the service sends until it closes the connection, which it does not always do in
+    order."""
     received = bytearray()
     try:
         while chunk := client.recv(65536):

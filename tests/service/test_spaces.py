@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,18 +17,16 @@ import pytest
 
 from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.encoder.pool import EncoderPool, PoolFacts
-from surge_dagster.engine.errors import ConfigError, EncoderError, SurgeError
-from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.current_space import read_current, write_current
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
-from surge_dagster.service import space_lanes
 from surge_dagster.service import spaces as spaces_module
-from surge_dagster.service.errors import LaneClosed, LaneDown, SpaceLoading, UnknownSpace
-from surge_dagster.service.metrics import Metrics
+from surge_dagster.service.errors import Refusal
 from surge_dagster.service.space_lanes import LaneSettings, SpaceLanes
-from surge_dagster.service.spaces import ServedSpaces
+from surge_dagster.service.spaces import ServedSpaces, converted
 from tests.engine.runs import finish, in_memory, make_run
 from tests.service.lanes import until
 from tests.small_catalogs import numbered_rows, read_embedded
@@ -39,11 +35,14 @@ from tests.spaces import Spaces
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
 A, B = "hash://16", "hash://24"
+ROWS = numbered_rows("a", 30)
+TEXTS = [text for _, text in ROWS]
+PROMPTED = EncodingSpec("hash://16", document_prompt="d: ", query_prompt="q: ")
 
 
 @contextmanager
 def serving(store: Store, **settings: Any) -> Iterator[ServedSpaces]:
-    """Served spaces with a promise that a busy machine keeps, if no other one is given."""
+    """Yield served spaces with a promise that a busy machine keeps, if no other one is given."""
     chosen: dict[str, Any] = {"promised_seconds": 10.0} | settings
     with ServedSpaces(store, LaneSettings("cpu", **chosen)) as spaces:
         spaces.start()
@@ -54,310 +53,210 @@ def switch(store: Store, name: str) -> None:
     write_current(store, name, seen=read_current(store))
 
 
-def test_vectors_are_those_of_files_and_of_searches_in_a_space_and_in_what_is_derived_from_it(
+def embedded(output: Path) -> Space:
+    """Embed a catalog whose queries and documents have prompts."""
+    with EncoderPool(PROMPTED, devices="cpu") as pool:
+        finish(make_run(pool, in_memory({"a": ROWS}), output))
+        return pool.space
+
+
+@pytest.fixture
+def two_spaces(three_spaces: Spaces, tmp_path: Path) -> Spaces:
+    """An output with the spaces of A, which is current, and of B."""
+    made = three_spaces.copy_to(tmp_path, (A, B))
+    switch(made.store, made.of(A).name)
+    return made
+
+
+def test_vectors_are_those_of_files_and_of_searches(tmp_path: Path) -> None:
+    space = embedded(tmp_path)
+    files = read_embedded(tmp_path, space.name, "a").matrix
+    with EncoderPool(PROMPTED, task="query", devices="cpu") as pool:
+        expected = pool.vectors(pa.array(TEXTS, pa.large_string()))
+
+    with serving(open_store(tmp_path)) as spaces:
+        served = spaces.find("current")
+        documents = served.documents.accept(TEXTS).result()
+        queries = served.queries.accept(TEXTS).result()
+
+    assert np.array_equal(documents.vectors, files)
+    assert np.array_equal(queries.vectors, expected)
+    assert queries.tokens == sum(1 + len(f"q: {text}") // 4 for text in TEXTS)
+
+
+def test_documents_have_no_worker_before_the_first_one_and_a_higher_niceness(
     tmp_path: Path,
 ) -> None:
-    spec = EncodingSpec("hash://16", document_prompt="d: ", query_prompt="q: ")
-    rows = numbered_rows("a", 30)
-    texts = [text for _, text in rows]
-    with (
-        EncoderPool(spec, devices="cpu") as pool,
-        EncoderPool(spec, task="query", devices="cpu") as of_queries,
-    ):
-        finish(make_run(pool, in_memory({"a": rows}), tmp_path))
-        expected = of_queries.vectors(pa.array(texts, pa.large_string()))  # pyright: ignore[reportArgumentType]
-        parent = pool.space
+    embedded(tmp_path)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    with serving(open_store(tmp_path)) as spaces:
+        served = spaces.find("current")
+        assert served.documents.pool.worker_pids == []
+
+        served.documents.accept(TEXTS).result()
+
+        for lane, more in ((served.queries, 4), (served.documents, 13)):
+            [pid] = lane.pool.worker_pids
+            assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, own + more)
+
+
+def test_derived_space_is_encoded_by_the_lanes_of_its_parent(tmp_path: Path) -> None:
+    parent = embedded(tmp_path)
     store = open_store(tmp_path)
     runs = [DeriveRun(store, parent, "float32", 8), DeriveRun(store, parent, "int8", 12)]
-    assert [len(list(run.events())) for run in runs] == [1, 1]
+    for run in runs:
+        list(run.events())
     cut, int8 = (run.space for run in runs)
     with serving(store) as spaces:
-        found = spaces.find("current")
-        assert (found.space, found.state, found.dimensions) == (
-            replace(parent, model_path=""),
-            "current",
-            (16, 8),
-        )
-        assert found.documents.pool.worker_pids == [], (
-            "documents need no memory before the first one"
-        )
-        files = read_embedded(tmp_path, parent.name, "a").matrix
-        documents = found.documents.accept(texts).result()
-        pids = [pid for lane in (found.queries, found.documents) for pid in lane.pool.worker_pids]
-        own = os.getpriority(os.PRIO_PROCESS, 0)
-        assert [os.getpriority(os.PRIO_PROCESS, pid) for pid in pids] == [
-            min(19, own + more) for more in (4, 13)
-        ]
-        assert np.array_equal(found.converted(documents.vectors, None), files)
-        queries = found.queries.accept(texts).result()
-        assert np.array_equal(found.converted(queries.vectors), expected)
-        assert not np.array_equal(files, expected)
-        counted = [1 + len(f"q: {text}") // 4 for text in texts]
-        assert documents.tokens.tolist() == queries.tokens.tolist() == counted
+        before = spaces.find("current")
+        assert before.dimensions == (16, 8)
+        vectors = before.documents.accept(TEXTS).result().vectors
         smaller = read_embedded(tmp_path, cut.name, "a").matrix
-        assert np.array_equal(found.converted(documents.vectors, 8), smaller)
-        of_cut = spaces.find(cut.name)
-        assert of_cut.queries is found.queries and of_cut.documents is found.documents
-        assert (of_cut.state, of_cut.dimensions) == ("next", (8,))
-        assert np.array_equal(of_cut.converted(documents.vectors), smaller)
-        of_int8 = spaces.find(int8.name)
-        assert of_int8.dimensions == (12, 8)
-        assert of_int8.converted(queries.vectors).dtype == np.float32
-        assert np.linalg.norm(of_int8.converted(queries.vectors), axis=1) == pytest.approx(1)
+        assert np.array_equal(converted(before.space, vectors, 8), smaller)
+
         switch(store, int8.name)
         until(lambda: spaces.find("current").space == int8)
-        assert spaces.find("hash://16").space == int8
-        assert spaces.find("current").queries is found.queries, "no model is loaded again"
+
+        after = spaces.find("hash://16")
+        assert after.queries is before.queries, "no model is loaded again"
+        assert after.dimensions == (12, 8)
+        assert converted(after.space, vectors).dtype == np.float32
 
 
-def test_switches_are_followed_with_warm_lanes_and_old_spaces_are_answered_by_name(
-    three_spaces: Spaces, tmp_path: Path
-) -> None:
-    made = three_spaces.copy_to(tmp_path, (A, B))
-    store, (a, b, c) = made.store, three_spaces.names()
-    switch(store, a)
-    with serving(store) as spaces:
-        assert spaces.is_ready and spaces.is_alive
+def test_current_and_next_space_are_found_by_name_and_by_model(two_spaces: Spaces) -> None:
+    a, b = two_spaces.names()[:2]
+    with serving(two_spaces.store) as spaces:
         until(lambda: len(spaces.served()) == 2)
-        assert [(each.space.name, each.state) for each in spaces.served()] == [
-            (a, "current"),
-            (b, "next"),
-        ]
-        assert spaces.find(B).space.name == spaces.find(b).space.name == b
-        old, warm = spaces.find(a), spaces.find(b)
-        with pytest.raises(UnknownSpace) as unknown:
-            spaces.find(c)
-        assert unknown.value.names == ["current", a, b, A, B]
-        switch(store, b)
+        found = [(each.space.name, each.state) for each in spaces.served()]
+        assert found == [(a, "current"), (b, "next")]
+        for model in (a, A, "current"):
+            assert spaces.find(model).space.name == a
+        for model in (b, B):
+            assert spaces.find(model).space.name == b
+        with pytest.raises(Refusal, match=f"Use current, {a}, {b}, {A}, {B}"):
+            spaces.find("other")
+
+
+def test_switch_finds_the_next_space_warm_and_ends_the_old_one(two_spaces: Spaces) -> None:
+    a, b = two_spaces.names()[:2]
+    with serving(two_spaces.store) as spaces:
+        until(lambda: len(spaces.served()) == 2)
+        old, warm = spaces.served()
+
+        switch(two_spaces.store, b)
+
         until(lambda: spaces.find("current").space.name == b)
         assert spaces.find("current").queries is warm.queries
-        assert (spaces.find(a).state, spaces.find(a).queries) == ("draining", old.queries)
-        assert old.queries.accept(["still"]).result().vectors.shape == (1, 16)
-        shutil.copytree(three_spaces.root / "output" / c, tmp_path / "output" / c)
-        until(lambda: len(spaces.served()) == 3)
-        assert spaces.find(c).state == "next"
-        switch(store, c)
-        until(lambda: spaces.find("current").space.name == c)
-        until(lambda: [each.space.name for each in spaces.served()] == [c, b])
-        until(lambda: not old.queries.is_alive)
-        with pytest.raises(LaneClosed):
-            old.queries.accept(["too late"])
-        assert (
-            f'surge_texts_total{{side="query",space="{a}"}} 1.0'
-            in Metrics(spaces).text().decode().splitlines()
-        )
-        switch(store, b)
-        until(lambda: spaces.find("current").queries is warm.queries)
         assert spaces.is_ready
+        until(lambda: not old.queries.is_alive)
+        with pytest.raises(Refusal, match="is not served"):
+            spaces.find(a)
     assert not spaces.is_alive
 
 
-def test_switch_is_followed_at_the_next_look_of_which_there_are_two_each_second(
-    three_spaces: Spaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks = list[tuple[float, Callable[[], None]]]()
-
-    def noted(seconds: float, look: Callable[[], None], name: str) -> AbstractContextManager[None]:
-        looks.append((seconds, look))
-        return nullcontext()
-
-    made = three_spaces.copy_to(tmp_path, (A, B))
-    a, b, _ = three_spaces.names()
-    switch(made.store, a)
-    monkeypatch.setattr(spaces_module, "every", noted)
-    with serving(made.store) as spaces:
-        until(lambda: len(spaces.served()) == 2)
-        [(seconds, look)] = looks
-        assert seconds <= 0.5
-        for name in (b, a, b):
-            switch(made.store, name)
-            look()
-            assert spaces.find("current").space.name == name
-
-
-def test_space_without_requests_for_long_is_drained(
-    three_spaces: Spaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = three_spaces.copy_to(tmp_path, (A, B))
-    a, b, _ = three_spaces.names()
-    switch(made.store, a)
-    with serving(made.store) as spaces:
-        until(lambda: len(spaces.served()) == 2)
-        switch(made.store, b)
-        until(lambda: spaces.find(a).state == "draining")
-        monkeypatch.setattr(spaces_module, "_DRAINED_SECONDS", -1.0)
-        until(lambda: [each.space.name for each in spaces.served()] == [b])
-
-
 def test_nobody_answers_as_the_current_space_while_its_model_is_loaded(
-    three_spaces: Spaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    two_spaces: Spaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, go = three_spaces.copy_to(tmp_path, (A, B)), threading.Event()
-    a, b, _ = three_spaces.names()
-    switch(made.store, a)
+    b = two_spaces.of(B)
+    go = threading.Event()
     start = SpaceLanes.start
 
-    def start_later(lanes: SpaceLanes, **options: Any) -> None:
-        if lanes.sha256 == made.of(B).spec_sha256:
+    def start_later(lanes: SpaceLanes) -> None:
+        if lanes.sha256 == b.spec_sha256:
             go.wait()
-        start(lanes, **options)
+        start(lanes)
 
     monkeypatch.setattr(SpaceLanes, "start", start_later)
-    with serving(made.store) as spaces:
-        switch(made.store, b)
-        until(lambda: spaces._current is not None and spaces._current.name == b)
-        for model in ("current", b, B):
-            with pytest.raises(SpaceLoading, match="is being loaded") as loading:
-                spaces.find(model)
-            assert loading.value.retry_after_seconds > 0
-        assert not spaces.is_ready and spaces.is_alive
-        assert spaces.find(a).queries.accept(["old"]).result().vectors.shape == (1, 16)
+    with serving(two_spaces.store) as spaces:
+        until(lambda: spaces._loading and spaces._loading.sha256 == b.spec_sha256)
+        switch(two_spaces.store, b.name)
+        with pytest.raises(Refusal, match="is being loaded") as loading:
+            spaces.find(b.name)
+        assert loading.value.status == 503
+
         go.set()
-        until(lambda: spaces.is_ready)
-        assert spaces.find("current").space.name == b
+
+        until(lambda: spaces.is_ready and spaces.find("current").space.name == b.name)
 
 
-@pytest.mark.parametrize(
-    ("kind", "message", "reason"),
-    [
-        (ConfigError, "the model is gone", "the model is gone"),
-        (
-            EncoderError,
-            "worker 12 ended",
-            "ready: its workers failed, and the service's log says why; try",
-        ),
-    ],
-)
-def test_model_that_cannot_be_loaded_is_named_and_what_is_served_stays(
-    three_spaces: Spaces,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: type[SurgeError],
-    message: str,
-    reason: str,
+def test_model_that_cannot_be_loaded_leaves_what_is_served(
+    two_spaces: Spaces, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = three_spaces.copy_to(tmp_path, (A, B))
-    a, b, _ = three_spaces.names()
-    switch(made.store, a)
+    b = two_spaces.of(B)
     start = SpaceLanes.start
 
-    def refuse(lanes: SpaceLanes, **options: Any) -> None:
-        if lanes.sha256 == made.of(B).spec_sha256:
-            raise kind(message)
-        start(lanes, **options)
+    def refuse(lanes: SpaceLanes) -> None:
+        if lanes.sha256 == b.spec_sha256:
+            raise ConfigError("the model is gone")
+        start(lanes)
 
     monkeypatch.setattr(SpaceLanes, "start", refuse)
-    with serving(made.store) as spaces:
-        until(lambda: spaces._failed)
-        with pytest.raises(SpaceLoading, match=reason):
-            spaces.find(b)
-        assert spaces.find("current").space.name == a
+    monkeypatch.setattr(spaces_module, "_LOAD_AGAIN_SECONDS", 0.1)
+    with serving(two_spaces.store) as spaces:
+        until(lambda: "the model is gone" in caplog.text)
+        with pytest.raises(Refusal, match="could not be loaded, and the service's log says why"):
+            spaces.find(b.name)
+        assert spaces.find("current").space.name == two_spaces.of(A).name
+
         monkeypatch.undo()
-        spaces._failed.clear()
+
         until(lambda: len(spaces.served()) == 2)
 
 
 def test_output_that_cannot_be_read_for_a_while_leaves_what_is_served(
-    three_spaces: Spaces, tmp_path: Path
+    two_spaces: Spaces, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = three_spaces.copy_to(tmp_path, (A,))
-    with serving(made.store) as spaces:
-        made.pointer.write_text("{")
-        until(lambda: spaces._trouble)
-        assert spaces.find("current").space.name == made.of(A).name
-        made.pointer.unlink()
-        until(lambda: not spaces._trouble)
+    with serving(two_spaces.store) as spaces:
+        two_spaces.pointer.write_text("{")
+        until(lambda: "the output cannot be followed" in caplog.text)
+        assert spaces.find("current").space.name == two_spaces.of(A).name
 
 
 @pytest.mark.parametrize("task", ["query", "document"])
 def test_other_tokenizer_than_that_of_the_files_is_refused(
-    three_spaces: Spaces,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    task: str,
+    two_spaces: Spaces, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, task: str
 ) -> None:
-    made = three_spaces.copy_to(tmp_path, (A,))
-    file = tmp_path / "output" / made.of(A).name / "space.json"
+    file = two_spaces.root / "output" / two_spaces.of(A).name / "space.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer": "1234 tokenizers-1"}))
     start = EncoderPool.start
 
     def start_with_other_tokenizer(pool: EncoderPool) -> PoolFacts:
-        return replace(
-            start(pool), tokenizer="5678 tokenizers-2" if pool.space.task == task else ""
-        )
+        facts = start(pool)
+        return replace(facts, tokenizer="5678 other" if pool.space.task == task else "")
 
-    monkeypatch.setattr(EncoderPool, "start", start_with_other_tokenizer)
-    if task == "query":
-        with pytest.raises(ConfigError, match="expected 1234"), serving(made.store):
-            pass
-        return
-    with serving(made.store) as spaces:
-        served = spaces.find("current")
-        with pytest.raises(LaneDown, match="the service's log says why"):
-            served.documents.accept(["a"]).result()
-        assert "expected 1234" in caplog.text
-        until(lambda: not served.documents.is_alive)
-        assert served.queries.accept(["a"]).result().vectors.shape == (1, 16)
-        assert spaces.is_alive
-        monkeypatch.setattr(EncoderPool, "start", start)
-        monkeypatch.setattr(spaces_module, "_LOAD_AGAIN_SECONDS", 0.0)
-        until(lambda: spaces.find("current").documents is not served.documents)
-        assert spaces.find("current").documents.accept(["a"]).result().vectors.shape == (1, 16)
-        assert spaces.find("current").queries is served.queries
+    with monkeypatch.context() as patched:
+        patched.setattr(EncoderPool, "start", start_with_other_tokenizer)
+        if task == "query":
+            with pytest.raises(ConfigError, match="expected 1234"), serving(two_spaces.store):
+                pass
+            return
+        with serving(two_spaces.store) as spaces:
+            served = spaces.find("current")
+            with pytest.raises(Refusal, match="the service's log says why"):
+                served.documents.accept(["a"]).result()
+            assert served.queries.accept(["a"]).result().vectors.shape == (1, 16)
+    assert "expected 1234" in caplog.text
 
 
-def test_space_whose_query_workers_are_given_up_is_loaded_again(
-    three_spaces: Spaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_promise_that_cannot_be_kept_is_raised_with_a_warning(
+    two_spaces: Spaces, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = three_spaces.copy_to(tmp_path, (A,))
-    monkeypatch.setattr(space_lanes, "_MAX_RESPAWNS", 0)
-    with serving(made.store) as spaces:
-        lost = spaces.find("current").queries
-        assert lost.promise
-        assert lost.pool.dispatcher().hang_timeout_seconds == max(
-            5, 10 * lost.promise.full_pass_seconds
-        )
-        [worker] = lost.pool.worker_pids
-        os.kill(worker, signal.SIGKILL)
-        with pytest.raises(LaneDown):
-            lost.accept(["a"]).result()
-        until(lambda: not spaces.served())
-        with pytest.raises(
-            SpaceLoading, match="its workers failed, and the service's log says why; try again in"
-        ):
-            spaces.find("current")
-        assert not spaces.is_ready
-        spaces._failed.clear()
-        until(lambda: spaces.is_ready)
-        assert spaces.find("current").queries.accept(["a"]).result().vectors.shape == (1, 16)
+    with serving(two_spaces.store, promised_seconds=1e-6) as spaces:
+        promise = spaces.find("current").queries.promise
+        assert promise is not None
+        assert promise.promised_seconds == promise.smallest_seconds
+    assert "less cannot be kept" in caplog.text
 
 
-def test_start_refuses_what_cannot_be_served(three_spaces: Spaces, tmp_path: Path) -> None:
+def test_output_without_a_current_space_is_refused(three_spaces: Spaces, tmp_path: Path) -> None:
     made = three_spaces.copy_to(tmp_path, (A, B))
     with pytest.raises(ConfigError, match="holds several spaces"), serving(made.store):
         pass
-    with (
-        pytest.raises(ConfigError, match="holds no embeddings"),
-        serving(open_store(tmp_path / "empty")),
-    ):
-        pass
-    with pytest.raises(ConfigError, match="share of bulk work"):
-        LaneSettings(bulk_share=0.9)
-    switch(made.store, made.of(A).name)
-    with (
-        pytest.raises(ConfigError, match="The smallest promise is"),
-        serving(made.store, promised_seconds=1e-6),
-    ):
-        pass
-    with serving(made.store, promised_seconds=60.0) as spaces:
-        promise = spaces.find("current").queries.promise
-        assert promise is not None and promise.promised_seconds == 60
-    trusted = replace(
-        EncodingSpec("hash://4").resolve(),
-        requested=EncodingSpec("hash://4", trust_remote_code="abc"),
-    )
-    claim_space(made.store, trusted)
-    switch(made.store, trusted.name)
-    with pytest.raises(ConfigError, match="names code of the model"), serving(made.store):
+
+
+def test_code_that_only_the_output_names_is_refused(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    requested = EncodingSpec("hash://4", trust_remote_code="abc")
+    claim_space(store, replace(EncodingSpec("hash://4").resolve(), requested=requested))
+    with pytest.raises(ConfigError, match="names code of the model"), serving(store):
         pass

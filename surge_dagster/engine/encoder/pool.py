@@ -63,6 +63,8 @@ class PoolFacts:
         tokenizer: see `Space`.
         saturation_tokens: of the passes that a device computes at the same time; 0 where a backend
             has no such number.
+        truncation_side: the end at which the tokenizer cuts texts; "" if the workers take no token
+            ids.
         notes: one line for each thing that an operator should know.
         device_reason: why these devices and this backend.
     """
@@ -72,6 +74,7 @@ class PoolFacts:
     lowest_cosine: float | None
     tokenizer: str
     saturation_tokens: int
+    truncation_side: str
     notes: tuple[str, ...]
     device_reason: str
     calibration: Calibration
@@ -207,6 +210,7 @@ class EncoderPool:
             lowest_cosine=min(filter(None, cosines), default=None),
             tokenizer=ready[0]["tokenizer"],
             saturation_tokens=ready[0]["saturation_tokens"],
+            truncation_side=ready[0]["truncation_side"],
             notes=notes,
             device_reason="; ".join(filter(None, reasons)),
             calibration=Calibration(ready[0]["calibration"]),
@@ -288,7 +292,12 @@ class EncoderPool:
         return arena
 
     def submit(
-        self, slot: Slot, borders: np.ndarray | None = None, rows: np.ndarray | None = None
+        self,
+        slot: Slot,
+        borders: np.ndarray | None = None,
+        rows: np.ndarray | None = None,
+        *,
+        holds_ids: bool = False,
     ) -> EncodeCall:
         """Start to fill the slot's matrix with the vectors of its texts.
 
@@ -300,12 +309,14 @@ class EncoderPool:
                 texts cannot be encoded, ascending, beginning with 0; None: each row is a group.
             rows: to encode, ascending; the others keep the vectors that they have. A slot has one
                 such call at a time.
+            holds_ids: the slot holds the token ids (int32) of each text in place of the text;
+                `PoolFacts.truncation_side` says whether the workers take them.
 
         Raises:
             EncoderError: the pool failed; the message holds the last output of the failed worker.
         """
         dispatcher = self.dispatcher()
-        job = Job(slot, borders, rows)
+        job = Job(slot, borders, rows, holds_ids)
         if job.rows:
             dispatcher.encode(job)
         else:

@@ -68,7 +68,7 @@ class Job:
     count from 0: where only some rows of the slot are encoded, they are places in `chosen`.
 
     Attributes:
-        borders, chosen: `borders` and `rows` of `EncoderPool.submit`.
+        borders, chosen, holds_ids: `borders`, `rows` and `holds_ids` of `EncoderPool.submit`.
         ends: total weight of the rows before each row, int64 [rows + 1].
         started_at: when its first chunk was assigned, or the job before it ended.
         ended_at: when the last of its chunks that was answered ended.
@@ -79,6 +79,7 @@ class Job:
     slot: Slot
     borders: np.ndarray | None = None
     chosen: np.ndarray | None = None
+    holds_ids: bool = False
     rows: int = field(init=False)
     ends: np.ndarray = field(init=False)
     quarantine: Quarantine = field(init=False)

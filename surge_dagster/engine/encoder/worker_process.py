@@ -145,7 +145,8 @@ class WorkerProcess:
             "start": chunk.start,
             "stop": chunk.stop,
         }
-        self._send({"op": "encode", "chosen": chunk.job.chosen is not None, **place})
+        kind = {"chosen": chunk.job.chosen is not None, "holds_ids": chunk.job.holds_ids}
+        self._send({"op": "encode", **kind, **place})
 
     def finish_chunk(self, ended_at: float) -> tuple[Chunk, float]:
         """Return the chunk that the worker ended at this time, and its seconds."""

@@ -100,6 +100,7 @@ class TokenBackend(ABC):
         self.streams = streams
         self._tokenizer = tokenizer
         self.tokens_digest = tokenizer.digest
+        self.truncation_side = tokenizer.truncation_side
         self._free_memory = free_memory
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(streams - 1, "surge-passes") if streams > 1 else None
@@ -109,6 +110,9 @@ class TokenBackend(ABC):
 
     def prepare_bytes(self, data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Tokens:
         return self._tokenizer.encode_bytes(data, starts, stops)
+
+    def prepare_ids(self, data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Tokens:
+        return self._tokenizer.read_ids(data, starts, stops)
 
     @abstractmethod
     def forward(self, prepared: Tokens, rows: Rows, progress: Progress) -> Costs:

@@ -22,6 +22,7 @@ from dataclasses import replace
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import Cancelled, ConfigError
+from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.output.current_space import keep_current
@@ -80,6 +81,7 @@ class EmbeddingRun:
         observer: watches what is published, such as a `ChangeFeed`.
         publish_threads: files serialized and published concurrently; None follows from the store
             (`publishing_threads`).
+        task: "query" for a file of queries, whose pool encodes those.
 
     Attributes:
         report: the metrics, live.
@@ -105,8 +107,10 @@ class EmbeddingRun:
         grace_seconds: float = 20.0,
         observer: PublicationObserver | None = None,
         publish_threads: int | None = None,
+        task: Task = "document",
     ) -> None:
-        pool.require_documents()
+        if task == "document":
+            pool.require_documents()
         if force and ranges:
             raise ConfigError(
                 "ranges are completed by rows that other runs staged, so force cannot be used with "

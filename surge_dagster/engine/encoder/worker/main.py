@@ -35,6 +35,7 @@ from surge_dagster.engine.encoder.worker.backends.base import (
     QueuingBackend,
     Rows,
     TextsFromBytes,
+    TokenIds,
 )
 from surge_dagster.engine.encoder.worker.loading import load_backend, loaded_tokenizer
 from surge_dagster.engine.errors import ConfigError
@@ -52,6 +53,7 @@ class _Work:
 
     rows: np.ndarray
     arrays: SlotArrays
+    holds_ids: bool
     prepared: Any = None
     tokenize_seconds: float = 0.0
     error: BaseException | None = None
@@ -155,6 +157,7 @@ class Worker:
                 "notes": loaded.notes,
                 "tokenizer": loaded_tokenizer(space, backend),
                 "saturation_tokens": saturation_tokens,
+                "truncation_side": getattr(backend, "truncation_side", ""),
             }
         )
         return backend
@@ -184,7 +187,7 @@ class Worker:
             rows = np.arange(message["start"], message["stop"])
             if message["chosen"]:
                 rows = arrays.chosen[rows].astype(np.intp)
-            work = _Work(rows, arrays)
+            work = _Work(rows, arrays, message["holds_ids"])
             # An error of this chunk must not be reported before the answers to the chunks ahead of
             # it.
             try:
@@ -216,6 +219,9 @@ def _prepare(backend: Backend, work: _Work) -> Any:
     data = work.arrays.data
     starts = work.arrays.offsets[work.rows]
     stops = work.arrays.offsets[work.rows + 1]
+    if work.holds_ids:
+        assert isinstance(backend, TokenIds)
+        return backend.prepare_ids(data, starts, stops)
     if isinstance(backend, TextsFromBytes):
         return backend.prepare_bytes(data, starts, stops)
     borders = zip(starts.tolist(), stops.tolist(), strict=True)

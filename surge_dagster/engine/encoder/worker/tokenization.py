@@ -105,6 +105,7 @@ class TextTokenizer:
     def __init__(self, facts: TokenizerFacts, space: Space) -> None:
         max_length = space.max_length
         on_the_right = facts.truncation_side == "right"
+        self.truncation_side = facts.truncation_side
         self._tokenizer = Tokenizer.from_str(facts.tokenizer_json)
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
@@ -163,6 +164,17 @@ class TextTokenizer:
             return rest
         tokens = Tokens(*found, self._pad_id)
         return tokens.merged(rest, others) if len(others) else tokens
+
+    def read_ids(self, data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Tokens:
+        """Return the ids, int32, that are the bytes `data[starts[i]:stops[i]]`.
+
+        They were cut where they were made, so none counts as truncated here.
+        """
+        borders = zip(starts.tolist(), stops.tolist(), strict=True)
+        ids = np.concatenate([data[start:stop] for start, stop in borders]).view(np.int32)
+        offsets = np.zeros(len(starts) + 1, np.int64)
+        np.cumsum((stops - starts) // ids.itemsize, out=offsets[1:])
+        return Tokens(ids, offsets, np.zeros(len(starts), np.bool_), self._pad_id)
 
     def encode(self, texts: list[str]) -> Tokens:
         if self._prompt:

@@ -113,6 +113,17 @@ class TextsFromBytes(Protocol):
 
 
 @runtime_checkable
+class TokenIds(Protocol):
+    """A `Backend` that takes texts as token ids, made by a `TextTokenizer` elsewhere."""
+
+    truncation_side: str
+
+    def prepare_ids(self, data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Any:
+        """`prepare` of the texts whose ids, int32, are the bytes `data[starts[i]:stops[i]]`."""
+        ...
+
+
+@runtime_checkable
 class BudgetedBackend(Backend, Protocol):
     """A `Backend` whose passes have at most `token_budget` tokens.
 
