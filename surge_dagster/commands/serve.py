@@ -40,7 +40,8 @@ def serve(
     promise_ms: Annotated[
         float | None,
         typer.Option(
-            help="Milliseconds within which an accepted query is answered. Default: from the model's speed."
+            help="Milliseconds within which an accepted query is answered. Default: what the model "
+            "needs."
         ),
     ] = None,
     bulk_share: Annotated[

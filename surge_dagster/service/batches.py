@@ -18,21 +18,23 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field
 
-from surge_dagster.engine.errors import Cancelled, SurgeError
+from surge_dagster.engine.errors import Cancelled, ConfigError, SurgeError
 from surge_dagster.engine.model.prompts import Task
-from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.spaces import list_spaces
+from surge_dagster.engine.output.current_space import named_space
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.support.waiting import wait_for_thread
-from surge_dagster.service.batch_file import (
+from surge_dagster.service.batch_run import (
     BatchError,
     Endpoint,
+    Kind,
     Line,
+    Result,
     check_lines,
+    encode,
     parse_line,
     read_raw_lines,
+    results,
 )
-from surge_dagster.service.batch_run import Kind, Result, encode, results
 from surge_dagster.service.errors import Refusal
 from surge_dagster.service.files import FileDeleted, FileStore, Record, Records
 from surge_dagster.service.requests import require_offered
@@ -225,25 +227,18 @@ class Batches:
         path = self.files.content(batch.input_file_id)
         scratch = self._scratch / batch.id
         try:
-            space = self._recorded(batch.model)
+            space = named_space(self._spaces.store, batch.model)
             with self._spaces.settings.pool(space, batch.task, is_bulk=True) as pool:
                 encode(path, scratch, pool, is_over)
                 changes = self._write(batch, results(path, scratch, pool, space))
             self._end(batch.id, "completed", **changes)
-        except Refusal as error:
+        except (Refusal, ConfigError) as error:
             if not is_over():
-                problem = BatchError(code=error.code, message=str(error))
+                problem = BatchError(code="cannot_be_encoded", message=str(error))
                 self._end(batch.id, "failed", errors=BatchErrors(data=[problem]))
         finally:
             if not self._is_stopping and is_over():
                 shutil.rmtree(scratch, ignore_errors=True)
-
-    def _recorded(self, name: str) -> Space:
-        for space in list_spaces(self._spaces.store):
-            if space.name == name:
-                return space
-        message = f"The output no longer has the space {name}. Make the batch again."
-        raise Refusal(404, "model_not_found", message)
 
     def _write(self, batch: Batch, found: Iterator[tuple[Kind, Result]]) -> dict[str, Any]:
         """Write the files of results, and return what the record says of them."""

@@ -15,7 +15,7 @@ _PROBES = ("/healthz", "/readyz")
 
 
 class Gate:
-    """Refuses requests without a key, counts answers, and ends connections while the service drains.
+    """Refuses requests without a key, counts answers, and ends connections when the service ends.
 
     Args:
         keys: None: every request passes.

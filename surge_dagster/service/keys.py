@@ -1,4 +1,4 @@
-"""API keys: a file holds their SHA-256 digests, one in hex per line, so that it gives no key away."""
+"""API keys: a file has their SHA-256 digests, one in hex per line, so that it gives no key away."""
 
 from __future__ import annotations
 

@@ -25,11 +25,7 @@ MARGIN = 1.5
 _LEAST_PASSES = 2
 _DEFAULT_PASSES = 3
 _LEAST_DEFAULT_SECONDS = 0.1
-# Of the tokens per second of the fastest pass. A smaller pass gives a shorter promise.
-_FAST_ENOUGH = 0.8
-PASS_SIZES = (1 / 16, 1 / 4, 1)  # that are timed, of the tokens that saturate the device
 _ROUNDS = 3
-_TEXTS = 35
 # Weights of the kernel's scheduler: each step of niceness divides the share by 1.25.
 _NICE_STEP = 1.25
 # Of workers for queries: the process that answers and refuses requests comes first.
@@ -81,40 +77,26 @@ class Promise:
         }
 
 
-def measure_passes(
+def measure_rate(
     encode: Callable[[list[str]], object],
     tokens_of: Callable[[str], int],
-    sizes: list[int],
+    pass_tokens: int,
     clock: Callable[[], float] = time.perf_counter,
-) -> tuple[int, float]:
-    """Return the tokens of a full pass and its tokens per second.
+) -> float:
+    """Return the tokens per second of the slowest of some full passes."""
+    texts = list[str]()
+    total = 0
+    while total < pass_tokens:
+        texts.append(" ".join(["word"] * (6 + len(texts) % 35)))
+        total += tokens_of(texts[-1])
+    encode(texts)  # warms up
 
-    A full pass has the smallest size that is nearly as fast as the fastest one.
-
-    Args:
-        sizes: tokens of the passes that are timed, ascending.
-    """
-    timed = [" ".join(["word"] * (6 + row % 35)) for row in range(_TEXTS)]
-    tokens = {text: tokens_of(text) for text in timed}
-    encode(timed[:1])  # warms up
-
-    rates = dict[int, float]()
-    for size in sizes:
-        texts = list[str]()
-        total = 0
-        while total < size:
-            texts.append(timed[len(texts) % _TEXTS])
-            total += tokens[texts[-1]]
-        slowest_seconds = 1e-9
-        for _ in range(_ROUNDS):
-            begun = clock()
-            encode(texts)
-            slowest_seconds = max(slowest_seconds, clock() - begun)
-        rates[size] = total / slowest_seconds
-
-    enough = _FAST_ENOUGH * max(rates.values())
-    full_pass = min(size for size, rate in rates.items() if rate >= enough)
-    return full_pass, rates[full_pass]
+    slowest_seconds = 1e-9
+    for _ in range(_ROUNDS):
+        begun = clock()
+        encode(texts)
+        slowest_seconds = max(slowest_seconds, clock() - begun)
+    return total / slowest_seconds
 
 
 def bulk_niceness(bulk_share: float) -> int:

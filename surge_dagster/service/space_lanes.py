@@ -25,21 +25,21 @@ from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.spaces import model_difference
 from surge_dagster.service.lane import Lane
 from surge_dagster.service.promise import (
-    PASS_SIZES,
     QUERY_NICENESS,
     Promise,
     bulk_niceness,
-    measure_passes,
+    measure_rate,
 )
 from surge_dagster.service.tokens import TextTokens
 
 log = logging.getLogger(__name__)
 
-_SATURATION_TOKENS = 1_024  # of a backend that does not say how many fill a pass
+_SATURATION_TOKENS = 1_024  # of a backend that does not say how many saturate it
+# A full pass of queries has a quarter of these tokens: it is nearly as fast, and ends sooner.
+_PASSES_OF_SATURATION = 4
 # A longer text has a pass of its own: it does not make the other passes longer.
 _LONGEST_TEXT_TOKENS = 4_096
-# Full passes in one pass of documents, which wins more by texts of equal length than it loses by
-# waits.
+# In a pass of documents, which wins more by texts of equal length than it loses by waits.
 _BULK_PASSES = 8
 _HANG_SECONDS = 15.0  # without progress, after which a worker for queries is replaced
 _MAX_RESPAWNS = 9  # in a row: a pool for life forgives more than a run's
@@ -146,27 +146,27 @@ class SpaceLanes:
         tokenize = TextTokens(pool.space, facts)
         longest_text = min(pool.space.max_length, _LONGEST_TEXT_TOKENS)
         saturation = facts.saturation_tokens or _SATURATION_TOKENS
-        sizes = sorted({max(round(share * saturation), longest_text) for share in PASS_SIZES})
-        promise = self._promise(pool, tokenize, sizes)
+        pass_tokens = max(saturation // _PASSES_OF_SATURATION, longest_text)
+        promise = self._promise(pool, tokenize, pass_tokens)
 
         bulk_pool = new_documents()
         # The workers of both lanes are of one kind.
         bulk_tokenize = TextTokens(bulk_pool.space, facts)
-        bulk_tokens = _BULK_PASSES * sizes[-1]
+        bulk_tokens = _BULK_PASSES * max(saturation, longest_text)
         self.lanes = [
-            Lane(pool, new_queries, tokenize, promise.pass_tokens, promise, recorded=self._space),
+            Lane(pool, new_queries, tokenize, pass_tokens, promise, recorded=self._space),
             Lane(bulk_pool, new_documents, bulk_tokenize, bulk_tokens, recorded=self._space),
         ]
         self.lanes[0].start()
 
-    def _promise(self, pool: EncoderPool, tokenize: TextTokens, sizes: list[int]) -> Promise:
+    def _promise(self, pool: EncoderPool, tokenize: TextTokens, pass_tokens: int) -> Promise:
         def encode(texts: list[str]) -> None:
             pool.vectors(pa.array(texts, pa.large_string()))
 
         def tokens_of(text: str) -> int:
             return tokenize([text])[0].tokens
 
-        pass_tokens, tokens_per_second = measure_passes(encode, tokens_of, sizes)
+        tokens_per_second = measure_rate(encode, tokens_of, pass_tokens)
         # Niceness divides a CPU; a GPU gives two processes equal slices of time.
         bulk_share = 0.5 if pool.device.startswith("cuda") else self._settings.bulk_share
         promise = Promise(

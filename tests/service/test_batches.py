@@ -8,16 +8,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from surge_dagster.engine.errors import Cancelled, ConfigError
+from surge_dagster.engine.errors import Cancelled, EncoderError
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store import open_store
-from surge_dagster.service import batch_file
+from surge_dagster.service import batch_run
 from surge_dagster.service import batches as batches_module
 from surge_dagster.service.batches import Batch, Batches, BatchRequest
 from surge_dagster.service.errors import Refusal
@@ -114,7 +115,7 @@ WRONG = [
 def test_wrong_lines_fail_the_batch_before_any_is_encoded(
     batches: Batches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_file, "_LARGEST_LINE_BYTES", 2000)
+    monkeypatch.setattr(batch_run, "_LARGEST_LINE_BYTES", 2000)
 
     batch = made(batches, [line("a"), "", *(wrong for wrong, _, _ in WRONG), line("good")])
 
@@ -194,11 +195,13 @@ def test_batch_whose_space_has_gone_fails(
     batches: Batches, spaces: FakeSpaces, tmp_path: Path
 ) -> None:
     batch = made(batches, [line("a")])
-    spaces.store = open_store(tmp_path / "other")
+    other = FakeSpaces(open_store(tmp_path / "other"))
+    claim_space(other.store, replace(spaces.only.space, query_prompt="").named("other"))
+    spaces.store = other.store
     batch = run(batches, batch)
     assert batch.status == "failed"
     assert batch.errors is not None
-    assert batch.errors.data[0].code == "model_not_found"
+    assert "has no space" in batch.errors.data[0].message
 
 
 def test_batch_that_cannot_be_encoded_now_is_tried_again_after_the_others(
@@ -206,7 +209,7 @@ def test_batch_that_cannot_be_encoded_now_is_tried_again_after_the_others(
 ) -> None:
     monkeypatch.setattr(batches_module, "_AGAIN_SECONDS", 0.01)
     pool = LaneSettings.pool
-    failures = [ConfigError("the model is gone")] * 3
+    failures = [EncoderError("the workers do not start")] * 3
 
     def pool_later(settings: LaneSettings, *arguments: Any, **options: Any) -> Any:
         if failures:

@@ -3,44 +3,32 @@ have."""
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store import open_store
-from surge_dagster.service.files import FileStore
 from surge_dagster.service.space_lanes import LaneSettings
 from surge_dagster.service.spaces import ServedSpaces
 from tests.engine.encoder.conftest import tiny_model
-from tests.engine.runs import finish, in_memory, make_run
 from tests.service.running import serving
-from tests.small_catalogs import numbered_rows
 
 # Installing them takes about a minute.
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 CLIENTS = Path(__file__).parent / "clients"
-OPENAI = "openai==3.57.0"
 PACKAGES = (
-    "openai[aiohttp]==3.57.0",
-    "pytest==9.2.0",
-    "pytest-asyncio==1.5.0",
-    "rich==15.0.0",
     "litellm==1.110.2",
     "langchain-openai==1.7.4",
     "llama-index-embeddings-openai==0.7.0",
@@ -78,29 +66,6 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     subprocess.run([*pip, *PACKAGES], check=True)
     return folder / "bin" / "python"
-
-
-@pytest.fixture(scope="module")
-def tests_of_openai(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source distribution of OpenAI's client, which has its own tests."""
-    folder = tmp_path_factory.mktemp("openai")
-    pip = [
-        python,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--no-binary",
-        ":all:",
-        "--dest",
-        folder,
-        OPENAI,
-    ]
-    subprocess.run(pip, check=True)
-    [archive] = folder.glob("openai-*.tar.gz")
-    shutil.unpack_archive(archive, folder, filter="data")
-    return folder / archive.name.removesuffix(".tar.gz")
 
 
 @pytest.fixture(scope="module")
@@ -146,51 +111,3 @@ def test_client_for_javascript_gets_the_vectors_of_its_base_url(
     url: str, node: list[str | Path], tmp_path: Path
 ) -> None:
     require_vectors(node, url, tmp_path)
-
-
-@pytest.fixture
-def any_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets `file_id`, which OpenAI's tests take for granted, stand for a file that is there."""
-    for name in ("get", "content", "remove"):
-        method = getattr(FileStore, name)
-
-        def of_named(self: FileStore, id: str, method: Callable[..., Any] = method) -> Any:
-            if id == "file_id":
-                id = (
-                    next((file.id for file in self.all()), "")
-                    or self.upload("a", "batch", io.BytesIO(b"{}")).id
-                )
-            return method(self, id)
-
-        monkeypatch.setattr(FileStore, name, of_named)
-
-
-@pytest.mark.usefixtures("any_file")
-def test_own_tests_of_the_client_pass(python: Path, tests_of_openai: Path, tmp_path: Path) -> None:
-    """But for those that refuse the base64 that they ask for, and a list of no file after one that
-    is not there."""
-    model = tiny_model("bert_cls", tmp_path).rename(tmp_path / "text-embedding-3-small")
-    with EncoderPool(EncodingSpec(str(model)), devices="cpu") as pool:
-        finish(make_run(pool, in_memory({"a": numbered_rows("a", 3)}), tmp_path / "output"))
-        store, space = open_store(tmp_path / "output"), pool.space
-    list(DeriveRun(store, space, "float32", 1).events())
-    with ServedSpaces(store, LaneSettings("cpu")) as spaces:
-        spaces.start()
-        with serving(spaces, batches=tmp_path / "batches") as url:
-            for name, chosen in (
-                ("test_embeddings.py", "loose or with_all_params"),
-                ("test_files.py", "not list_with_all_params"),
-            ):
-                command = [
-                    python,
-                    "-m",
-                    "pytest",
-                    "-q",
-                    "-o",
-                    "addopts=",
-                    f"tests/api_resources/{name}",
-                    "-k",
-                    chosen,
-                ]
-                environment = {**os.environ, "TEST_API_BASE_URL": f"{url}/v1"}
-                subprocess.run(command, cwd=tests_of_openai, env=environment, check=True)

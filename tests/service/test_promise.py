@@ -15,10 +15,8 @@ from surge_dagster.service.promise import (
     QUERY_NICENESS,
     Promise,
     bulk_niceness,
-    measure_passes,
+    measure_rate,
 )
-
-SIZES = [250, 1_000, 4_000]
 
 
 @pytest.mark.parametrize(
@@ -52,36 +50,21 @@ def test_clients_see_what_the_promise_follows_from() -> None:
     }
 
 
-class Device:
-    """A device whose passes take some seconds, and more per character, by a clock of its own."""
+def test_rate_is_that_of_the_slowest_full_pass_after_one_that_warms_up() -> None:
+    seconds = iter([60.0, 1.0, 2.0, 1.0])
+    now = 0.0
+    passes = list[int]()
 
-    def __init__(self, pass_seconds: float, character_seconds: float) -> None:
-        self.pass_seconds = pass_seconds
-        self.character_seconds = character_seconds
-        self.now = 0.0
-        self.encoded: list[int] = []
+    def encode(texts: list[str]) -> None:
+        nonlocal now
+        passes.append(sum(map(len, texts)))
+        now += next(seconds)
 
-    def encode(self, texts: list[str]) -> None:
-        self.encoded.append(sum(map(len, texts)))
-        self.now += self.pass_seconds + self.character_seconds * self.encoded[-1]
+    rate = measure_rate(encode, len, 1_000, lambda: now)
 
-    def measure(self) -> tuple[int, float]:
-        """Measure a model whose tokens are characters."""
-        return measure_passes(self.encode, len, SIZES, lambda: self.now)
-
-
-def test_full_pass_is_the_smallest_that_is_nearly_as_fast_as_the_fastest() -> None:
-    tokens, rate = Device(1e-3, 1e-5).measure()
-    assert tokens == 1_000
-    assert rate == pytest.approx(1_000 / (1e-3 + 1e-2), rel=0.05)
-
-
-def test_each_size_is_timed_three_times_after_a_pass_that_warms_up() -> None:
-    device = Device(0.0, 1e-6)
-    device.measure()
-    warm_up, *timed = device.encoded
-    assert warm_up < SIZES[0]
-    assert timed == sorted(3 * sorted(set(timed)))
+    assert len(set(passes)) == 1
+    assert 1_000 <= passes[0] < 1_200
+    assert rate == pytest.approx(passes[0] / 2)
 
 
 @given(st.floats(0.035, 0.5))

