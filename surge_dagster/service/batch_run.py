@@ -39,7 +39,6 @@ from surge_dagster.service.tokens import TextTokens
 Endpoint = Literal["/v1/embeddings", "/documents/v1/embeddings"]
 _LARGEST_LINE_BYTES = 8 << 20  # as of the body of a request
 _MOST_PROBLEMS = 100
-Kind = Literal["output", "error"]
 
 
 class BatchError(BaseModel, frozen=True):
@@ -166,8 +165,8 @@ def encode(path: Path, scratch: Path, pool: EncoderPool, is_over: Callable[[], b
 
 def results(
     path: Path, scratch: Path, pool: EncoderPool, space: Space
-) -> Iterator[tuple[Kind, Result]]:
-    """Yield the result of each line, and the file that it belongs to."""
+) -> Iterator[tuple[str, Result]]:
+    """Yield the result of each line, and its file: `output` or `error`."""
     tokenize = TextTokens(pool.space, pool.start())
     vectors = _read_vectors(scratch / file_name(pool.space.name, partition_of(path).key))
     for number, raw in read_raw_lines(path):

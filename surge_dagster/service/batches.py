@@ -26,7 +26,6 @@ from surge_dagster.engine.support.waiting import wait_for_thread
 from surge_dagster.service.batch_run import (
     BatchError,
     Endpoint,
-    Kind,
     Line,
     Result,
     check_lines,
@@ -156,9 +155,12 @@ class Batches:
             request_counts=RequestCounts(total=total),
             **body.model_dump(),
         )
-        self.records.put(batch)
         if problems:
-            return self._end(batch.id, "failed", errors=BatchErrors(data=problems))
+            errors = BatchErrors(data=problems)
+            batch = batch.model_copy(
+                update={"status": "failed", "failed_at": now, "errors": errors}
+            )
+        self.records.put(batch)
         self._has_work.set()
         return batch
 
@@ -240,11 +242,10 @@ class Batches:
             if not self._is_stopping and is_over():
                 shutil.rmtree(scratch, ignore_errors=True)
 
-    def _write(self, batch: Batch, found: Iterator[tuple[Kind, Result]]) -> dict[str, Any]:
+    def _write(self, batch: Batch, found: Iterator[tuple[str, Result]]) -> dict[str, Any]:
         """Write the files of results, and return what the record says of them."""
-        lines: dict[Kind, int] = {"output": 0, "error": 0}
-        suffix = batch.id.removeprefix("batch_")
-        ids: dict[Kind, str] = {kind: f"file-{suffix}-{kind}" for kind in lines}
+        lines = {"output": 0, "error": 0}
+        ids = {kind: f"file-{batch.id.removeprefix('batch_')}-{kind}" for kind in lines}
         with ExitStack() as stack:
             uploads = {kind: stack.enter_context(self.files.create(ids[kind])) for kind in lines}
             for kind, result in found:

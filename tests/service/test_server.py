@@ -40,7 +40,8 @@ def keys(tmp_path: Path) -> Path:
 
 @contextmanager
 def bound(**settings: Any) -> Iterator[socket.socket]:
-    chosen = ServiceSettings(**{"port": 0} | settings)
+    """Yield the bound socket of a service, on a free port."""
+    chosen = ServiceSettings(port=0, **settings)
     app = service_app(FakeSpaces().as_served(), chosen)
     with bound_socket(chosen, http_server(app, chosen)) as listener:
         yield listener
