@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from http import HTTPStatus
 from typing import Any
 
 import numpy as np
@@ -133,12 +132,11 @@ async def answer_http_error(request: Request, error: Any) -> Response:
     if error.status_code == 400:
         message = f"The body cannot be read: {error.detail}"
         return Refusal(400, "invalid_body", message).response()
-    reason = HTTPStatus(error.status_code).phrase
     message = (
-        f"{request.method} {request.url.path}: {reason}. The base URL ends with /v1 for queries "
+        f"{request.method} {request.url.path}: {error.detail}. The base URL ends with /v1 for queries "
         "and with /documents/v1 for documents; /openapi.json lists all paths."
     )
-    code = reason.lower().replace(" ", "_")
+    code = error.detail.lower().replace(" ", "_")
     return Refusal(error.status_code, code, message).response(error.headers)
 
 

@@ -38,7 +38,8 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                if scope["app"].state.is_ending():
+                # The rest of a body that is too large is not read.
+                if status == 413 or scope["app"].state.is_ending():
                     MutableHeaders(scope=message)["connection"] = "close"
             await send(message)
 
