@@ -198,7 +198,7 @@ class ServedSpaces:
             self._load(space)
         except Exception as error:
             if not self._is_closed:
-                log.warning("the space %s cannot be loaded: %s", space.name, error)
+                log.warning("the space %s cannot be loaded: %s", space.name, str(error))
             self._load_again_at[space.encoder_sha256] = time.monotonic() + _LOAD_AGAIN_SECONDS
 
     def _load(self, space: Space) -> None:

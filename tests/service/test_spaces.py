@@ -124,7 +124,8 @@ def test_derived_space_is_encoded_by_the_lanes_of_its_parent(tmp_path: Path) -> 
 
 
 def test_current_and_next_space_are_found_by_name_and_by_model(two_spaces: Spaces) -> None:
-    a, b = two_spaces.names()[:2]
+    a = two_spaces.of(A).name
+    b = two_spaces.of(B).name
     with serving(two_spaces.store) as spaces:
         until(lambda: len(spaces.served()) == 2)
         found = [(each.space.name, each.state) for each in spaces.served()]
@@ -138,7 +139,8 @@ def test_current_and_next_space_are_found_by_name_and_by_model(two_spaces: Space
 
 
 def test_switch_finds_the_next_space_warm_and_ends_the_old_one(two_spaces: Spaces) -> None:
-    a, b = two_spaces.names()[:2]
+    a = two_spaces.of(A).name
+    b = two_spaces.of(B).name
     with serving(two_spaces.store) as spaces:
         until(lambda: len(spaces.served()) == 2)
         old, warm = spaces.served()
