@@ -148,9 +148,12 @@ def first_paragraph(docstring: str) -> str:
 def _installed(search_path: Sequence[str] | None) -> list[Distribution]:
     """The distributions in `search_path`, sorted by name, without the operating system's, which
     have no RECORD."""
-    where = {} if search_path is None else {"path": [*search_path]}
+    if search_path is None:
+        installations = metadata.distributions()
+    else:
+        installations = metadata.distributions(path=[*search_path])
     distributions: dict[str, Distribution] = {}
-    for installed in metadata.distributions(**where):
+    for installed in installations:
         record = installed.read_text("RECORD")
         if not record or "Name" not in installed.metadata:
             continue

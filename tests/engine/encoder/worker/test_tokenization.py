@@ -172,7 +172,7 @@ def test_texts_of_printable_ascii_only_are_put_together(document: str) -> None:
 def test_worker_makes_no_strings_for_a_backend_that_takes_bytes() -> None:
     data, starts, _ = _in_bytes(["oak", "", "東京", "steel"])
     arrays: Any = SimpleNamespace(data=data, offsets=np.append(starts, len(data)))
-    work = main._Work(np.array([0, 2, 3]), arrays)
+    work = main._Work(np.array([0, 2, 3]), arrays, holds_ids=False)
 
     def from_bytes(data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Any:
         return [
