@@ -39,7 +39,7 @@ _INSTANCE_SETTINGS = Path(__file__).with_name("dagster.yaml")
 def run_demo(
     *, catalog: str | None = None, output: str | None = None, limit: int | None = None
 ) -> int:
-    """Build the demo catalog, embed it through Dagster, check and search it; gives the exit code."""
+    """Build the demo catalog, embed, check and search it; return the exit code."""
     settings = load_settings(source=catalog, output=output)
     begun = time.perf_counter()
     with progress_bar("bytes of sources") as report:
@@ -60,8 +60,7 @@ def run_demo(
 
 @contextmanager
 def local_instance() -> Iterator[dg.DagsterInstance]:
-    """The instance of DAGSTER_HOME, or of `.dagster` in the working folder; it is created when it
-    is missing."""
+    """Open the instance of DAGSTER_HOME, or of `.dagster` here; create it if it is missing."""
     home = Path(os.environ.get("DAGSTER_HOME") or ".dagster").absolute()
     home.mkdir(parents=True, exist_ok=True)
     if not (home / "dagster.yaml").exists():
@@ -90,7 +89,7 @@ def execute(
         run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
         run_id=run_id,
         raise_on_error=False,
-        # the operator decides, not a daemon that starts days later
+        # The operator decides, and not a daemon that starts days later.
         tags={"dagster/max_retries": "0"},
     )
     ended = instance.get_run_by_id(run_id)
@@ -101,8 +100,7 @@ def execute(
 
 
 def _embed_and_check(instance: dg.DagsterInstance, settings: Settings, out: Console) -> bool | None:
-    """Execute both jobs and print their results; whether all checks passed, None when the refresh
-    failed."""
+    """Execute both jobs; return whether all checks passed, None if the refresh failed."""
     definitions = embedding_catalog(settings)
     texts = 0
 
@@ -152,12 +150,15 @@ def _embed_and_check(instance: dg.DagsterInstance, settings: Settings, out: Cons
 
 
 def _print_metrics(metrics: dict[str, Any], out: Console) -> None:
-    encoded, skipped = metrics.get("texts_encoded"), metrics.get("partitions_skipped")
+    encoded = metrics.get("texts_encoded")
+    skipped = metrics.get("partitions_skipped")
     if encoded:
+        partitions = counted(metrics["partitions_written"], "partition")
+        first = metrics["time_to_first_output_seconds"]
         out.print(
-            f"Embedded    {counted(encoded, 'text')} in {counted(metrics['partitions_written'], 'partition')} in "
-            f"{metrics['wall_seconds']:.1f} s: {metrics['texts_per_second']:,.0f} texts/s on {metrics['device']} "
-            f"({metrics['precision']}), the first file after {metrics['time_to_first_output_seconds']:.1f} s"
+            f"Embedded    {counted(encoded, 'text')} in {partitions} in "
+            f"{metrics['wall_seconds']:.1f} s: {metrics['texts_per_second']:,.0f} texts/s on "
+            f"{metrics['device']} ({metrics['precision']}), the first file after {first:.1f} s"
         )
     if skipped:
         rest = "" if encoded else "; nothing was encoded again"
@@ -166,20 +167,17 @@ def _print_metrics(metrics: dict[str, Any], out: Console) -> None:
 
 def _search(settings: Settings, out: Console) -> None:
     with settings.encoder_pool(task="query") as pool:
-        for query, hits in zip(
-            QUERIES, search(settings.open_store(), pool, QUERIES, _HITS), strict=True
-        ):
+        found = search(settings.open_store(), pool, QUERIES, _HITS)
+        for query, hits in zip(QUERIES, found, strict=True):
             out.print(f"Search      {query!r}", markup=False)
             for hit in hits:
-                out.print(
-                    f"            {hit.score:.2f}  {hit.id}: {one_line(hit.text, 80)}", markup=False
-                )
+                line = f"{hit.score:.2f}  {hit.id}: {one_line(hit.text, 80)}"
+                out.print(f"            {line}", markup=False)
 
 
 @contextmanager
 def _kept_output() -> Iterator[Console]:
-    """A console on this process's own output: during a run Dagster points descriptor 1 at the run's
-    log file."""
+    """Open a console on this process's own output: Dagster redirects descriptor 1 during a run."""
     sys.stdout.flush()
     with os.fdopen(os.dup(1), "w", buffering=1) as stream:
         yield Console(file=stream, highlight=False, soft_wrap=True)

@@ -1,9 +1,8 @@
 """The command line: each command reads settings, makes one engine call and prints the result.
 
 Exit codes: 0 done, 1 something is wrong with the data or the run, 2 wrong usage (a setting, a path,
-a model). With `--json` the last line of standard output is one JSON document, that of an error has
-`error`; progress and messages go to standard error. The options that set a setting are made from
-`Settings`.
+a model). With `--json` the last line of standard output is one JSON document, with `error` for an
+error; progress and messages go to standard error.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def embed(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Embed what is missing or stale, without Dagster. After a crash, run it again: it continues."""
+    """Embed what is missing or stale, without Dagster. After a crash, run it again to continue."""
     catalog, store = settings.open_source(), settings.open_store()
     with terminable():
         try:
@@ -116,9 +115,8 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Prove that every partition has a file with its rows, in order, each with its own vector.
-    Changes nothing.
 
-    Reads the space that the settings describe; where they describe none, the current or only one.
+    Changes nothing. Reads the space of the settings, else the current or only one.
     """
     rows = _rows_to_reencode(reencode)
     store = settings.open_store()
@@ -127,13 +125,17 @@ def verify(
     )
     catalog = recorded_source(settings, store, space)
     pool = start_pool(settings, spec) if rows != 0 and not space.derived else None
-    partitions, texts, violations, warnings = 0, 0, list[Violation](), list[Violation]()
+    partitions = 0
+    texts = 0
+    violations: list[Violation] = []
+    warnings: list[Violation] = []
     compared = Compared(0, 0, 0, None)
     with pool or nullcontext(), progress_bar("partitions", quiet=quiet) as show:
         total = sum(1 for _ in catalog)
         for event in verify_output(catalog, store, space, pool=pool, reencode=rows):
             if isinstance(event, Verified):
-                partitions, texts = partitions + 1, texts + event.rows
+                partitions += 1
+                texts += event.rows
                 show(partitions, total)
             elif isinstance(event, Compared):
                 compared = event
@@ -148,15 +150,10 @@ def verify(
     verdict = counted(len(violations), "violation") if violations else "no violation"
     if warnings:
         verdict += f", {counted(len(warnings), 'warning')}"
-    again = f"{counted(compared.vectors, 'vector')} of {counted(compared.partitions, 'partition')} compared"
-    if compared.partitions_not_compared:
-        again += f" and those of {compared.partitions_not_compared:,} not"
-    if compared.seed is not None:
-        again += f" (seed {compared.seed})"
     if not quiet:
         print(
             f"{space.name}: {counted(partitions, 'partition')}, {without_file:,} without a file, "
-            f"{counted(texts, 'text')} read, {again}: {verdict}"
+            f"{counted(texts, 'text')} read, {_in_words(compared)}: {verdict}"
         )
     if as_json:
         listed = [asdict(violation) | {"reason": violation.reason} for violation in findings]
@@ -179,16 +176,16 @@ def switch(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make another space the one that readers use, if it is complete and every file in it is valid."""
+    """Make another space the current one, if it is complete and every file in it is valid."""
     store = settings.open_store()
     space = named_space(store, space_name) if space_name else existing_space(settings, store)
     catalog = recorded_source(settings, store, space)
     switched = switch_space(catalog, store, space)
     release(catalog)
-    before = f"; before it, {switched.current.previous}" if switched.current.previous else ""
-    print(
-        f"{space.name} {'is now' if switched.changed else 'was already'} the current space of {store.url}{before}"
-    )
+    change = "is now" if switched.changed else "was already"
+    previous = switched.current.previous
+    before = f"; before it, {previous}" if previous else ""
+    print(f"{space.name} {change} the current space of {store.url}{before}")
     if as_json:
         print_json(asdict(switched))
 
@@ -203,7 +200,7 @@ def search(
     space_name: SpaceName = None,
     removed: Annotated[
         bool,
-        typer.Option("--removed", help="Search partitions too that were removed from the source."),
+        typer.Option("--removed", help="Also search partitions removed from the source."),
     ] = False,
     yes: Yes = False,
     as_json: Json = False,
@@ -215,7 +212,8 @@ def search(
     require_text("the text to search for", text)
     if not context.params["output"] and (is_object_store(text) or Path(text).is_dir()):
         raise ConfigError(
-            f"{text!r} is an output, and the text to search for is missing: surge-dagster search {text} TEXT"
+            f"{text!r} is an output, and the text to search for is missing: surge-dagster search "
+            f"{text} TEXT"
         )
     store = settings.open_store()
     given = any(context.params[name] is not None for name in SPACE)
@@ -224,21 +222,19 @@ def search(
     if not described and space_name is None and describes_space(settings):
         asked = find_space(store, settings.encoding_spec())
         if asked is None or asked.spec_sha256 != space.encoder_sha256:
-            complain(
-                f"searching the current space {space.name}, which differs from the one that the settings describe"
-            )
+            complain(f"searching the current space {space.name}, which is not that of the settings")
     with start_pool(settings, spec, task="query") as pool:
         if pool.space.spec_sha256 != space.encoder_sha256:
-            held = space.derived.parent if space.derived else space.name
+            encoded = space.derived.parent if space.derived else space.name
             raise ConfigError(
-                f"the model {spec.model!r} encodes into {pool.space.name}, not into {held}: "
-                f"{model_difference(pool.space, space)}. Restore it, or name the settings of the other space."
+                f"the model {spec.model!r} encodes into {pool.space.name}, not into {encoded}: "
+                f"{model_difference(pool.space, space)}. Restore it, or name the settings of the "
+                "other space."
             )
         hits = search_space(store, pool, [text], k, space, removed=removed)[0]
     for hit in hits:
-        print(
-            f"{hit.score:.3f}  {one_line(hit.key)}  {one_line(hit.id)}\n       {one_line(hit.text)}"
-        )
+        print(f"{hit.score:.3f}  {one_line(hit.key)}  {one_line(hit.id)}")
+        print(f"       {one_line(hit.text)}")
     if as_json:
         print_json({"query": text, "space": space.name, "hits": [asdict(hit) for hit in hits]})
 
@@ -246,13 +242,13 @@ def search(
 @app.command()
 def demo(
     limit: Annotated[
-        int | None, typer.Option(help="Texts of the demo catalog, about.", min=1)
+        int | None, typer.Option(help="About this many texts of the demo catalog.", min=1)
     ] = None,
     catalog: Annotated[str | None, typer.Option(help="Folder of the demo catalog.")] = None,
     output: Annotated[str | None, typer.Option(help="Folder or bucket of the embeddings.")] = None,
 ) -> None:
     """Embed the docstrings of the installed Python packages through Dagster, and search them."""
-    # importing Dagster takes a second, and only this command needs it
+    # Importing Dagster takes a second, and only this command needs it.
     from surge_dagster.demo import run_demo
 
     raise typer.Exit(run_demo(catalog=catalog, output=output, limit=limit))
@@ -303,36 +299,51 @@ def _rows_to_reencode(value: str) -> int | None:
         return None
     if value.isdecimal():
         return int(value)
-    raise ConfigError(f"--reencode takes a number of rows or `all`; {value!r} was given.")
+    raise ConfigError(f"--reencode is {value!r}; expected a number of rows, or `all`.")
+
+
+def _in_words(compared: Compared) -> str:
+    partitions = counted(compared.partitions, "partition")
+    line = f"{counted(compared.vectors, 'vector')} of {partitions} compared"
+    if compared.partitions_not_compared:
+        line += f" and those of {compared.partitions_not_compared:,} not"
+    if compared.seed is not None:
+        line += f" (seed {compared.seed})"
+    return line
 
 
 def _print_report(
     report: RunReport, removed: Sequence[str], store: Store, quiet: bool, as_json: bool
 ) -> None:
-    seconds = report.predicted_wall_seconds
-    predicted = f"; {seconds:.1f} s were predicted" if seconds is not None else ""
-    costs = report.costs
-    not_encoded = {
-        "kept their vectors": costs.rows_reused,
-        "equal to another text": costs.texts_deduplicated,
-    }
-    done = (
-        f"{counted(report.texts_encoded, 'text')} encoded in {report.wall_seconds:.1f} s "
-        f"({report.texts_per_second:,.0f} texts/s{predicted}) on {report.device} in {report.precision}, "
-        + "".join(f"{count:,} {what}, " for what, count in not_encoded.items() if count)
-        + f"{report.truncated:,} truncated"
-        if report.device
-        else "there was nothing to encode"
-    )
-    gone = f", {len(removed):,} removed from the source" if removed else ""
     if not quiet:
-        print(
-            f"{counted(report.partitions_written, 'partition')} written, {report.partitions_skipped:,} fresh, "
-            f"{len(report.partitions_failed):,} failed{gone}; {done}\nfiles are in {store.location(report.space)}"
+        line = (
+            f"{counted(report.partitions_written, 'partition')} written, "
+            f"{report.partitions_skipped:,} fresh, {len(report.partitions_failed):,} failed"
         )
-        if report.cost is not None and report.price_per_hour is not None:
-            print(
-                f"cost {cost_text(report.cost, report.price_per_hour, report.cost_per_million_texts)}"
-            )
+        if removed:
+            line += f", {len(removed):,} removed from the source"
+        print(f"{line}; {_encoded_in_words(report)}")
+        print(f"files are in {store.location(report.space)}")
+        cost = report.cost
+        if cost is not None and report.price_per_hour is not None:
+            print(f"cost {cost_text(cost, report.price_per_hour, report.cost_per_million_texts)}")
     if as_json:
         print_json(report.as_dict() | {"partitions_removed": removed})
+
+
+def _encoded_in_words(report: RunReport) -> str:
+    if not report.device:
+        return "there was nothing to encode"
+    speed = f"{report.texts_per_second:,.0f} texts/s"
+    if report.predicted_wall_seconds is not None:
+        speed += f"; {report.predicted_wall_seconds:.1f} s were predicted"
+    parts = [
+        f"{counted(report.texts_encoded, 'text')} encoded in {report.wall_seconds:.1f} s "
+        f"({speed}) on {report.device} in {report.precision}"
+    ]
+    if report.costs.rows_reused:
+        parts.append(f"{report.costs.rows_reused:,} kept their vectors")
+    if report.costs.texts_deduplicated:
+        parts.append(f"{report.costs.texts_deduplicated:,} equal to another text")
+    parts.append(f"{report.truncated:,} truncated")
+    return ", ".join(parts)

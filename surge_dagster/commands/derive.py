@@ -27,22 +27,21 @@ def derive(
         str | None,
         typer.Option(
             "--space",
-            help="Name of the space to derive from. Default: the settings' or the current one.",
+            help="Name of the space to derive from. Default: that of the settings, or the current.",
         ),
     ] = None,
     removed: Annotated[
         Literal["report", "delete"],
-        typer.Option(help="What to do with files whose partition was removed there."),
+        typer.Option(help="What to do with files whose partition was removed from that space."),
     ] = "report",
     recall: Annotated[
         bool,
-        typer.Option("--recall", help="Measure how many of the ten nearest rows are still found."),
+        typer.Option("--recall", help="Measure how many of the ten nearest rows are found."),
     ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Compute smaller vectors from the float32 files of a space, without its model: what is missing
-    or stale."""
+    """Compute smaller vectors from the float32 files of a space, without its model."""
     store = settings.open_store()
     parent, _ = space_to_read(settings, store, describes_space(settings), yes=True, name=space_name)
     if parent.derived and space_name is None:

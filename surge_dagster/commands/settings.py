@@ -1,5 +1,4 @@
-"""The options of commands that set a setting, made from `Settings`, and the encoder pool that they
-describe."""
+"""The options of commands that set a setting, made from `Settings`."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ RUN = tuple(
     if name not in SPACE
 )
 _ARGUMENTS = ("source", "output")
-# The groups of options in the help of a command, beside those that are its own.
+# The groups of options in the help of a command, in addition to its own.
 _GROUPS = {
     "Texts": tuple(FileColumnSettings.__annotations__),
     "Catalog": CATALOG,
@@ -44,8 +43,8 @@ def takes_settings(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command an option (or argument) for each of these settings.
 
-    The command's first parameter is the `Settings` that result; an option that is not given is left
-    to the environment and the file.
+    The command's first parameter is the resulting `Settings`. Options that are not given come from
+    the environment and the file.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -56,7 +55,7 @@ def takes_settings(
                 before = given.pop(leading) or [None]
                 if len(before) > 1:
                     raise ConfigError(
-                        f"too many arguments: {', '.join(map(repr, before))} were given as {leading}."
+                        f"too many arguments: {', '.join(map(repr, before))} given as {leading}."
                     )
                 [chosen[leading]] = before
             command(load_settings(**chosen), **given)
@@ -64,7 +63,7 @@ def takes_settings(
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
         keyword = inspect.Parameter.KEYWORD_ONLY
         annotations = {name: _option(name) for name in names}
-        # an argument of any number of values leaves one for each argument after it
+        # An argument with any number of values leaves one for each argument after it.
         if leading is not None:
             several = Annotated[
                 list[str] | None, typer.Argument(metavar=leading.upper(), help=_help(leading))
@@ -84,8 +83,7 @@ def takes_settings(
 
 
 def _option(name: str) -> Any:
-    """The annotation from which typer makes the option of a setting; `Settings` validates the
-    value."""
+    """Return typer's annotation for the option of a setting; `Settings` validates the value."""
     field = Settings.model_fields[name]
     kinds = {field.annotation, *get_args(field.annotation)}
     kind = next((kind for kind in (bool, int, float) if kind in kinds), str)

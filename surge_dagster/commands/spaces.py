@@ -1,5 +1,4 @@
-"""The space and the source that a command reads: those that the settings describe, else those on
-record."""
+"""The space and the source that a command reads: of the settings, else as recorded."""
 
 from __future__ import annotations
 
@@ -34,20 +33,20 @@ def existing_space(settings: Settings, store: Store) -> Space:
         return before
     held = ", ".join(space.name for space in known) or "none"
     raise ConfigError(
-        f"the output {store.url!r} has no embeddings of the space {expected.name}: it holds {held}. "
-        "Name the model they were made with (--model), or run `surge-dagster embed` first."
+        f"the output {store.url!r} has no embeddings of the space {expected.name}; its spaces are: "
+        f"{held}. Name the model they were made with (--model), or run `surge-dagster embed` first."
     )
 
 
 def recorded_source(settings: Settings, store: Store, space: Space) -> Source:
-    """Open the source as the last run of the space read it; says so where that run read another
-    catalog."""
+    """Open the source as the last run of the space did; complain if it is another catalog."""
     recorded = recorded_catalog(store, space)
     settings = settings.as_recorded(recorded)
     given = settings.catalog_record().for_output(store)
     if recorded is not None and not given.is_same(recorded):
         complain(
-            f"the space {space.name} holds the catalog {recorded.shown!r}, and {given.shown!r} is read"
+            f"the space {space.name} holds the catalog {recorded.shown!r}, and {given.shown!r} is "
+            "read"
         )
     return settings.open_source()
 
@@ -65,16 +64,14 @@ def space_to_read(
     *,
     queries: bool = False,
 ) -> tuple[Space, EncodingSpec]:
-    """The space of this name, else the one that the settings describe, else the current one, else
-    the only one.
+    """Return a space and the spec that loads its model.
+
+    The space is that of the name, else of the settings, else the current one, else the only one.
+    Before a model that only the output names is loaded, the user must confirm: somebody else may
+    have written it.
 
     Args:
         queries: whether the model encodes queries; documents of a derived space need no model.
-
-    Returns:
-        The space, and the request that loads its model. Before a model that only the output names
-            is loaded, the user
-        is asked: somebody else may have written it.
     """
     spec = settings.encoding_spec()
     if described and name is None:
@@ -88,14 +85,13 @@ def space_to_read(
         return space, space.loadable_from(spec)
     if space.derived and not queries:  # its vectors are computed without a model
         return space, space.loadable
-    if (
-        trusted := space.loadable.trust_remote_code
-    ) != settings.trust_remote_code and trusted is not None:
-        raise ConfigError(
-            f"the output {store.url!r} names code of the model {space.loadable.model!r}. If you trust that code, load "
-            f"it with --trust-remote-code {trusted} and --model {space.loadable.model}."
-        )
     model = space.loadable.model
+    trusted = space.loadable.trust_remote_code
+    if trusted is not None and trusted != settings.trust_remote_code:
+        raise ConfigError(
+            f"the output {store.url!r} names code of the model {model!r}. If you trust that code, "
+            f"load it with --trust-remote-code {trusted} and --model {model}."
+        )
     if not yes and not model.startswith(HASH_SCHEME) and model != settings.model:
         named = f"the output {store.url!r} names the model {model!r}, which the settings do not"
         if not sys.stdin.isatty():

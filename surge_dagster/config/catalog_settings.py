@@ -47,19 +47,19 @@ class CatalogSettings(BaseModel):
 
     partition_by: _ColumnNames = Field(
         [],
-        description="columns of a table whose values are the key of a row, such as country,category (none: the source "
-        "is divided into partitions by its folders or files)",
+        description="columns of a table whose values are the key of a row, such as "
+        "country,category (none: folders or files are the partitions)",
     )
     query: str | None = Field(
         None,
         min_length=1,
-        description="query of BigQuery whose rows are the catalog; source is then bigquery://PROJECT, which runs it",
+        description="query of BigQuery whose rows are the catalog; source is then bigquery://PROJECT",
     )
     updated_at: str | None = Field(
         None,
         min_length=1,
-        description="column of a BigQuery source that grows when a row changes (unset: versions are fingerprints of "
-        "the rows, for which BigQuery reads and bills the columns)",
+        description="column of a BigQuery source that grows when a row changes (unset: BigQuery "
+        "reads and bills the columns for fingerprints of the rows)",
     )
     id: str = Field("id", description="column that identifies a row within its partition")
     text: str = Field(
@@ -68,24 +68,24 @@ class CatalogSettings(BaseModel):
     )
     columns: _ColumnNames = Field(
         [],
-        description="further columns of the source that travel with the rows into the output, such as sku,price",
+        description="further columns to copy into the output, such as sku,price",
     )
     missing_text: MissingText = Field(
         "refuse_nulls",
-        description="what becomes of a row whose text is null or blank: refuse (its partition), skip, empty (embed an "
-        "empty text), or refuse_nulls, which embeds blank texts",
+        description="what to do with a row whose text is null or blank: refuse (its partition), "
+        "skip, empty (embed an empty text), or refuse_nulls, which embeds blank texts",
     )
     max_text_bytes: int = Field(
         DEFAULT_MAX_TEXT_BYTES,
         ge=1,
-        description="bytes of a text; a longer one refuses its partition",
+        description="most bytes of a text; a longer one refuses its partition",
     )
     encoding: str = Field("utf-8", description="encoding of CSV files, such as cp1252 or utf-16")
 
     catalog_name: str | None = Field(
         None,
         min_length=1,
-        description="name of the catalog, which an output accepts at any place (unset: its place)",
+        description="name of the catalog, for an output whose source moves (unset: its place)",
     )
 
     @field_validator("partition_by")
@@ -110,11 +110,10 @@ class CatalogSettings(BaseModel):
         )
 
     def record(self, place: str) -> CatalogRecord:
-        """The catalog at a path or URL as a space records it."""
-        local = "://" not in place or place.startswith("file:")
-        location = (
-            os.path.normpath(local_path(place, what="catalog")) if local else place.rstrip("/")
-        )
+        """Return the catalog at a path or URL as a space records it."""
+        location = place.rstrip("/")
+        if "://" not in place or place.startswith("file:"):
+            location = os.path.normpath(local_path(place, what="catalog"))
         if self.query:  # two queries of one project are two catalogs
             location += f"?query={hashlib.sha256(self.query.encode()).hexdigest()[:16]}"
         chosen = CatalogSettings.model_validate(
@@ -127,7 +126,7 @@ class CatalogSettings(BaseModel):
         """Open the catalog at a path or URL; `ConfigError` when there is none."""
         if place.startswith(ASSET_SCHEME):
             raise ConfigError(
-                f"{place} is an asset, which Dagster alone can load: run `dagster dev` and its jobs."
+                f"{place} is an asset, which only Dagster can load. Run `dagster dev` and its jobs."
             )
         return open_source(
             place,
@@ -144,16 +143,17 @@ class CatalogSettings(BaseModel):
         if not isinstance(frames, Mapping):
             if not self.partition_by:
                 raise ConfigError(
-                    "one frame needs partition_by, the columns whose values are its partitions. Name them, or give "
-                    'frames by partition key, as in {"all": frame}.'
+                    "one frame needs partition_by, the columns that divide it into partitions. "
+                    'Name them, or give frames by partition key, as in {"all": frame}.'
                 )
             return FrameTable(frames, self.partition_by, self.selection())
         if self.partition_by:
             raise ConfigError(
-                "frames by partition key are partitions, which partition_by cannot divide. Leave it out."
+                "frames by partition key are partitions, which partition_by cannot divide. Leave "
+                "it out."
             )
         return FrameCatalog(frames, self.selection())
 
     def require_no_bigquery(self, place: str) -> None:
-        """Raise `ConfigError` where settings of BigQuery are given for another source."""
+        """Raise `ConfigError` if settings of BigQuery are given for another source."""
         require_no_bigquery(place, query=self.query, updated_at=self.updated_at)

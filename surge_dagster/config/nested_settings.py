@@ -1,4 +1,4 @@
-"""Settings that have settings of their own: `storage_options`, `gcp`, and the entries of `derived`."""
+"""Settings that have settings of their own: `storage_options`, `gcp` and entries of `derived`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from surge_dagster.engine.support.urls import is_bare
 
 
 class StorageSettings(BaseModel):
-    """Settings of an object store; see `StorageOptions`. Secrets are never shown, not even in
-    errors about them."""
+    """Settings of an object store; see `StorageOptions`. Errors do not show secrets."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -35,16 +34,16 @@ class StorageSettings(BaseModel):
         return value
 
     def options(self) -> StorageOptions:
-        """The engine's form of these settings, with the secrets in clear text."""
-        values: dict[str, Any] = {name: getattr(self, name) for name in type(self).model_fields}
-        for name, value in values.items():
+        """Return the engine's form of these settings, with the secrets in clear text."""
+        values: dict[str, Any] = {}
+        for name in type(self).model_fields:
+            value = getattr(self, name)
             values[name] = value.get_secret_value() if isinstance(value, SecretStr) else value
         return StorageOptions(**values)
 
 
 class GcpSettings(BaseModel):
-    """Settings of Google Cloud; see `GcpOptions`. The key is never shown, not even in errors about
-    it."""
+    """Settings of Google Cloud; see `GcpOptions`. Errors do not show the key."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -70,13 +69,13 @@ class DerivedSettings(BaseModel):
     @property
     def label(self) -> str:
         """The end of its asset's name."""
-        return self.dtype if self.dimension is None else f"{self.dtype}_{self.dimension}"
+        if self.dimension is None:
+            return self.dtype
+        return f"{self.dtype}_{self.dimension}"
 
     @property
     def title(self) -> str:
         """The space for people."""
-        return (
-            self.dtype
-            if self.dimension is None
-            else f"{self.dtype} with {self.dimension} dimensions"
-        )
+        if self.dimension is None:
+            return self.dtype
+        return f"{self.dtype} with {self.dimension} dimensions"

@@ -127,26 +127,24 @@ class EncoderSettings(BaseModel):
     )
     trust_remote_code: str | None = Field(
         None,
-        description="commit of the model's repository whose own code may run; for a local folder the digest of its "
-        "code (unset: no code of a model runs)",
+        description="commit of the model's repository whose own code may run; for a local folder "
+        "the digest of its code (unset: no code of a model runs)",
     )
     document_prompt: str | None = Field(
         None,
-        description="text put before each text of the catalog (unset: the model's own prompt for documents)",
+        description="text put before each text (unset: the model's own prompt for documents)",
     )
     query_prompt: str | None = Field(
         None,
-        description="text put before each query of a search (unset: the model's own prompt for queries)",
+        description="text put before each query (unset: the model's own prompt for queries)",
     )
     max_length: int | None = Field(
         None, ge=1, description="tokens read of a text (unset: the model's own limit)"
     )
     normalize: bool | None = Field(
-        None, description="scale vectors to length 1 (unset: as the model's modules say)"
+        None, description="scale vectors to length 1 (unset: as the model does)"
     )
-    dimension: int | None = Field(
-        None, ge=1, description="leading dimensions that are kept (unset: all)"
-    )
+    dimension: int | None = Field(None, ge=1, description="leading dimensions to keep (unset: all)")
     dtype: Literal["float32", "float16"] = Field(
         "float32", description="type of the stored vectors: float32 or float16"
     )
@@ -169,7 +167,7 @@ class EncoderSettings(BaseModel):
     first_b_min: int | None = Field(
         None,
         ge=1,
-        description="b_min of the first SuperBatch, which doubles (unset: a sixteenth of a derived b_min)",
+        description="b_min of the first SuperBatch, which doubles (unset: a sixteenth of b_min)",
     )
     b_max: int | None = Field(
         None, ge=1, description="most texts of a SuperBatch (unset: twice b_min, at least 5000)"
@@ -180,7 +178,7 @@ class EncoderSettings(BaseModel):
         description="bytes of data that a run may hold at any time (unset: half of the memory)",
     )
     grace_seconds: float = Field(
-        8.0, ge=0, description="seconds in which a stopped run may publish what is encoded"
+        8.0, ge=0, description="seconds that a stopped run has to publish what is encoded"
     )
     hang_timeout_seconds: float = Field(
         DEFAULT_HANG_TIMEOUT_SECONDS,
@@ -248,23 +246,23 @@ class FileSettings(BaseModel):
     """Settings of output files; part of `Settings` and of the resource `OutputStore`."""
 
     # The defaults stand outside of `Field`: type checkers see them so in a resource, too.
-    include_text: Annotated[
-        bool, Field(description="whether output files contain the texts beside the vectors")
-    ] = True
+    include_text: Annotated[bool, Field(description="store the texts next to the vectors")] = True
     changes: Annotated[
         bool,
         Field(
-            description="whether runs record which rows change, even if no consumer has a name in the output"
+            description="record which rows change, even if no consumer is registered in the output"
         ),
     ] = False
     keep_changes_days: Annotated[
         float,
-        Field(ge=0, description="days for which changes are kept for consumers that do not come"),
+        Field(
+            ge=0, description="days for which changes are kept for consumers that do not confirm"
+        ),
     ] = DEFAULT_KEEP_DAYS
 
 
 class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  # pyright: ignore[reportIncompatibleVariableOverride]
-    """All settings of one catalog; `load_settings` reads them and explains what is wrong with them."""
+    """All settings of one catalog; `load_settings` reads them and explains what is wrong."""
 
     model_config = SettingsConfigDict(
         env_prefix="SURGE_",
@@ -283,11 +281,11 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
     )
     storage_options: StorageSettings = Field(
         default_factory=StorageSettings,  # pyright: ignore[reportArgumentType]
-        description="how a bucket is reached, where the cloud's own environment variables do not say it",
+        description="how to reach a bucket, unless the cloud's own environment variables are set",
     )
     gcp: GcpSettings | None = Field(
         None,
-        description="project, location and gcp_credentials of Google Cloud, where its environment does not say them",
+        description="project, location and gcp_credentials, unless Google's environment has them",
     )
 
     lancedb: LanceDBSettings | None = Field(
@@ -303,30 +301,30 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
     )
 
     max_runs: int = Field(
-        1, ge=1, description="most runs into which a sensor or schedule divides its work"
+        1, ge=1, description="most runs that a sensor or schedule requests for its work"
     )
     max_partitions_per_run: int | None = Field(
         None,
         ge=1,
-        description="most partitions of a run of a backfill (unset: a backfill is one run)",
+        description="most partitions of one run of a backfill (unset: a backfill is one run)",
     )
     run_tags: dict[str, _TagValue] = Field(
         {},
-        description="tags of the runs that the sensor and the nightly refresh request, such as dagster/priority",
+        description="tags of runs that the sensor and the nightly refresh request",
         examples=[{"dagster/priority": 5, "queue": "night"}],
     )
     removed_partitions: Literal["report", "delete"] = Field(
         "report",
-        description="what happens to partitions that were removed from the source: report or delete",
+        description="what to do with partitions removed from the source: report or delete",
     )
     refresh_stale: bool = Field(
-        False, description="whether the sensor also requests partitions that changed"
+        False, description="let the sensor also request partitions that changed"
     )
     nightly_cron: str = Field("0 2 * * *", description="when the nightly refresh runs")
     check_cron: Annotated[
         str,
         BeforeValidator(_none_if_empty),
-        Field(description="when catalog_check runs; none: only when it is launched"),
+        Field(description="when catalog_check runs; none: only when you launch it"),
     ] = "0 6 * * 0"
     timezone: str = Field("UTC", description="time zone of the schedules")
 
@@ -339,7 +337,7 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         MAX_TRUNCATED_SHARE,
         ge=0,
         le=1,
-        description="share of a partition's texts that may be truncated before few_texts_are_truncated fails",
+        description="share of a partition's texts above which few_texts_are_truncated fails",
     )
     owners: list[str] = Field(
         [], description="owners of the assets: e-mail addresses, or teams such as team:search"
@@ -354,8 +352,8 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         what = info.field_name or "path"
         if not is_bare(value):
             raise ValueError(
-                "expected a path, or a URL of a bucket and a path alone; credentials belong into the environment or "
-                "into storage_options"
+                "expected a path, or a URL of a bucket and a path; put credentials into the "
+                "environment or into storage_options"
             )
         if what == "source" and value.startswith(ASSET_SCHEME):
             if not all(value.removeprefix(ASSET_SCHEME).split("/")):
@@ -408,7 +406,8 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         for name in value:
             if name.startswith(_OWNED_TAGS) and name not in _SETTABLE_TAGS:
                 raise ValueError(
-                    f"{name!r} is set by Dagster or by this project; of its tags expected {', '.join(_SETTABLE_TAGS)}"
+                    f"{name!r} is set by Dagster or by this project; of its tags expected "
+                    f"{', '.join(_SETTABLE_TAGS)}"
                 )
         if not re.fullmatch(r"-?\d+", value.get(PRIORITY_TAG, "0"), re.ASCII):
             raise ValueError(
@@ -431,7 +430,8 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         have."""
         if self.max_runs > 1 and self.cluster != "none":
             raise ValueError(
-                f"a run over a cluster has all machines, so max_runs is 1 with cluster, not {self.max_runs}"
+                "a run over a cluster has all machines, so max_runs is 1 with cluster, not "
+                f"{self.max_runs}"
             )
         spec = self.encoding_spec()
         if spec.model.startswith(HASH_SCHEME):

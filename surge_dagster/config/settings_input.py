@@ -1,5 +1,4 @@
-"""Where settings are read from, and how an error about one is said: by the place it came from,
-without secrets."""
+"""Where settings are read from, and errors about them: by their place, without secrets."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ _NOT_SHOWN = ("alert_webhook", "gcp", "lancedb", "output", "pgvector", "source",
 
 
 def require_text(name: str, value: str) -> None:
-    """Refuse an argument that is not text: the shell hands over bytes, and Python keeps those that
-    are not UTF-8."""
+    """Refuse an argument that is not UTF-8: a shell passes bytes, and Python keeps them."""
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -34,7 +32,7 @@ def require_text(name: str, value: str) -> None:
 
 
 def warn_of_unknown_variables(fields: Iterable[str]) -> None:
-    """Log `SURGE_…` variables that name no setting; another program may need them."""
+    """Log `SURGE_…` variables that do not name a setting; another program may need them."""
     known = {f"SURGE_{name.upper()}" for name in fields} | {CONFIG_VARIABLE, "SURGE_CACHE_DIR"}
     for name in sorted(os.environ):
         if name.startswith("SURGE_") and name.upper() not in known:
@@ -82,7 +80,8 @@ def problem(
     if name == "checks" and len(place) > 1:
         if place[-1] == "[key]":
             known = ", ".join((*CHECK_NAMES, RUN_CHECK))
-            return f"setting {origin} names {place[1]!r}, which is no check that can be set; there are {known}"
+            reason = f"names {place[1]!r}, which is not a check that can be set; there are {known}"
+            return f"setting {origin} {reason}"
         return f"setting {origin}.{place[1]} is {detail['input']!r}: {message}"
     if detail["type"] == "extra_forbidden":
         known = ", ".join(sorted(fields))
@@ -91,10 +90,9 @@ def problem(
 
 
 def without_quotes(error: Exception) -> str:
-    """What went wrong and where; YAML's messages also quote the line, which may hold a secret."""
+    """Return an error's text without the line that YAML quotes, which may have a secret."""
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
-        return (
-            f"{error.problem or 'it is not YAML'} (line {mark.line + 1}, column {mark.column + 1})"
-        )
+        place = f"line {mark.line + 1}, column {mark.column + 1}"
+        return f"{error.problem or 'it is not YAML'} ({place})"
     return str(error)

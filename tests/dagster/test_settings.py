@@ -186,7 +186,7 @@ class TestChecks:
         [
             (
                 {"checks": {"nothing": "off"}},
-                "names 'nothing', which is no check that can be set; there are every_",
+                "names 'nothing', which is not a check that can be set; there are every_",
             ),
             (
                 {"checks": {"published_partitions_are_valid": "off"}},
