@@ -159,7 +159,7 @@ def test_failed_partitions_are_only_reported_on_request() -> None:
 @pytest.mark.parametrize(
     ("source", "settings", "says"),
     [
-        (FRAME, {}, "one frame needs partition_by, the columns whose values are its partitions"),
+        (FRAME, {}, "one frame needs partition_by, the columns that divide it into partitions"),
         ({"a": FRAME}, {"partition_by": "kind"}, "which partition_by cannot divide. Leave it out"),
         (
             FRAME,

@@ -296,21 +296,3 @@ def test_sources_are_never_executed(tmp_path: Path) -> None:
     source = f'open({str(ran)!r}, "w")\nraise SystemExit\ndef f():\n    """Documented."""\n'
     assert extract([source_file(tmp_path, "m", source)]) == [("m.f", "Documented.")]
     assert not ran.exists()
-
-
-def test_limit_takes_rows_from_scattered_files_in_file_order(tmp_path: Path) -> None:
-    files = [
-        source_file(
-            tmp_path, f"m{n:02}", "".join(f'def f{i}():\n    """Text {i}."""\n' for i in range(5))
-        )
-        for n in range(40)
-    ]
-    everything = extract(files)
-    capped = extract(files, 50)
-    assert len(capped) == 50
-    assert capped == [row for row in everything if row in capped]
-    modules = sorted({row[0].split(".")[0] for row in capped})
-    assert modules[0] < "m10"
-    assert modules[-1] > "m30"
-    assert set(extract(files, 20)) <= set(capped)
-    assert extract(files, 10_000) == everything

@@ -92,12 +92,6 @@ def test_embed_with_a_price_reports_its_cost(catalog: Path, surge: Command) -> N
     assert re.search(r"^cost [\d.]+ at 3600 an hour$", fresh, re.MULTILINE)
 
 
-def test_embed_without_a_price_reports_no_cost(catalog: Path, surge: Command) -> None:
-    printed = surge("embed", catalog, "out", *MODEL)[1]
-
-    assert "cost" not in printed
-
-
 def test_no_worker_is_started_where_everything_is_fresh(
     catalog: Path, tmp_path: Path, surge: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,27 +34,6 @@ def assert_all_embedded(surge: Command) -> None:
         assert_embedded(surge.root / "out", surge.space_json().parent.name, key, CATALOG[key])
 
 
-def test_table_with_a_column_of_changes_is_embedded_and_verified(
-    fake: FakeBigQuery, surge: Command
-) -> None:
-    configure(surge, source=SOURCE, partition_by="category", updated_at="changed")
-    assert surge.json("embed")["partitions_written"] == 3
-    assert_all_embedded(surge)
-    assert (
-        "CAST(MAX(`changed`) AS STRING)" in fake.queries[0] and "FINGERPRINT" not in fake.queries[0]
-    )
-    assert surge.json("verify")["violations"] == []
-    changed = fake.table["changed"].to_pylist()
-    changed[fake.table["category"].to_pylist().index("b")] = 99
-    fake.replace(fake.table.set_column(3, "changed", [changed]))
-    again = surge.json("embed")
-    assert (again["partitions_written"], again["partitions_skipped"], again["texts_encoded"]) == (
-        1,
-        2,
-        0,
-    )
-
-
 def test_query_is_embedded_and_found_on_record_by_verify(
     fake: FakeBigQuery, surge: Command
 ) -> None:
@@ -89,9 +68,3 @@ def test_table_is_embedded_with_the_key_of_the_settings(
     assert report["partitions_written"] == len(KEYS)
     assert set(fake.tokens) == {f"Bearer {TOKEN}"}
     assert set(fake.projects) == {"billed"}
-
-
-def test_project_without_a_query_is_refused(fake: FakeBigQuery, surge: Command) -> None:
-    configure(surge, source="bigquery://p", partition_by="category")
-    code, _, error = surge("embed")
-    assert code == 2 and "or as bigquery://project with the setting query" in error

@@ -38,38 +38,3 @@ def test_catalog_in_a_bucket_is_embedded_planned_and_verified(in_bucket: str, ou
     assert planned.exit_code == 0 and "3 partitions, 15 texts, the largest has 6" in planned.output
     verified = CliRunner().invoke(app, ["verify", in_bucket, output, *MODEL, "--reencode", "all"])
     assert verified.exit_code == 0 and "15 texts read" in verified.output, verified.output
-
-
-def test_pattern_is_embedded_and_the_refusal_of_one_table_names_the_command_that_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("shoes", "hats"):
-        write_rows(tmp_path / "products" / f"{name}.parquet", numbered_rows(name, 4))
-    embedded = CliRunner().invoke(app, ["embed", "products/{category}.parquet", "out", *MODEL])
-    assert embedded.exit_code == 0 and "2 partitions" in embedded.output, embedded.output
-    assert {path.name for path in Path("out").glob("*/*.parquet")} == {
-        "shoes.parquet",
-        "hats.parquet",
-    }
-    refused = CliRunner().invoke(app, ["embed", "products/hats.parquet", "out", *MODEL])
-    assert "`surge-dagster embed products/hats.parquet OUTPUT --partition-by COLUMN`" in str(
-        refused.exception
-    )
-
-
-def test_dagster_reads_a_catalog_in_a_bucket(in_bucket: str, tmp_path: Path) -> None:
-    import dagster as dg
-
-    from surge_dagster.config.settings import load_settings
-    from surge_dagster.definitions import embedding_catalog
-
-    definitions = embedding_catalog(
-        load_settings(source=in_bucket, output=str(tmp_path / "out"), model="hash://16")
-    )
-    with dg.DagsterInstance.ephemeral() as instance:
-        result = definitions.resolve_job_def("catalog_refresh").execute_in_process(
-            instance=instance
-        )
-        assert result.success
-    assert len(list((tmp_path / "out").glob("*/lang*.parquet"))) == 3

@@ -204,30 +204,6 @@ class TestAnotherCatalog:
         write_partition(surge.root / "catalog", "c", 2)
         assert surge(*self.EMBED)[0] == 2
 
-    def test_catalogs_are_told_apart_by_their_names_where_they_have_one(
-        self, surge: Command
-    ) -> None:
-        assert surge(*self.EMBED, "--catalog-name", "shop")[0] == 0
-        (surge.root / "catalog").rename(surge.root / "new")
-        assert surge("embed", "new", *self.EMBED[2:], "--catalog-name", "shop")[0] == 0
-        code, _, error = surge("embed", "new", *self.EMBED[2:], "--catalog-name", "docs")
-        assert code == 2 and "'shop'" in error and "'docs'" in error
-
-    def test_catalog_keeps_its_name_in_a_run_that_does_not_give_it(self, surge: Command) -> None:
-        assert surge(*self.EMBED, "--catalog-name", "shop")[0] == 0
-        assert surge(*self.EMBED)[0] == 0
-        assert json.loads(surge.space_json().read_text())["catalog"]["name"] == "shop"
-        code, _, error = surge(
-            "embed", surge.root / "catalog", *self.EMBED[2:], "--catalog-name", "docs"
-        )
-        assert code == 2 and f"'docs' at '{surge.root}/catalog'" in error
-
-    def test_catalog_beside_a_copy_of_the_output_is_another_one(self, surge: Command) -> None:
-        (surge.root / "copy").mkdir()
-        shutil.copytree(surge.root / "out", surge.root / "copy" / "out")
-        write_partition(surge.root / "copy" / "catalog", "a", 5)
-        assert surge("embed", "copy/catalog", "copy/out", *self.EMBED[3:])[0] == 2
-
     def test_verification_of_another_catalog_names_both(self, surge: Command) -> None:
         write_partition(surge.root / "other", "a", 5)
         code, _, error = surge("verify", "other", "out", "--reencode", 0)
@@ -247,15 +223,6 @@ class TestAnotherCatalog:
             and "max_text_bytes: " in error
             and surge.printed.count("\n") == 1
             and "pydantic" not in error
-        )
-
-    def test_space_without_a_catalog_gets_that_of_its_next_run(self, surge: Command) -> None:
-        record = json.loads(surge.space_json().read_text())
-        del record["catalog"]
-        surge.space_json().write_text(json.dumps(record))
-        assert surge(*self.EMBED)[1].count("1 fresh") == 1
-        assert json.loads(surge.space_json().read_text())["catalog"]["place"] == str(
-            surge.root / "catalog"
         )
 
 

@@ -31,19 +31,3 @@ def test_errors_are_the_json_document_too(surge: Command) -> None:
     assert (
         code == 2 and surge.printed == f"error: {json.loads(out)['error']}\n" and "nowhere" in error
     )
-
-
-def test_further_columns_are_carried_into_the_output_and_searched(
-    tmp_path: Path, surge: Command
-) -> None:
-    write_partition(
-        tmp_path / "catalog", "shoes", 1, id=["1"], text=["Boot"], price=[99.5], sku=["b-1"]
-    )
-    given = (*MODEL, "--columns", "sku,price")
-    surge.json("embed", "catalog", "out", *given)
-    [hit] = surge.json("search", "out", "Boot", *MODEL)["hits"]
-    assert hit["columns"] == {"sku": "b-1", "price": 99.5}
-    for wanted in (given, ()):  # without settings, those that the output recorded
-        assert surge.json("verify", "catalog", "out", *wanted)["violations"] == []
-    code, _, error = surge("embed", "catalog", "out", *MODEL, "--columns", "text")
-    assert code == 2 and "the column 'text' cannot be carried" in error
