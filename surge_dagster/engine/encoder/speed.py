@@ -1,11 +1,12 @@
 """How fast a pool encodes: the record that B_min, plans, the slow-call check and the service read.
 
-    seconds of a call = pace · (call_seconds + texts · text_seconds + tokens · token_seconds)
+    seconds of a call = call_seconds + texts · text_seconds + tokens · token_seconds
 
 A first start times three calls: a few short texts, many short texts, and long texts. They give the
-three costs, for all workers together. Runs add the calls of their SuperBatches, and the newest nine
-give the pace: how many times longer they took than the three costs say. Nine calls are enough to
-follow a machine that changes its speed, and their median ignores a single call that was stalled.
+three costs, for all workers together. Runs add the calls of their SuperBatches. The newest nine give
+the pace: how many times longer their texts took. Smaller ones before them give the cost of a call,
+with passes that few texts share. Nine calls are enough to follow a machine that changes its speed,
+and medians ignore a single call that was stalled.
 
 SuperBatches below a sixteenth of B_min do not count while there are larger ones. Their time is that
 of a call, and a night with few changes must not change the speed of large runs.
@@ -191,23 +192,48 @@ def speed_of(
     costs = _costs_of_start(few, many, long)
     large = _large_calls(of_runs, previous_b_min)[-_NEWEST_CALLS:]
     learned = large or of_runs[-_NEWEST_CALLS:]
+    if learned:
+        costs = _learned_costs(costs, learned, of_runs)
     counted = learned or [many]
 
-    expected = [float(costs @ _amounts(call)) for call in learned]
-    paces = [call.seconds / seconds for call, seconds in zip(learned, expected, strict=True)]
-    pace = _weighted_median(paces, expected)
+    expected = [float(costs @ _amounts(call)) for call in counted]
+    paces = [call.seconds / seconds for call, seconds in zip(counted, expected, strict=True)]
     rate = median(call.texts / call.seconds for call in large or [many])
-    counted_seconds = float(pace * sum(costs @ _amounts(call) for call in counted))
     speed = Speed(
-        *(pace * costs).tolist(),
+        *costs.tolist(),
         workers=workers,
-        tokens_per_second=sum(call.tokens for call in counted) / counted_seconds,
-        bytes_per_second=sum(call.text_bytes for call in counted) / counted_seconds,
+        tokens_per_second=sum(call.tokens for call in counted) / sum(expected),
+        bytes_per_second=sum(call.text_bytes for call in counted) / sum(expected),
         b_min=derived_b_min(rate, previous_b_min),
         is_learned=bool(learned),
-        spread=_NORMAL_95 * stdev(paces) / pace if len(paces) > 1 else None,
+        spread=_NORMAL_95 * stdev(paces) if len(paces) > 1 else None,
     )
     return speed.of_texts(counted)
+
+
+def _learned_costs(
+    costs: np.ndarray, learned: Sequence[Call], of_runs: Sequence[Call]
+) -> np.ndarray:
+    """Return the costs of the start, changed so that calls of runs take what they took.
+
+    Calls that are small next to these show what a call costs: few texts share few passes.
+    """
+    work = [float(costs[1:] @ _amounts(call)[1:]) for call in learned]
+    paces = [call.seconds / (costs[0] + done) for call, done in zip(learned, work, strict=True)]
+    pace = _weighted_median(paces, work)
+
+    of_call = pace * costs[0]
+    least_texts = median(call.texts for call in learned) / 2
+    small = [call for call in of_runs if call.texts < least_texts][-_NEWEST_CALLS:]
+    if small:
+        left = [call.seconds - pace * float(costs[1:] @ _amounts(call)[1:]) for call in small]
+        of_call = max(of_call, median(left))
+
+    paces = [(call.seconds - of_call) / done for call, done in zip(learned, work, strict=True)]
+    of_work = _weighted_median(paces, work)
+    if of_work <= 0:
+        return pace * costs
+    return np.array([of_call, *(of_work * costs[1:])])
 
 
 def _costs_of_start(few: Call, many: Call, long: Call) -> np.ndarray:
@@ -221,14 +247,12 @@ def _costs_of_start(few: Call, many: Call, long: Call) -> np.ndarray:
     return costs
 
 
-def _amounts(call: Call) -> tuple[float, float, float]:
-    return 1.0, call.texts, call.tokens
+def _amounts(call: Call) -> np.ndarray:
+    return np.array([1.0, call.texts, call.tokens])
 
 
 def _weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
-    """Return the value in the middle of the weights; 1 if there are none."""
-    if not values:
-        return 1.0
+    """Return the value in the middle of the weights."""
     order = np.argsort(values)
     before = np.cumsum(np.array(weights)[order])
     middle = np.searchsorted(before, before[-1] / 2)
