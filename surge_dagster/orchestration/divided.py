@@ -83,21 +83,27 @@ def refresh_requests(
     except (SurgeError, Cancelled):
         is_whole_catalog = True
 
-    first = Unattended(space.name if space else None, settings.removed_partitions)
+    unattended = Unattended(space.name if space else None, settings.removed_partitions)
     if is_whole_catalog:
         config = config_of(names.refresh_op, {})
-        tags = first.tags | settings.run_tags
+        tags = unattended.tags | settings.run_tags
         return [dg.RunRequest(run_key="everything", run_config=config, tags=tags)]
+    return _requests_of(names, settings, pieces, unattended)
 
+
+def _requests_of(
+    names: CatalogNames, settings: Settings, pieces: list[list[str]], unattended: Unattended
+) -> list[dg.RunRequest]:
+    """Return a run for each piece; the first one handles removed partitions."""
     requests = []
     for number, keys in enumerate(pieces, 1):
-        unattended = first if number == 1 else replace(first, removed_partitions=None)
         # Dagster evaluates a tick again in which its daemon died, and launches the runs whose key
         # is new then.
         run_key = hashlib.sha256("\n".join(keys).encode()).hexdigest()
         config = config_of(names.refresh_op, {"keys": keys})
         tags = unattended.tags | piece_tags(number, len(pieces), settings.run_tags)
         requests.append(dg.RunRequest(run_key=run_key, run_config=config, tags=tags))
+        unattended = replace(unattended, removed_partitions=None)
     return requests
 
 

@@ -47,6 +47,21 @@ def test_status_follows_from_the_version_of_the_file(
     assert status(store, "j") == "missing"
 
 
+def test_refused_file_is_missing_until_another_one_takes_its_place(store: LocalStore) -> None:
+    publish(store, "k")
+    outputs = OutputState(store, "s")
+    partition = partition_of("k", [])
+    file = outputs.freshness(partition).file
+    assert file is not None
+    outputs.refuse(file, "its texts differ")
+    outputs.refresh()
+    assert outputs.freshness(partition).status == "missing"
+
+    publish(store, "k")
+    outputs.refresh()
+    assert outputs.freshness(partition).status == "fresh"
+
+
 @pytest.mark.parametrize("damage", ["truncated", "empty", "not parquet", "foreign parquet"])
 def test_file_that_is_not_valid_counts_as_missing(store: LocalStore, damage: str) -> None:
     path = publish(store, "k")
