@@ -72,7 +72,7 @@ def test_query_of_another_model_is_refused(
         space,
         derived=replace(space.derived, parent_sha256=three_spaces.of("hash://24").spec_sha256),
     )
-    with pytest.raises(ConfigError, match="which are none of"):
+    with pytest.raises(ConfigError, match="and the space is"):
         search(made.store, hash_pool, ["any"], 3, other)
 
 
