@@ -104,6 +104,14 @@ def _cosines(queries: np.ndarray, batch: pa.RecordBatch, space: Space) -> np.nda
     return queries @ matrix.T / np.maximum(np.linalg.norm(matrix, axis=1), _TINY)
 
 
+def _value(column: pa.Array, row: int) -> Any:
+    """Return a value as an object of Python, or as text if Python has no such time (year 40,000)."""
+    try:
+        return column[row].as_py()
+    except (OverflowError, ValueError):
+        return column.slice(row, 1).to_string(skip_new_lines=True).strip("[]")
+
+
 class _Nearest:
     """The `k` best hits of one query among the rows added so far."""
 
@@ -132,7 +140,7 @@ class _Nearest:
         for row in rows[: self._k].tolist():
             row_id = str(batch.column("id")[row].as_py())
             text = None if texts is None else texts[row].as_py()
-            columns = {name: batch.column(name)[row].as_py() for name in carried}
+            columns = {name: _value(batch.column(name), row) for name in carried}
             hit = Hit(float(scores[row]), key, row_id, text or "", columns)
             candidates.append(((key, row_id) if text is None else text, hit))
         self._hits = {}

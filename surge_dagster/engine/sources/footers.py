@@ -1,4 +1,4 @@
-"""What files declare at their ends, read once for each version of a file."""
+"""What Parquet files declare at their ends, read once for each version of a file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Generator, Sequence
 
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.sources.formats import FORMATS
+from surge_dagster.engine.sources.formats import PARQUET
 from surge_dagster.engine.sources.listing import SourceFile, SourceFiles
 from surge_dagster.engine.sources.parquet_files import Footer, read_footer
 from surge_dagster.engine.support.footer_memory import FooterMemory, Tag
@@ -14,10 +14,6 @@ from surge_dagster.engine.support.unreadable import is_systems
 
 # A file's footer, or why it cannot be read now; None for another format or a damaged file.
 End = Footer | TransientError | OSError | None
-
-_WITH_FOOTER = tuple(
-    ending for each in FORMATS if each.read_footer is not None for ending in each.all_endings
-)
 
 
 class SourceFooters:
@@ -66,7 +62,7 @@ def _tags(files: Sequence[SourceFile]) -> dict[str, Tag]:
     return {
         file.relative: _tag(file)
         for file in files
-        if not file.refusal and file.relative.lower().endswith(_WITH_FOOTER)
+        if not file.refusal and file.relative.lower().endswith(PARQUET.endings)
     }
 
 

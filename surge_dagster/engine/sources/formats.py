@@ -18,7 +18,7 @@ from surge_dagster.engine.sources.csv_files import read_csv
 from surge_dagster.engine.sources.file_read import FileRead
 from surge_dagster.engine.sources.json_files import read_json
 from surge_dagster.engine.sources.listing import SourceFile
-from surge_dagster.engine.sources.parquet_files import Footer, read_footer, read_parquet
+from surge_dagster.engine.sources.parquet_files import read_parquet
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given
 
 
@@ -29,13 +29,11 @@ class Format:
     Attributes:
         endings: lower case; the file's name may have any case.
         compressed: whether `.gz` or `.zst` may follow the ending.
-        read_footer: what the end of a file declares, for formats that declare something there.
     """
 
     endings: tuple[str, ...]
     read: Callable[[FileRead], Iterator[pa.RecordBatch]]
     compressed: bool = False
-    read_footer: Callable[[pa.NativeFile], Footer] | None = None
 
     @property
     def all_endings(self) -> tuple[str, ...]:
@@ -43,13 +41,18 @@ class Format:
         return tuple(ending + each for ending in self.endings for each in packed)
 
 
+PARQUET = Format((".parquet", ".pq"), read_parquet)
 FORMATS = (
-    Format((".parquet", ".pq"), read_parquet, read_footer=read_footer),
+    PARQUET,
     Format((".arrow", ".arrows", ".feather", ".ipc"), read_arrow),
     Format((".csv", ".tsv"), read_csv, compressed=True),
     Format((".jsonl", ".ndjson", ".json"), read_json, compressed=True),
 )
-ENDINGS_IN_WORDS = ".parquet, .arrow, .csv or .jsonl, the last two also with .gz or .zst"
+_COMPRESSED = [each.endings[0] for each in FORMATS if each.compressed]
+ENDINGS_IN_WORDS = (
+    f"{', '.join(each.endings[0] for each in FORMATS)} ({' and '.join(_COMPRESSED)} also with .gz "
+    "or .zst)"
+)
 _BY_ENDING = {ending: each for each in FORMATS for ending in each.all_endings}
 _ENDINGS = tuple(_BY_ENDING)
 

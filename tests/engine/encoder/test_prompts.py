@@ -67,7 +67,7 @@ def test_pool_of_one_side_is_refused_where_the_other_is_needed(tmp_path: Path) -
     spec = EncodingSpec("hash://8", query_prompt="query: ")
     with (
         EncoderPool(spec) as pool,
-        pytest.raises(ConfigError, match='start the pool with task="query"'),
+        pytest.raises(ConfigError, match='Start the pool with task="query"'),
     ):
         search(open_store(str(tmp_path)), pool, ["a"])
     with (

@@ -233,7 +233,7 @@ def test_partitions_with_other_types_are_not_loaded_together(
         )
     opened = open_embeddings(tmp_path)
     with pytest.raises(
-        DataError, match="'b': its column 'price' is of type double and that of 'a' of type int64"
+        DataError, match="'b': its column 'price' has type double, and that of 'a' has type int64"
     ):
         opened.lazy()
     for table in (

@@ -188,6 +188,8 @@ class TestEveryFormat:
         known = [ending for each in FORMATS for ending in each.all_endings]
 
         assert {f".{ending}" for ending in [*WRITERS, *PACKED]} <= set(known)
+        for each in FORMATS:
+            assert any(ending.removeprefix(".") in WRITERS for ending in each.endings)
         assert all(is_source_file(f"x/p{ending.upper()}") for ending in known)
         for name in ("csv", "p.txt", "p.gz", "p.parquet.gz", "p.csv.bz2", "p.csv~"):
             assert not is_source_file(name)
