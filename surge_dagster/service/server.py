@@ -45,6 +45,7 @@ def run_service(
                 seconds = served.queries.promise.promised_seconds
                 line += f", queries within {1000 * seconds:,.0f} ms"
             say(line)
+        listener.listen(server.config.backlog)  # connections wait until uvicorn accepts them
         say(f"listening on {_shown(listener)} (queries: /v1, documents: /documents/v1)")
         # Looking for garbage in all that is loaded would stop answers for a quarter of a second.
         gc.freeze()
