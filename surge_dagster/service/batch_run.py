@@ -1,8 +1,8 @@
 """One batch as an `EmbeddingRun` over its file, whose rows are the texts of its lines.
 
-The run writes all vectors into one file of a scratch output. It stages what it has encoded, so a
-batch goes on where it was when a service ended. At the end the results are written from that file,
-so each line is answered once.
+Some lines each are a partition. A partition with a text that cannot be encoded is refused, and its
+lines get an error; the others are published in a scratch output. A batch goes on where it was when
+a service ended. At the end the results are written from that output, so each line is answered once.
 
 Workers of its own encode a batch, at the niceness of bulk work: a batch goes on in its space after
 a switch to another one.
@@ -10,8 +10,9 @@ a switch to another one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -75,10 +76,18 @@ class Result(BaseModel):
     error: None = None
 
 
-def read_raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and content of each line that is not blank."""
+def read_raw_lines(
+    path: Path, first: int = 1, offset: int = 0, lines: int | None = None
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the number and content of each line that is not blank.
+
+    Args:
+        first, offset: number of the first line, and the byte at which it begins.
+        lines: None: all that follow.
+    """
     with path.open("rb") as file:
-        for number, raw in enumerate(file, 1):
+        file.seek(offset)
+        for number, raw in enumerate(islice(file, lines), first):
             if raw.strip():
                 yield number, raw
 
@@ -125,22 +134,41 @@ def check_lines(path: Path, check: Callable[[Line], None]) -> tuple[int, list[Ba
     return total, problems
 
 
-def partition_of(path: Path) -> Partition:
-    version = path.name  # a file of a client never changes
-    return Partition("batch", version, partial(_read_rows, path), lambda: version)
+@dataclass(frozen=True, slots=True)
+class BatchFile:
+    """A file of lines, in partitions of so many each."""
+
+    path: Path
+    lines_per_partition: int
+
+    def partitions(self) -> Iterator[Partition]:
+        offset = 0
+        with self.path.open("rb") as file:
+            for index, raw in enumerate(file):
+                if index % self.lines_per_partition == 0:
+                    read = partial(self._read_rows, index + 1, offset)
+                    version = f"{self.lines_per_partition} lines"  # a client's file never changes
+                    yield Partition(self.key_of(index + 1), version, read, partial(str, version))
+                offset += len(raw)
+
+    def key_of(self, number: int) -> str:
+        """Return the key of the partition that has the line with this number."""
+        return f"{(number - 1) // self.lines_per_partition:09}"
+
+    def _read_rows(self, first: int, offset: int) -> Iterator[RowBatch]:
+        row = 0
+        for number, raw in read_raw_lines(self.path, first, offset, self.lines_per_partition):
+            texts = parse_line(raw).body.input
+            ids = pa.array(range(row, row + len(texts)), pa.int64())
+            place = f"line {number}, text {{}}".format
+            yield RowBatch(ids, pa.array(texts, pa.large_string()), place=place)
+            row += len(texts)
 
 
-def _read_rows(path: Path) -> Iterator[RowBatch]:
-    row = 0
-    for _, raw in read_raw_lines(path):
-        texts = parse_line(raw).body.input
-        ids = pa.array(range(row, row + len(texts)), pa.int64())
-        yield RowBatch(ids, pa.array(texts, pa.large_string()))
-        row += len(texts)
-
-
-def encode(path: Path, scratch: Path, pool: EncoderPool, is_over: Callable[[], bool]) -> None:
-    """Encode all lines of a file.
+def encode(
+    file: BatchFile, scratch: Path, pool: EncoderPool, is_over: Callable[[], bool]
+) -> dict[str, str]:
+    """Encode all lines of a file, and return why partitions were refused, by key.
 
     Args:
         scratch: folder of the output that the vectors go to.
@@ -148,29 +176,46 @@ def encode(path: Path, scratch: Path, pool: EncoderPool, is_over: Callable[[], b
 
     Raises:
         Cancelled: `is_over()` was true.
-        Refusal: a text cannot be encoded.
         SurgeError: it is to be tried again.
     """
+    reasons = dict[str, str]()
     store = LocalStore(scratch)
-    run = EmbeddingRun([partition_of(path)], store, pool, include_text=False, task=pool.space.task)
+    partitions = file.partitions()
+    run = EmbeddingRun(partitions, store, pool, include_text=False, task=pool.space.task)
     with closing(run.events()) as events:
         for event in events:
             if isinstance(event, Failure):
                 if event.transient:
                     raise TransientError(event.reason)
-                raise Refusal(400, "unusable_text", event.reason)
+                reasons[event.key] = event.reason
             if is_over():
                 raise Cancelled
+    return reasons
 
 
 def results(
-    path: Path, scratch: Path, pool: EncoderPool, space: Space
+    file: BatchFile, reasons: Mapping[str, str], scratch: Path, pool: EncoderPool, space: Space
 ) -> Iterator[tuple[str, Result]]:
-    """Yield the result of each line, and its file: `output` or `error`."""
+    """Yield the result of each line, and its file: `output` or `error`.
+
+    Args:
+        reasons: why partitions were refused, by key.
+    """
     tokenize = TextTokens(pool.space, pool.start())
-    vectors = _read_vectors(scratch / file_name(pool.space.name, partition_of(path).key))
-    for number, raw in read_raw_lines(path):
+    keys = [partition.key for partition in file.partitions() if partition.key not in reasons]
+    vectors = _read_vectors([scratch / file_name(pool.space.name, key) for key in keys])
+    for number, raw in read_raw_lines(file.path):
         line = parse_line(raw)
+        reason = reasons.get(file.key_of(number))
+        if reason is not None:
+            message = (
+                "A text of this line or of one near it cannot be encoded. Leave it out, and send "
+                f"the lines of the error file again. {reason}"
+            )
+            error = Refusal(400, "unusable_text", message, "input")
+            yield "error", _result(number, line, error.status, error.body())
+            continue
+
         matrix = np.stack(list(islice(vectors, len(line.body.input))))
         texts = tokenize(line.body.input)
         truncated = np.array([text.is_truncated for text in texts])
@@ -185,10 +230,11 @@ def results(
         yield "output", _result(number, line, 200, body, row_ranges(truncated))
 
 
-def _read_vectors(path: Path) -> Iterator[np.ndarray]:
-    for batch in pq.ParquetFile(path).iter_batches(columns=["embedding"]):
-        values = batch["embedding"].flatten().to_numpy()
-        yield from values.reshape(len(batch), -1).astype(np.float32, copy=False)
+def _read_vectors(paths: list[Path]) -> Iterator[np.ndarray]:
+    for path in paths:
+        for batch in pq.ParquetFile(path).iter_batches(columns=["embedding"]):
+            values = batch["embedding"].flatten().to_numpy()
+            yield from values.reshape(len(batch), -1).astype(np.float32, copy=False)
 
 
 def _result(

@@ -25,6 +25,7 @@ from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.support.waiting import wait_for_thread
 from surge_dagster.service.batch_run import (
     BatchError,
+    BatchFile,
     Endpoint,
     Line,
     Result,
@@ -89,17 +90,21 @@ class Batches:
 
     Args:
         spaces: are started before this, and closed after it.
+        lines_per_partition: that share the fate of a text which cannot be encoded.
 
     Raises:
         ConfigError: the folder cannot be written.
     """
 
-    def __init__(self, spaces: ServedSpaces, folder: Path) -> None:
+    def __init__(
+        self, spaces: ServedSpaces, folder: Path, lines_per_partition: int = 1_000
+    ) -> None:
         store = LocalStore(folder)
         self.files = FileStore(store)
         self.records = Records(store, "batches", "batch_", Batch)
         self._scratch = folder / "scratch"
         self._spaces = spaces
+        self._lines_per_partition = lines_per_partition
         self._changes = threading.Lock()
         self._is_stopping = False
         self._has_work = threading.Event()
@@ -227,14 +232,15 @@ class Batches:
             return self._is_stopping or self.records.get(batch.id).status != "in_progress"
 
         path = self.files.content(batch.input_file_id)
+        file = BatchFile(path, self._lines_per_partition)
         scratch = self._scratch / batch.id
         try:
             space = named_space(self._spaces.store, batch.model)
             with self._spaces.settings.pool(space, batch.task, is_bulk=True) as pool:
-                encode(path, scratch, pool, is_over)
-                changes = self._write(batch, results(path, scratch, pool, space))
+                reasons = encode(file, scratch, pool, is_over)
+                changes = self._write(batch, results(file, reasons, scratch, pool, space))
             self._end(batch.id, "completed", **changes)
-        except (Refusal, ConfigError) as error:
+        except ConfigError as error:
             if not is_over():
                 problem = BatchError(code="cannot_be_encoded", message=str(error))
                 self._end(batch.id, "failed", errors=BatchErrors(data=[problem]))

@@ -159,14 +159,31 @@ def test_lines_have_their_vectors_or_the_error_of_the_endpoint(
 
 
 @pytest.mark.usefixtures("faulty_workers")
-def test_text_that_cannot_be_encoded_fails_the_batch_with_its_reason(
-    batches: Batches, spaces: FakeSpaces
+@pytest.mark.parametrize(
+    ("poison", "reason"),
+    [("zero", "line 4, text 0: its vector has length 0"), ("die always", "line 4, text 0: ")],
+)
+def test_only_lines_near_a_text_that_cannot_be_encoded_have_its_error(
+    spaces: FakeSpaces, tmp_path: Path, poison: str, reason: str
 ) -> None:
     spaces.settings = LaneSettings("cpu", backend="faults:FaultyBackend")
-    batch = run(batches, made(batches, [line("a"), line("b", "zero")]))
-    assert batch.status == "failed"
-    assert batch.errors is not None
-    assert "length 0.0000" in batch.errors.data[0].message
+    batches = Batches(spaces.as_served(), tmp_path / "batches", lines_per_partition=2)
+    texts = ["text 1", "text 2", "text 3", poison, "text 5"]
+
+    lines = [line(text, text) for text in texts]
+
+    batch = run(batches, made(batches, [*lines, *[""] * 4]))
+
+    output = lines_of(batches, batch.output_file_id)
+    errors = lines_of(batches, batch.error_file_id)
+    assert batch.status == "completed"
+    assert batch.request_counts.model_dump() == {"total": 5, "completed": 3, "failed": 2}
+    assert list(errors) == ["text 3", poison]
+    for error in errors.values():
+        assert error["response"]["body"]["error"]["code"] == "unusable_text"
+        assert reason in error["response"]["body"]["error"]["message"]
+    for text in ("text 1", "text 2", "text 5"):
+        assert vector(output[text]) == vectors_of([text], "")[0]
 
 
 def test_cancelled_batch_is_encoded_no_further(batches: Batches) -> None:
