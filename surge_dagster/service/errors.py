@@ -133,8 +133,8 @@ async def answer_http_error(request: Request, error: Any) -> Response:
         message = f"The body cannot be read: {error.detail}"
         return Refusal(400, "invalid_body", message).response()
     message = (
-        f"{request.method} {request.url.path}: {error.detail}. The base URL ends with /v1 for queries "
-        "and with /documents/v1 for documents; /openapi.json lists all paths."
+        f"{request.method} {request.url.path}: {error.detail}. The base URL ends with /v1 for "
+        "queries and with /documents/v1 for documents; /openapi.json lists all paths."
     )
     code = error.detail.lower().replace(" ", "_")
     return Refusal(error.status_code, code, message).response(error.headers)

@@ -5,16 +5,14 @@ A request is expected to take
     expected seconds = tokens of unanswered texts, its own included / tokens per second
 
 It is accepted if one and a half times that is within the promise, and else refused with the time to
-come back. The rate is measured at the start, and again by the passes of requests. The margin is for
-passes that take longer than usual, and for reading requests and writing answers. Late answers are
-rare, but possible: the promise is measured, and not proved.
+come back. The rate follows from the pool's `Speed`, and passes that are slower lower it. The margin
+is for passes that take longer than usual, and for reading requests and writing answers. Late
+answers are rare, but possible: the promise is measured, and not proved.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,7 +23,6 @@ MARGIN = 1.5
 _LEAST_PASSES = 2
 _DEFAULT_PASSES = 3
 _LEAST_DEFAULT_SECONDS = 0.1
-_ROUNDS = 3
 # Weights of the kernel's scheduler: each step of niceness divides the share by 1.25.
 _NICE_STEP = 1.25
 # Of workers for queries: the process that answers and refuses requests comes first.
@@ -39,7 +36,7 @@ class Promise:
     """What a query lane promises.
 
     Attributes:
-        tokens_per_second: of full passes during bulk work, as measured at the start.
+        tokens_per_second: of full passes during bulk work, as expected at the start.
         pass_tokens: of a full pass.
         wanted_seconds: None: what three full passes need, and at least 100 ms.
     """
@@ -75,28 +72,6 @@ class Promise:
             "smallest_seconds": self.smallest_seconds,
             "largest_tokens": self.largest_tokens,
         }
-
-
-def measure_rate(
-    encode: Callable[[list[str]], object],
-    tokens_of: Callable[[str], int],
-    pass_tokens: int,
-    clock: Callable[[], float] = time.perf_counter,
-) -> float:
-    """Return the tokens per second of the slowest of some full passes."""
-    texts = list[str]()
-    total = 0
-    while total < pass_tokens:
-        texts.append(" ".join(["word"] * (6 + len(texts) % 35)))
-        total += tokens_of(texts[-1])
-    encode(texts)  # warms up
-
-    slowest_seconds = 1e-9
-    for _ in range(_ROUNDS):
-        begun = clock()
-        encode(texts)
-        slowest_seconds = max(slowest_seconds, clock() - begun)
-    return total / slowest_seconds
 
 
 def bulk_niceness(bulk_share: float) -> int:

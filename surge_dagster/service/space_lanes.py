@@ -28,7 +28,6 @@ from surge_dagster.service.promise import (
     QUERY_NICENESS,
     Promise,
     bulk_niceness,
-    measure_rate,
 )
 from surge_dagster.service.tokens import TextTokens
 
@@ -53,7 +52,7 @@ class LaneSettings:
         devices, precision, backend: see `EncoderPool`.
         trust_remote_code: of models that spaces on record name, see `EncodingSpec`; other code is
             not run.
-        promised_seconds: of query lanes; None follows from the passes that are timed at the start.
+        promised_seconds: of query lanes; None follows from the pool's `Speed`.
         bulk_share: of a CPU, that documents keep during queries; of a GPU they keep half.
 
     Raises:
@@ -129,7 +128,7 @@ class SpaceLanes:
         self._is_closed = False
 
     def start(self) -> None:
-        """Load the model for queries, time its passes, and make both lanes.
+        """Load the model for queries and make both lanes.
 
         Raises:
             ConfigError: see `LaneSettings.pool`; or the model has another tokenizer than that of
@@ -147,7 +146,8 @@ class SpaceLanes:
         longest_text = min(pool.space.max_length, _LONGEST_TEXT_TOKENS)
         saturation = facts.saturation_tokens or _SATURATION_TOKENS
         pass_tokens = max(saturation // _PASSES_OF_SATURATION, longest_text)
-        promise = self._promise(pool, tokenize, pass_tokens)
+        promise = self._promise(pool, pass_tokens)
+        pool.vectors(pa.array(["the first text of a worker takes longer"], pa.large_string()))
 
         bulk_pool = new_documents()
         # The workers of both lanes are of one kind.
@@ -159,18 +159,13 @@ class SpaceLanes:
         ]
         self.lanes[0].start()
 
-    def _promise(self, pool: EncoderPool, tokenize: TextTokens, pass_tokens: int) -> Promise:
-        def encode(texts: list[str]) -> None:
-            pool.vectors(pa.array(texts, pa.large_string()))
-
-        def tokens_of(text: str) -> int:
-            return tokenize([text])[0].tokens
-
-        tokens_per_second = measure_rate(encode, tokens_of, pass_tokens)
+    def _promise(self, pool: EncoderPool, pass_tokens: int) -> Promise:
+        speed = pool.speed
+        seconds = float(speed.seconds(pass_tokens / speed.tokens_per_text, pass_tokens))
         # Niceness divides a CPU; a GPU gives two processes equal slices of time.
         bulk_share = 0.5 if pool.device.startswith("cuda") else self._settings.bulk_share
         promise = Promise(
-            (1 - bulk_share) * tokens_per_second, pass_tokens, self._settings.promised_seconds
+            (1 - bulk_share) * pass_tokens / seconds, pass_tokens, self._settings.promised_seconds
         )
         if promise.promised_seconds != (promise.wanted_seconds or promise.promised_seconds):
             log.warning(

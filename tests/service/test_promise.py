@@ -1,5 +1,4 @@
-"""The promise follows from the slowest passes that were timed, and is never below what can be
-kept."""
+"""The promise follows from the rate of full passes, and is never below what can be kept."""
 
 from __future__ import annotations
 
@@ -15,7 +14,6 @@ from surge_dagster.service.promise import (
     QUERY_NICENESS,
     Promise,
     bulk_niceness,
-    measure_rate,
 )
 
 
@@ -48,23 +46,6 @@ def test_clients_see_what_the_promise_follows_from() -> None:
         "smallest_seconds": pytest.approx(0.3),
         "largest_tokens": 666,
     }
-
-
-def test_rate_is_that_of_the_slowest_full_pass_after_one_that_warms_up() -> None:
-    seconds = iter([60.0, 1.0, 2.0, 1.0])
-    now = 0.0
-    passes = list[int]()
-
-    def encode(texts: list[str]) -> None:
-        nonlocal now
-        passes.append(sum(map(len, texts)))
-        now += next(seconds)
-
-    rate = measure_rate(encode, len, 1_000, lambda: now)
-
-    assert len(set(passes)) == 1
-    assert 1_000 <= passes[0] < 1_200
-    assert rate == pytest.approx(passes[0] / 2)
 
 
 @given(st.floats(0.035, 0.5))

