@@ -70,8 +70,8 @@ def serve(
             f"the service needs {', '.join(missing)}. Run: pip install 'surge-dagster[serve]'"
         )
     # a web server, and only this command needs it
+    from surge_dagster.service.app import ServiceSettings
     from surge_dagster.service.server import run_service
-    from surge_dagster.service.settings import ServiceSettings
     from surge_dagster.service.space_lanes import LaneSettings
     from surge_dagster.service.spaces import ServedSpaces
 

@@ -1,52 +1,66 @@
-"""The HTTP application: OpenAI's embeddings and models, files and batches, health and metrics.
-
-A lane returns a future, so no thread waits for an encoder. Large requests are tokenized in threads,
-and large answers are written there.
-"""
+"""The HTTP application: OpenAI's embeddings and models, files and batches, health and metrics."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from functools import partial
-from typing import TypeVar
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.security import HTTPBearer
+from pydantic import BaseModel
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.service import batch_routes
-from surge_dagster.service.answers import (
-    ANY_REFUSAL,
-    EmbeddingList,
-    Model,
-    ModelList,
-    Status,
-    embedding_list,
-    model_of,
-    row_ranges,
-)
 from surge_dagster.service.batches import Batches
-from surge_dagster.service.errors import HANDLERS, Refusal
-from surge_dagster.service.gate import Gate
-from surge_dagster.service.keys import ApiKeys
-from surge_dagster.service.lane import Encoded
-from surge_dagster.service.metrics import ACCEPTED, Metrics
-from surge_dagster.service.requests import EmbeddingRequest, require_offered
-from surge_dagster.service.settings import ServiceSettings
-from surge_dagster.service.spaces import ServedSpace, ServedSpaces, converted
+from surge_dagster.service.embeddings import embeddings_router
+from surge_dagster.service.errors import HANDLERS, Error, Refusal
+from surge_dagster.service.gate import ApiKeys, Gate
+from surge_dagster.service.metrics import Metrics
+from surge_dagster.service.spaces import ServedSpaces
 from surge_dagster.version import __version__
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-# Characters of texts, and numbers of an answer, that take about two milliseconds.
-_LARGE_REQUEST = 4 * 1024
-_LARGE_ANSWER = 16 * 1024
 _ROOTS: dict[str, Task] = {"/v1": "query", "/documents/v1": "document"}
-T = TypeVar("T")
+# Of each operation, for the OpenAPI document.
+_ANY_REFUSAL: dict[int | str, dict[str, Any]] = {
+    "4XX": {"description": "refused; 429 has the header Retry-After", "model": Error},
+    "5XX": {"description": "failed; 503 has the header Retry-After", "model": Error},
+}
+
+
+class Status(BaseModel):
+    status: Literal["ok"] = "ok"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSettings:
+    """Where the service listens, and its limits.
+
+    Attributes:
+        port: 0 takes a free one.
+        uds: path of a Unix socket, which is bound in place of `host` and `port`.
+        api_keys: file of digests, see `ApiKeys`; without one only this machine is served.
+        batches: folder for files and batches; without one there are none.
+        max_connections: at a time; below the 1,024 descriptors that Linux gives a process by
+            default.
+        idle_seconds: between two requests of a connection; more than the 60 s of nginx.
+        drain_seconds: time after SIGTERM for the answers to requests that were accepted.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    uds: Path | None = None
+    api_keys: Path | None = None
+    batches: Path | None = None
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_header_bytes: int = 16 * 1024
+    max_connections: int = 900
+    idle_seconds: int = 75
+    drain_seconds: int = 25
 
 
 def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> FastAPI:
@@ -79,7 +93,7 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> FastAPI:
 
     # The gate checks keys, before a body is read; this is for the OpenAPI document.
     with_key = [Depends(HTTPBearer(auto_error=False))] if keys else []
-    router = APIRouter(dependencies=with_key, responses=ANY_REFUSAL)
+    router = APIRouter(dependencies=with_key, responses=_ANY_REFUSAL)
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def read_metrics() -> Response:
@@ -92,14 +106,14 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> FastAPI:
         "document": ThreadPoolExecutor(1, "documents"),
     }
     for root, task in _ROOTS.items():
-        router.include_router(_embeddings_router(spaces, root, task, threads))
+        router.include_router(embeddings_router(spaces, root, task, threads))
         router.include_router(batch_routes.router, prefix=root)
     app.include_router(router)
     return app
 
 
 def _add_probes(app: FastAPI, spaces: ServedSpaces) -> None:
-    @app.get("/healthz", responses=ANY_REFUSAL)
+    @app.get("/healthz", responses=_ANY_REFUSAL)
     async def health() -> Status:
         """Tell whether queries can be encoded."""
         if not spaces.is_alive:
@@ -107,87 +121,10 @@ def _add_probes(app: FastAPI, spaces: ServedSpaces) -> None:
             raise Refusal(503, "encoder_down", message)
         return Status()
 
-    @app.get("/readyz", responses=ANY_REFUSAL)
+    @app.get("/readyz", responses=_ANY_REFUSAL)
     async def readiness() -> Status:
         """Tell whether to send requests here."""
         if not spaces.is_ready:
             message = "The current space cannot be queried yet."
             raise Refusal(503, "space_loading", message)
         return Status()
-
-
-def _embeddings_router(
-    spaces: ServedSpaces, root: str, root_task: Task, threads: dict[Task, Executor]
-) -> APIRouter:
-    router = APIRouter(prefix=root)
-    began = int(time.time())
-
-    @router.post("/embeddings", response_model=EmbeddingList)
-    async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
-        """Encode texts; the path says whether as queries or as documents."""
-        received_at = time.monotonic()
-        served = spaces.find(body.model)
-        require_offered(body, served)
-        task = body.input_type or root_task
-        lane = served.queries if task == "query" else served.documents
-        answer = Future[Encoded]()
-        accept = partial(lane.accept, body.input, truncate=body.truncate is True, answer=answer)
-        try:
-            if sum(map(len, body.input)) <= _LARGE_REQUEST:
-                accept()
-            else:
-                loop = asyncio.get_running_loop()
-                await _unless_gone(request, loop.run_in_executor(threads[task], accept))
-            setattr(request.state, ACCEPTED, (lane, received_at))
-            encoded = await _unless_gone(request, asyncio.wrap_future(answer))
-        finally:
-            answer.cancel()  # which drops its texts, however far they have come
-
-        write = partial(_written, served, body, encoded)
-        if encoded.vectors.size > _LARGE_ANSWER:
-            return await asyncio.to_thread(write)
-        return write()
-
-    @router.get("/models")
-    async def models() -> ModelList:
-        """List the spaces that are served."""
-        return ModelList(data=[model_of(served, began) for served in spaces.served()])
-
-    @router.get("/models/{name:path}")
-    async def model(name: str) -> Model:
-        """Describe the space of this name or of this model."""
-        return model_of(spaces.find(name), began)
-
-    return router
-
-
-def _written(served: ServedSpace, body: EmbeddingRequest, encoded: Encoded) -> Response:
-    space = served.space.name
-    vectors = converted(served.space, encoded.vectors, body.dimensions)
-    answer = embedding_list(vectors, body.encoding_format, space, encoded.tokens)
-    headers = {"surge-space": space}
-    rows = row_ranges(encoded.truncated)
-    if rows:
-        headers["surge-truncated-rows"] = rows
-    return Response(answer.model_dump_json(), headers=headers, media_type="application/json")
-
-
-async def _unless_gone(request: Request, step: asyncio.Future[T]) -> T:
-    """Return the result of a step for a request whose body was read.
-
-    Raises:
-        ClientDisconnect: the client has closed its connection.
-        Refusal: the service ends before the step does.
-    """
-    leaving = asyncio.ensure_future(request.receive())  # only a disconnect can come
-    try:
-        await asyncio.wait((step, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not step.done():
-            raise ClientDisconnect
-        return step.result()
-    except asyncio.CancelledError:  # by uvicorn, when the time to drain is over
-        message = "The service ends before this request is answered. Send it again."
-        raise Refusal(503, "shutting_down", message) from None
-    finally:
-        step.cancel()
-        leaving.cancel()

@@ -31,11 +31,15 @@ from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.service.answers import EmbeddingList, embedding_list, row_ranges
+from surge_dagster.service.embeddings import (
+    EmbeddingList,
+    EmbeddingRequest,
+    embedding_list,
+    row_ranges,
+)
 from surge_dagster.service.errors import Error, Refusal, invalid, too_long
-from surge_dagster.service.requests import EmbeddingRequest
+from surge_dagster.service.lane import TextTokens
 from surge_dagster.service.spaces import converted
-from surge_dagster.service.tokens import TextTokens
 
 Endpoint = Literal["/v1/embeddings", "/documents/v1/embeddings"]
 _LARGEST_LINE_BYTES = 8 << 20  # as of the body of a request

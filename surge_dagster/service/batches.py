@@ -35,9 +35,9 @@ from surge_dagster.service.batch_run import (
     read_raw_lines,
     results,
 )
+from surge_dagster.service.embeddings import require_offered
 from surge_dagster.service.errors import Refusal
 from surge_dagster.service.files import FileDeleted, FileStore, Record, Records
-from surge_dagster.service.requests import require_offered
 from surge_dagster.service.spaces import ServedSpaces
 
 log = logging.getLogger(__name__)

@@ -2,8 +2,10 @@
 of tokens.
 
 A pass takes texts, not requests, from the head of the queue: small requests share one, and a large
-request is spread over several. Texts are tokenized when a request comes, so a lane with a promise
-refuses at once what it could not answer in time. A request that is cancelled gives up the texts
+request is spread over several. Texts are tokenized once, when a request comes, so a lane with a
+promise refuses at once what it could not answer in time. Workers get the token ids. Some cannot
+take them, such as those of a model without a fast tokenizer: they get the texts, and a text counts
+as a token for every four bytes. A request that is cancelled gives up the texts
 that no pass has taken.
 
 The pool replaces workers that are lost, and encodes their texts again. When it gives up, all
@@ -19,24 +21,83 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.encoder.calls import EncodeMetrics
-from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.pool import EncoderPool, PoolFacts
+from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts
 from surge_dagster.engine.files.validation import invalid_row
+from surge_dagster.engine.model.folder import tokenizer_file
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.waiting import wait_for_thread
 from surge_dagster.service.errors import Refusal, too_long, unusable_text
 from surge_dagster.service.promise import MARGIN, Promise
-from surge_dagster.service.tokens import TextTokens, TokenizedText
 
 log = logging.getLogger(__name__)
 
 _NEWEST_SHARE = 0.2  # of the last pass in the measured rate
+_BYTES_PER_TOKEN = 4
 _LARGEST_TEXT_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedText:
+    """A text as it waits for a pass.
+
+    Attributes:
+        content: its ids (int32), or the text in UTF-8.
+        tokens: prompt and special tokens included, at least 1.
+        is_truncated: whether the model does not read all of it; without a tokenizer only the
+            workers know.
+    """
+
+    content: bytes
+    tokens: int
+    is_truncated: bool = False
+
+
+class TextTokens:
+    """Tokenizes texts for the workers of a space.
+
+    Args:
+        facts: of a pool of the same model.
+
+    Attributes:
+        makes_ids: whether texts become token ids.
+    """
+
+    def __init__(self, space: Space, facts: PoolFacts) -> None:
+        self._space = space
+        self._prompt_bytes = len(space.prompt.encode())
+        self._tokenizer: TextTokenizer | None = None
+        takes_ids = facts.tokenizer and facts.truncation_side
+        file = tokenizer_file(Path(space.model_path)) if takes_ids else None
+        if file is not None:
+            own = TokenizerFacts(file.read_text("utf-8"), facts.truncation_side)
+            tokenizer = TextTokenizer(own, space)
+            if tokenizer.digest == facts.tokenizer.split()[0]:
+                self._tokenizer = tokenizer
+        self.makes_ids = self._tokenizer is not None
+
+    def __call__(self, texts: list[str]) -> list[TokenizedText]:
+        tokenized = list[TokenizedText]()
+        if self._tokenizer is None:
+            for text in texts:
+                content = text.encode()
+                tokens = 1 + (self._prompt_bytes + len(content)) // _BYTES_PER_TOKEN
+                is_truncated = self._space.is_hash and tokens > self._space.max_length
+                tokenized.append(TokenizedText(content, tokens, is_truncated))
+            return tokenized
+
+        found = self._tokenizer.encode(texts)
+        for row, is_truncated in enumerate(found.truncated.tolist()):
+            ids = found.ids[found.offsets[row] : found.offsets[row + 1]]
+            tokenized.append(TokenizedText(ids.tobytes(), max(1, len(ids)), is_truncated))
+        return tokenized
 
 
 @dataclass(frozen=True, slots=True)

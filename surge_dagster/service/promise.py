@@ -16,19 +16,11 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from surge_dagster.engine.errors import ConfigError
-
 MARGIN = 1.5
 # A request may come when a full pass has just begun: it waits for that one and for its own.
 _LEAST_PASSES = 2
 _DEFAULT_PASSES = 3
 _LEAST_DEFAULT_SECONDS = 0.1
-# Weights of the kernel's scheduler: each step of niceness divides the share by 1.25.
-_NICE_STEP = 1.25
-# Of workers for queries: the process that answers and refuses requests comes first.
-QUERY_NICENESS = 4
-LEAST_SHARE = 0.035  # less, the scheduler does not give
-MOST_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +64,3 @@ class Promise:
             "smallest_seconds": self.smallest_seconds,
             "largest_tokens": self.largest_tokens,
         }
-
-
-def bulk_niceness(bulk_share: float) -> int:
-    """Return the highest niceness at which workers get at least this share of a core during
-    queries.
-
-    Raises:
-        ConfigError: the share is out of its range.
-    """
-    if not LEAST_SHARE <= bulk_share <= MOST_SHARE:
-        raise ConfigError(
-            f"The share of bulk work is {bulk_share:g}. Use {LEAST_SHARE:g} to {MOST_SHARE:g}."
-        )
-    return QUERY_NICENESS + int(math.log((1 - bulk_share) / bulk_share, _NICE_STEP) + 1e-9)

@@ -13,8 +13,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.service.app import service_app
-from surge_dagster.service.settings import ServiceSettings
+from surge_dagster.service.app import ServiceSettings, service_app
 from surge_dagster.service.spaces import ServedSpaces
 
 

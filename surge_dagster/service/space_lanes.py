@@ -9,6 +9,7 @@ are: workers of a higher niceness leave queries their share of the cores.
 from __future__ import annotations
 
 import logging
+import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -23,13 +24,8 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.spaces import model_difference
-from surge_dagster.service.lane import Lane
-from surge_dagster.service.promise import (
-    QUERY_NICENESS,
-    Promise,
-    bulk_niceness,
-)
-from surge_dagster.service.tokens import TextTokens
+from surge_dagster.service.lane import Lane, TextTokens
+from surge_dagster.service.promise import Promise
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +38,26 @@ _LONGEST_TEXT_TOKENS = 4_096
 _BULK_PASSES = 8
 _HANG_SECONDS = 15.0  # without progress, after which a worker for queries is replaced
 _MAX_RESPAWNS = 9  # in a row: a pool for life forgives more than a run's
+# Weights of the kernel's scheduler: each step of niceness divides the share by 1.25.
+_NICE_STEP = 1.25
+# Of workers for queries: the process that answers and refuses requests comes first.
+QUERY_NICENESS = 4
+_LEAST_SHARE = 0.035  # less, the scheduler does not give
+_MOST_SHARE = 0.5
+
+
+def bulk_niceness(bulk_share: float) -> int:
+    """Return the highest niceness at which workers get at least this share of a core during
+    queries.
+
+    Raises:
+        ConfigError: the share is out of its range.
+    """
+    if not _LEAST_SHARE <= bulk_share <= _MOST_SHARE:
+        raise ConfigError(
+            f"The share of bulk work is {bulk_share:g}. Use {_LEAST_SHARE:g} to {_MOST_SHARE:g}."
+        )
+    return QUERY_NICENESS + int(math.log((1 - bulk_share) / bulk_share, _NICE_STEP) + 1e-9)
 
 
 @dataclass(frozen=True, slots=True)

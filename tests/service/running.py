@@ -12,9 +12,8 @@ from typing import Any
 
 import uvicorn
 
-from surge_dagster.service.app import service_app
+from surge_dagster.service.app import ServiceSettings, service_app
 from surge_dagster.service.server import bound_socket, http_server
-from surge_dagster.service.settings import ServiceSettings
 from surge_dagster.service.spaces import ServedSpaces
 
 

@@ -10,9 +10,8 @@ from dataclasses import replace
 import pytest
 from starlette.testclient import TestClient
 
-from surge_dagster.service.app import service_app
+from surge_dagster.service.app import ServiceSettings, service_app
 from surge_dagster.service.errors import Refusal
-from surge_dagster.service.settings import ServiceSettings
 from tests.service.fake_spaces import FakeSpaces, post
 from tests.service.running import connected, read_all, serving
 

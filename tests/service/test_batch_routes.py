@@ -11,8 +11,7 @@ import openai
 import pytest
 from starlette.testclient import TestClient
 
-from surge_dagster.service.app import service_app
-from surge_dagster.service.settings import ServiceSettings
+from surge_dagster.service.app import ServiceSettings, service_app
 from tests.service.fake_spaces import FakeSpaces
 from tests.service.lanes import until
 from tests.service.running import serving

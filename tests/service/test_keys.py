@@ -10,9 +10,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.service.app import service_app
-from surge_dagster.service.keys import ApiKeys
-from surge_dagster.service.settings import ServiceSettings
+from surge_dagster.service.app import ServiceSettings, service_app
+from surge_dagster.service.gate import ApiKeys
 from tests.service.fake_spaces import FakeSpaces
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from surge_dagster.service.app import service_app
-from surge_dagster.service.settings import ServiceSettings
+from surge_dagster.service.app import ServiceSettings, service_app
 from tests.extras import require
 from tests.service.fake_spaces import FakeSpace, FakeSpaces
 

@@ -9,12 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.service.promise import (
-    MARGIN,
-    QUERY_NICENESS,
-    Promise,
-    bulk_niceness,
-)
+from surge_dagster.service.promise import MARGIN, Promise
+from surge_dagster.service.space_lanes import QUERY_NICENESS, bulk_niceness
 
 
 @pytest.mark.parametrize(

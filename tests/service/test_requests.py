@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from surge_dagster.service.app import service_app
+from surge_dagster.service.app import ServiceSettings, service_app
+from surge_dagster.service.embeddings import MAX_TEXTS, NOT_OFFERED
 from surge_dagster.service.errors import Refusal
-from surge_dagster.service.requests import MAX_TEXTS, NOT_OFFERED
-from surge_dagster.service.settings import ServiceSettings
 from surge_dagster.service.spaces import converted
 from tests.service.fake_spaces import LONGEST, FakeSpaces, post, vectors_of
 

@@ -1,0 +1,286 @@
+"""Embeddings and models in the shapes of OpenAI's API: requests, answers, and their paths.
+
+A field that would change a vector and is not offered is refused: ignoring it would give the client
+other vectors than it asked for. Other unknown fields are ignored, and `null` is a field that is not
+given. An empty text is a text as any other, as in the files.
+
+A lane returns a future, so no thread waits for an encoder. Large requests are tokenized in threads,
+and large answers are written there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from base64 import b64encode
+from concurrent.futures import Executor, Future
+from functools import partial
+from typing import Annotated, Any, Literal, TypeVar
+
+import numpy as np
+from fastapi import APIRouter
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from surge_dagster.engine.model.prompts import Task
+from surge_dagster.service.errors import Refusal
+from surge_dagster.service.lane import Encoded
+from surge_dagster.service.metrics import ACCEPTED
+from surge_dagster.service.spaces import ServedSpace, ServedSpaces, converted
+
+MAX_TEXTS = 2048
+# Characters of texts, and numbers of an answer, that take about two milliseconds.
+_LARGE_REQUEST = 4 * 1024
+_LARGE_ANSWER = 16 * 1024
+T = TypeVar("T")
+
+
+def _listed(value: Any) -> Any:
+    """Return one text as a list, and refuse token ids in words."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value and (type(value[0]) is int or isinstance(value[0], list)):
+        raise PydanticCustomError(
+            "tokens_not_supported",
+            "it holds tokens, and those of another tokenizer would give vectors of other texts. "
+            "Send texts; in LangChain, set check_embedding_ctx_length=False",
+        )
+    return value
+
+
+def _encodable(texts: list[str]) -> list[str]:
+    """Refuse half of a surrogate pair, which is no character."""
+    for text in texts:
+        text.encode()
+    return texts
+
+
+Texts = Annotated[
+    list[str],
+    Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True),
+    BeforeValidator(_listed, json_schema_input_type=str | list[str]),
+    AfterValidator(_encodable),
+]
+
+
+class EmbeddingRequest(BaseModel):
+    """The body of `POST …/embeddings`."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="allow")
+
+    input: Texts = Field(description=f"a text, or up to {MAX_TEXTS:,}")
+    model: str = Field(description="name of a space or of a model, or `current`")
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="base64 is of float32, little endian"
+    )
+    dimensions: int | None = Field(None, description="one of those that GET /v1/models lists")
+    input_type: Task | None = Field(
+        None, description="how the texts are encoded (default: as the path says)"
+    )
+    truncate: bool | None = Field(
+        None, description="whether texts that the model cannot read whole are cut"
+    )
+
+
+# Fields by which other servers change a vector.
+NOT_OFFERED = frozenset(
+    """
+    add_special_tokens chat_template dimensionality embed_dtype embedding_type embedding_types
+    endianness images instruction late_chunking long_text_mode max_length max_tokens messages
+    modality normalize normalize_embeddings normalized output_dimension output_dimensionality
+    output_dtype output_value precision prompt prompt_name return_multivector task task_type
+    truncate_dim truncate_prompt_tokens truncation truncation_direction truncation_side
+    use_activation
+    """.split()  # noqa: SIM905
+)
+
+
+def require_offered(request: EmbeddingRequest, served: ServedSpace) -> None:
+    """Refuse fields and dimensions that the space does not have.
+
+    Raises:
+        Refusal: the message says where the space's own values are.
+    """
+    name = served.space.name
+    for field, value in (request.model_extra or {}).items():
+        if field in NOT_OFFERED and value is not None:
+            message = (
+                f"The field {field!r} would change the vectors. Leave it out; "
+                f"GET /v1/models/{name} says how the space encodes texts."
+            )
+            raise Refusal(400, "unsupported_parameter", message, field)
+    if request.dimensions not in (None, *served.dimensions):
+        known = " or ".join(map(str, served.dimensions))
+        message = (
+            f"The field 'dimensions' is {request.dimensions}. Use {known}, which the space {name} "
+            "has."
+        )
+        raise Refusal(400, "invalid_value", message, "dimensions")
+
+
+class Embedding(BaseModel):
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(BaseModel):
+    prompt_tokens: int = Field(
+        description="tokens that were encoded, special ones and those of the prompt included"
+    )
+    total_tokens: int
+
+
+class EmbeddingList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str = Field(description="name of the space")
+    usage: Usage
+
+
+class Model(BaseModel):
+    """A space that is served, and what its vectors follow from."""
+
+    id: str = Field(description="name of the space")
+    object: Literal["model"] = "model"
+    created: int = Field(description="when this service began, in seconds since 1970")
+    owned_by: str = "surge-dagster"
+    model: str
+    state: str = Field(description="current, or next (the newest begun one)")
+    dimension: int
+    dimensions: list[int] = Field(description="what the field `dimensions` of a request may be")
+    max_length: int = Field(description="tokens of a text that the model reads")
+    normalize: bool
+    query_prompt: str
+    document_prompt: str
+    promise: dict[str, Any] | None = Field(
+        description="seconds for an accepted query, and what they follow from"
+    )
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+def embedding_list(
+    vectors: np.ndarray, encoding_format: str | None, space: str, tokens: int
+) -> EmbeddingList:
+    """Return the answer with float32 vectors [texts, dimension]; it is not validated.
+
+    Numbers are the float64 that they are equal to: both formats are the same to the last bit.
+    """
+    data = list[Embedding]()
+    for index, row in enumerate(np.ascontiguousarray(vectors, "<f4")):
+        embedding = b64encode(row).decode() if encoding_format == "base64" else row.tolist()
+        data.append(Embedding.model_construct(index=index, embedding=embedding))
+    usage = Usage(prompt_tokens=tokens, total_tokens=tokens)
+    return EmbeddingList.model_construct(data=data, model=space, usage=usage)
+
+
+def row_ranges(chosen: np.ndarray) -> str:
+    """Return the indexes of what is true, as `3,5-9`: a header with all of 2,048 would be longer
+    than proxies take."""
+    rows = np.flatnonzero(chosen)
+    ranges = list[str]()
+    for run in np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1):
+        if len(run):
+            ranges.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]))
+    return ",".join(ranges)
+
+
+def model_of(served: ServedSpace, created: int) -> Model:
+    space = served.space
+    promise = served.queries.promise
+    return Model(
+        id=space.name,
+        created=created,
+        model=space.requested.model,
+        state=served.state,
+        dimension=space.dimension,
+        dimensions=list(served.dimensions),
+        max_length=space.max_length,
+        normalize=space.normalize,
+        query_prompt=space.query_prompt,
+        document_prompt=space.document_prompt,
+        promise=promise.as_dict() if promise else None,
+    )
+
+
+def embeddings_router(
+    spaces: ServedSpaces, root: str, root_task: Task, threads: dict[Task, Executor]
+) -> APIRouter:
+    router = APIRouter(prefix=root)
+    began = int(time.time())
+
+    @router.post("/embeddings", response_model=EmbeddingList)
+    async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
+        """Encode texts; the path says whether as queries or as documents."""
+        received_at = time.monotonic()
+        served = spaces.find(body.model)
+        require_offered(body, served)
+        task = body.input_type or root_task
+        lane = served.queries if task == "query" else served.documents
+        answer = Future[Encoded]()
+        accept = partial(lane.accept, body.input, truncate=body.truncate is True, answer=answer)
+        try:
+            if sum(map(len, body.input)) <= _LARGE_REQUEST:
+                accept()
+            else:
+                loop = asyncio.get_running_loop()
+                await _unless_gone(request, loop.run_in_executor(threads[task], accept))
+            setattr(request.state, ACCEPTED, (lane, received_at))
+            encoded = await _unless_gone(request, asyncio.wrap_future(answer))
+        finally:
+            answer.cancel()  # which drops its texts, however far they have come
+
+        write = partial(_written, served, body, encoded)
+        if encoded.vectors.size > _LARGE_ANSWER:
+            return await asyncio.to_thread(write)
+        return write()
+
+    @router.get("/models")
+    async def models() -> ModelList:
+        """List the spaces that are served."""
+        return ModelList(data=[model_of(served, began) for served in spaces.served()])
+
+    @router.get("/models/{name:path}")
+    async def model(name: str) -> Model:
+        """Describe the space of this name or of this model."""
+        return model_of(spaces.find(name), began)
+
+    return router
+
+
+def _written(served: ServedSpace, body: EmbeddingRequest, encoded: Encoded) -> Response:
+    space = served.space.name
+    vectors = converted(served.space, encoded.vectors, body.dimensions)
+    answer = embedding_list(vectors, body.encoding_format, space, encoded.tokens)
+    headers = {"surge-space": space}
+    rows = row_ranges(encoded.truncated)
+    if rows:
+        headers["surge-truncated-rows"] = rows
+    return Response(answer.model_dump_json(), headers=headers, media_type="application/json")
+
+
+async def _unless_gone(request: Request, step: asyncio.Future[T]) -> T:
+    """Return the result of a step for a request whose body was read.
+
+    Raises:
+        ClientDisconnect: the client has closed its connection.
+        Refusal: the service ends before the step does.
+    """
+    leaving = asyncio.ensure_future(request.receive())  # only a disconnect can come
+    try:
+        await asyncio.wait((step, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not step.done():
+            raise ClientDisconnect
+        return step.result()
+    except asyncio.CancelledError:  # by uvicorn, when the time to drain is over
+        message = "The service ends before this request is answered. Send it again."
+        raise Refusal(503, "shutting_down", message) from None
+    finally:
+        step.cancel()
+        leaving.cancel()
