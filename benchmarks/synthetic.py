@@ -44,22 +44,36 @@ _ID_STRIDE = 10**10
 
 # Four kinds of words, used in turn; 64 of each, so that 6 random bits choose one.
 _KINDS = (
-    "compact portable folding heavy slim classic modern vintage wireless cordless rugged soft matte glossy insulated"
-    " waterproof adjustable stackable reusable organic natural premium basic deluxe mini large small wide narrow tall"
-    " round square curved flat padded quilted knitted woven printed striped plain dotted brushed polished coated"
-    " lined hooded sleeveless stretch thermal cooling heated electric manual digital smart quiet fast slow gentle"
+    "compact portable folding heavy slim classic modern vintage wireless cordless rugged soft "
+    "matte glossy insulated"
+    " waterproof adjustable stackable reusable organic natural premium basic deluxe mini large "
+    "small wide narrow tall"
+    " round square curved flat padded quilted knitted woven printed striped plain dotted brushed "
+    "polished coated"
+    " lined hooded sleeveless stretch thermal cooling heated electric manual digital smart quiet "
+    "fast slow gentle"
     " strong light dark reversible",
-    "steel copper brass bronze aluminium titanium iron silver gold oak pine walnut maple bamboo cork rattan leather"
-    " suede denim cotton linen wool silk fleece velvet canvas nylon polyester rubber silicone latex foam glass"
-    " crystal ceramic porcelain marble granite slate stone clay concrete paper cardboard plastic acrylic resin vinyl"
-    " carbon graphite enamel chrome nickel red blue green yellow white black grey brown orange purple pink",
-    "kettle lamp chair table desk shelf drawer cabinet sofa cushion pillow blanket curtain carpet mirror clock vase"
-    " bowl plate cup mug spoon fork knife pan pot tray jar bottle basket bag backpack wallet belt hat scarf glove"
-    " jacket coat shirt dress skirt trousers shoe boot sandal sock watch ring necklace phone tablet laptop keyboard"
+    "steel copper brass bronze aluminium titanium iron silver gold oak pine walnut maple bamboo "
+    "cork rattan leather"
+    " suede denim cotton linen wool silk fleece velvet canvas nylon polyester rubber silicone "
+    "latex foam glass"
+    " crystal ceramic porcelain marble granite slate stone clay concrete paper cardboard plastic "
+    "acrylic resin vinyl"
+    " carbon graphite enamel chrome nickel red blue green yellow white black grey brown orange "
+    "purple pink",
+    "kettle lamp chair table desk shelf drawer cabinet sofa cushion pillow blanket curtain "
+    "carpet mirror clock vase"
+    " bowl plate cup mug spoon fork knife pan pot tray jar bottle basket bag backpack wallet "
+    "belt hat scarf glove"
+    " jacket coat shirt dress skirt trousers shoe boot sandal sock watch ring necklace phone "
+    "tablet laptop keyboard"
     " mouse speaker headset camera tripod drill hammer wrench ladder lantern",
-    "set pair pack kit bundle refill spare cover case stand holder mount hook handle strap buckle zipper pocket"
-    " charger cable adapter battery filter brush cloth sponge grip lid base frame wheel 2-pack 4-pack 6-pack 12-pack"
-    " 250ml 500ml 750ml 1l 2l 5l 100g 250g 500g 1kg 10cm 20cm 30cm 50cm 1m 2m 5m 12v 24v 230v 5w 10w 60w kids women"
+    "set pair pack kit bundle refill spare cover case stand holder mount hook handle strap "
+    "buckle zipper pocket"
+    " charger cable adapter battery filter brush cloth sponge grip lid base frame wheel 2-pack "
+    "4-pack 6-pack 12-pack"
+    " 250ml 500ml 750ml 1l 2l 5l 100g 250g 500g 1kg 10cm 20cm 30cm 50cm 1m 2m 5m 12v 24v 230v 5w "
+    "10w 60w kids women"
     " men outdoor indoor travel",
 )
 _WORDS = pa.array([word for kind in _KINDS for word in kind.split()], pa.string())
@@ -110,7 +124,8 @@ def build_synthetic_catalog(
     """Build the catalog; an earlier build in the folder is replaced."""
     if not _MIN_MEAN_BYTES <= mean_bytes <= _MAX_MEAN_BYTES:
         raise ConfigError(
-            f"the mean size of a text must be {_MIN_MEAN_BYTES} to {_MAX_MEAN_BYTES} bytes, not {mean_bytes}"
+            f"the mean size of a text must be {_MIN_MEAN_BYTES} to {_MAX_MEAN_BYTES} bytes, not "
+            f"{mean_bytes}"
         )
     sizes = partition_sizes(texts, partitions, sigma, seed)
     clear_catalog(out, "synthetic")

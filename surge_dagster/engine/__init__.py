@@ -1,1 +1,1 @@
-"""The engine: from source partitions to embedding files. Nothing in this package imports Dagster."""
+"""The engine: from source partitions to embedding files. Nothing in it imports Dagster."""

@@ -238,7 +238,7 @@ def whole_run(names: CatalogNames, outcome: Outcome) -> dg.AssetMaterialization:
 
 
 def _machines(machines: Iterable[MachineWork]) -> dict[str, dg.TableMetadataValue]:
-    """Return a table of a cluster's machines: what each has done, how fast, and when it was lost."""
+    """Return a table of a cluster's machines: work done, speed, and when a machine was lost."""
     rows: list[dg.TableRecord] = []
     for work in islice(machines, _MOST_MACHINES):
         row = {

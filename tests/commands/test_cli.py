@@ -22,9 +22,10 @@ from tests.command import MODEL, Command
 from tests.spaces import Spaces
 
 DOCUMENTED = """
-    partitions_written partitions_skipped partitions_failed texts_encoded tokens truncated superbatches wall_seconds
-    texts_per_second encode_seconds serialize_seconds upload_seconds time_to_first_output_seconds overlap_ratio
-    duty_cycle exposed_io_seconds pool_start_seconds padding_ratio max_in_flight_texts peak_resident_bytes
+    partitions_written partitions_skipped partitions_failed texts_encoded tokens truncated
+    superbatches wall_seconds texts_per_second encode_seconds serialize_seconds upload_seconds
+    time_to_first_output_seconds overlap_ratio duty_cycle exposed_io_seconds pool_start_seconds
+    padding_ratio max_in_flight_texts peak_resident_bytes
     peak_rss_bytes space dimension device precision
 """
 
@@ -304,7 +305,10 @@ def test_stopped_run_keeps_what_is_encoded_and_says_how_to_continue(
     for number in range(300):
         write_partition(catalog, f"more-{number}", 2)
     # Through an interpreter that takes the signal, in case whoever runs the tests ignores it.
-    listen = "import signal as s; s.signal(s.SIGINT, s.default_int_handler); s.signal(s.SIGTERM, s.SIG_DFL)"
+    listen = (
+        "import signal as s; s.signal(s.SIGINT, s.default_int_handler); "
+        "s.signal(s.SIGTERM, s.SIG_DFL)"
+    )
     run = f"{listen}; from surge_dagster.commands.cli import main; main()"
     command = [sys.executable, "-c", run, "embed", str(catalog), "out", *MODEL, "--b-min", "1"]
     with subprocess.Popen(command, cwd=surge.root, stderr=subprocess.PIPE, text=True) as running:

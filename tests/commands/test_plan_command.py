@@ -55,7 +55,8 @@ def test_plan_prints_time_and_cost_first_and_what_they_follow_from_on_request(
         "wall time      1.2 s, 200 texts/s; the first files after 1.2 s",
         "cost           0.001176 at 3.6 an hour; 5.004 per million texts",
         "work           3 partitions, 235 texts; about 879 tokens",
-        "known from     235 texts of 3 partitions: tokens per byte as in earlier runs; costs as given; storage not "
+        "known from     235 texts of 3 partitions: tokens per byte as in earlier runs; costs as "
+        "given; storage not "
         "measured yet on this output, counted as free",
         "Within 1.0 s: 3 workers on 1 machine, 784 ms.",
         "--explain has the costs, SuperBatches, storage and memory that this follows from.",

@@ -1,4 +1,4 @@
-"""Tables of every kind, and a Postgres server with pgvector, which listens on a unix socket alone."""
+"""Tables of every kind, and a Postgres server with pgvector that listens on a Unix socket."""
 
 from __future__ import annotations
 

@@ -141,5 +141,6 @@ def test_fifty_kills_and_restarts_lose_and_double_nothing(
     follower.hand_over()
     follower.assert_equal()
     print(
-        f"{kind}, {len(output.rows):,} partitions, {sum(map(len, output.rows.values())):,} rows: {dict(endings)}"
+        f"{kind}, {len(output.rows):,} partitions, {sum(map(len, output.rows.values())):,} rows: "
+        f"{dict(endings)}"
     )

@@ -3,8 +3,9 @@
     seconds of a call = call_seconds + texts · text_seconds + tokens · token_seconds
 
 A first start times three calls: a few short texts, many short texts, and long texts. They give the
-three costs, for all workers together. Runs add the calls of their SuperBatches. The newest nine give
-the pace: how many times longer their texts took. Smaller ones before them give the cost of a call,
+three costs, for all workers together. Runs add the calls of their SuperBatches. The newest nine
+give the pace: how many times longer their texts took. Smaller ones before them give the cost of a
+call,
 with passes that few texts share. Nine calls are enough to follow a machine that changes its speed,
 and medians ignore a single call that was stalled.
 

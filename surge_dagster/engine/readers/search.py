@@ -105,7 +105,7 @@ def _cosines(queries: np.ndarray, batch: pa.RecordBatch, space: Space) -> np.nda
 
 
 def _value(column: pa.Array, row: int) -> Any:
-    """Return a value as an object of Python, or as text if Python has no such time (year 40,000)."""
+    """Return a value as an object of Python, or as text for times that Python does not have."""
     try:
         return column[row].as_py()
     except (OverflowError, ValueError):

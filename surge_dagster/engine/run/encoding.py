@@ -199,6 +199,6 @@ class _Measures:
         return EncodedSuperBatch(call.batch, metrics, duty, pace, span, call.deduplicated)
 
     def _expected_seconds(self, call: SuperBatchCall) -> float:
-        """Return what a call of so many texts and tokens usually takes; 0 if it computed nothing."""
+        """Return what a call of this size usually takes; 0 if it computed nothing."""
         costs = call.metrics.costs
         return float(self._speed.seconds(costs.texts_computed, costs.tokens))

@@ -168,8 +168,10 @@ class Upload:
     def write(self, data):
         self.copied = len(data)
 def peak(rows, dimension, text_bytes, dtype):
-    noise = np.random.default_rng(1).bytes(text_bytes).hex()[:text_bytes]  # zstd cannot make it much smaller
-    texts, ids = pa.array([noise] * rows, pa.large_string()), pa.array([str(row) for row in range(rows)])
+    # zstd cannot make it much smaller
+    noise = np.random.default_rng(1).bytes(text_bytes).hex()[:text_bytes]
+    texts = pa.array([noise] * rows, pa.large_string())
+    ids = pa.array([str(row) for row in range(rows)])
     matrix = np.random.default_rng(2).standard_normal((rows, dimension)).astype(dtype)
     pools.append(pa.proxy_memory_pool(pa.system_memory_pool()))
     pa.set_memory_pool(pools[-1])

@@ -107,8 +107,10 @@ class TestClaiming:
         claim_space(store, replace(prompts, requested=HUB))
         [line] = caplog.messages
         assert line == (
-            f"owner/model begins the space {prompts.name} beside {old.name}: the model's prompts for documents and "
-            "queries are 'passage: ' and 'query: ' and were '' and ''; set document_prompt and query_prompt to those "
+            f"owner/model begins the space {prompts.name} beside {old.name}: the model's prompts "
+            "for documents and "
+            "queries are 'passage: ' and 'query: ' and were '' and ''; set document_prompt and "
+            "query_prompt to those "
             f"to stay with {old.name}"
         )
         claim_space(store, resolved_from(HUB, 24))

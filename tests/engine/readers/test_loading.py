@@ -296,7 +296,8 @@ class TestBucket:
 def test_loading_needs_no_dagster_and_importing_the_package_loads_no_library() -> None:
     command = (
         "import sys, surge_dagster; assert not {'polars', 'pyarrow'} & set(sys.modules); "
-        "from surge_dagster import open_embeddings; print('dagster' in sys.modules, 'polars' in sys.modules)"
+        "from surge_dagster import open_embeddings; print('dagster' in sys.modules, 'polars' in "
+        "sys.modules)"
     )
     process = subprocess.run(
         [sys.executable, "-c", command], check=True, capture_output=True, text=True

@@ -3,8 +3,8 @@ of ranges, and two runs at the same time that read different versions.
 
 After every run that ends by itself the output equals that of one uninterrupted run: each partition
 has its one file with its present rows and their vectors, nothing else is left, and a consumer of
-the change feed has the same rows. A run encodes no text that the partition's last file has, and after a
-kill at most what was in flight is encoded again. Of two writers the newer source wins.
+the change feed has the same rows. A run encodes no text that the partition's last file has, and
+after a kill at most what was in flight is encoded again. Of two writers the newer source wins.
 """
 
 from __future__ import annotations

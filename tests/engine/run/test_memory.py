@@ -280,13 +280,15 @@ from tests.engine.runs import in_memory, make_run
 from surge_dagster.engine.run.thresholds import Thresholds
 from tests.small_catalogs import numbered_rows, partition_of
 texts, size = int(sys.argv[1]), 2_500
-partitions = (partition_of(f"p{n:05d}", numbered_rows(f"p{n:05d}", size)) for n in range(texts // size))
+keys = [f"p{n:05d}" for n in range(texts // size)]
+partitions = (partition_of(key, numbered_rows(key, size)) for key in keys)
 with EncoderPool(EncodingSpec("hash://384"), devices="cpu") as pool:
     run = make_run(pool, partitions, Path(sys.argv[2]), Thresholds(b_min=50_000, b_max=50_000))
     written = sum(receipt.rows for receipt in run)
 assert written == texts
 # Not getrusage: its maximum begins with that of the process that started this one.
-print(next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")))
+status = Path("/proc/self/status").read_text().splitlines()
+print(next(line.split()[1] for line in status if line.startswith("VmHWM")))
 """
 
 

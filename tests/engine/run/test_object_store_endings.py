@@ -53,7 +53,8 @@ from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.store.object_client import ClientLimits
 from surge_dagster.engine.store.object_store import open_object_store
 try:
-    store = open_object_store("s3://vectors/stopped", limits=ClientLimits(timeout_seconds=600, part_bytes=16 * 1024))
+    limits = ClientLimits(timeout_seconds=600, part_bytes=16 * 1024)
+    store = open_object_store("s3://vectors/stopped", limits=limits)
     with EncoderPool(EncodingSpec("hash://16")) as pool:
         list(EmbeddingRun(open_source("catalog"), store, pool, grace_seconds=0.5))
 except KeyboardInterrupt:

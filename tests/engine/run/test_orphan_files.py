@@ -29,7 +29,7 @@ def two_spaces(store: Store) -> list[str]:
 
 
 def leave(root: Path, space: str) -> list[Path]:
-    """Create the temp files that a killed writer leaves in a space and among its staged segments."""
+    """Create the temp files that a killed writer leaves in a space and in its staging folder."""
     staged = root / STAGING / space / "key" / "version"
     staged.mkdir(parents=True)
     left = [root / space / DEAD, staged / DEAD]

@@ -133,7 +133,7 @@ def test_runs_that_both_find_all_rows_staged_both_end_well(
 def test_run_whose_staged_rows_another_run_publishes_ends_well(
     hash_pool: EncoderPool, catalog: Path, tmp_path: Path, step: str
 ) -> None:
-    """The other run does so while this one looks at them, or is about to write the file from them."""
+    """The other run does so while this one looks at them, or is about to use them."""
     source, output = open_source(catalog), tmp_path / "o"
     run_range(hash_pool, source, output, HALVES[0])
 
@@ -184,7 +184,8 @@ def test_ranges_of_a_replaced_source_publish_nothing(
     [failure] = failures(finish(make_run(hash_pool, source, output, ranges=old)))
     assert failure.transient
     assert failure.reason == (
-        "rows 0 to 240 of partition 'big' were to be encoded as the source had them in its version 'v1'; it is 'v2' "
+        "rows 0 to 240 of partition 'big' were to be encoded as the source had them in its "
+        "version 'v1'; it is 'v2' "
         "now. Divide it anew."
     )
     for rows in ((0, 240), (240, 300)):

@@ -10,9 +10,12 @@ from surge_dagster.engine.encoder.metrics import Costs, overlap_ratio
 from surge_dagster.engine.run.report import Failure, RunReport, SuperBatchReport
 
 PROMISED = (
-    "partitions_written partitions_skipped partitions_failed texts_encoded tokens truncated superbatches wall_seconds "
-    "texts_per_second encode_seconds serialize_seconds upload_seconds time_to_first_output_seconds overlap_ratio "
-    "duty_cycle exposed_io_seconds pool_start_seconds padding_ratio max_in_flight_texts peak_resident_bytes "
+    "partitions_written partitions_skipped partitions_failed texts_encoded tokens truncated "
+    "superbatches wall_seconds "
+    "texts_per_second encode_seconds serialize_seconds upload_seconds "
+    "time_to_first_output_seconds overlap_ratio "
+    "duty_cycle exposed_io_seconds pool_start_seconds padding_ratio max_in_flight_texts "
+    "peak_resident_bytes "
     "peak_rss_bytes space space_title dimension device hardware precision"
 )
 SUPERBATCH = SuperBatchReport(

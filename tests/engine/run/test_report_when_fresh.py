@@ -1,4 +1,4 @@
-"""A run that has nothing to do starts no worker; one that is only constructed does not even write."""
+"""A run with nothing to do starts no worker; one that is only constructed writes nothing."""
 
 from __future__ import annotations
 

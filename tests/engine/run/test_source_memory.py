@@ -30,7 +30,8 @@ import json, pathlib, re, sys
 from surge_dagster.engine.tables.opening import open_source
 
 def peak():  # getrusage counts what the parent process held when it forked
-    return 1024 * int(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
+    status = pathlib.Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(r"VmHWM:\\s+(\\d+)", status)[1])
 
 partitions = list(open_source(sys.argv[1]))
 before = peak()

@@ -1,4 +1,4 @@
-"""Rows whose text is null or blank: refused, skipped or embedded as empty, as the selection says."""
+"""Rows whose text is null or blank: refused, skipped or embedded as empty, by the selection."""
 
 from __future__ import annotations
 

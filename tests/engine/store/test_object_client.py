@@ -31,7 +31,8 @@ class TestCredentialProcess:
     SCRIPT = """
         echo x >> calls
         if [ $(wc -l < calls) -eq 2 ]; then echo password=hunter2 >&2; exit 1; fi
-        echo '{"Version": 1, "AccessKeyId": "k", "SecretAccessKey": "s", "SessionToken": "t", "Expiration": "'$1'"}'
+        printf '{"Version": 1, "AccessKeyId": "k", "SecretAccessKey": "s",'
+        echo ' "SessionToken": "t", "Expiration": "'$1'"}'
     """
 
     @pytest.fixture

@@ -367,7 +367,8 @@ import os, sys
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.tables.opening import open_source
-os.setgid(65534), os.setuid(65534)  # after the imports: other users may be unable to read Python's own files
+# after the imports: other users may be unable to read Python's own files
+os.setgid(65534), os.setuid(65534)
 try:
     if sys.argv[1] == "source":
         list(open_source(sys.argv[2]))

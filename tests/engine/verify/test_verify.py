@@ -332,7 +332,10 @@ def test_file_of_a_removed_partition_is_a_violation(copy: Path, pool: EncoderPoo
     shutil.rmtree(copy / "catalog" / "partition=a")
     [orphan] = violations(copy, pool)
     assert (orphan.key, orphan.kind, orphan.is_warning) == ("a", "orphan", False)
-    deletes = "If it does not come back, delete its file with `surge-dagster embed --removed-partitions delete`"
+    deletes = (
+        "If it does not come back, delete its file with `surge-dagster embed --removed-partitions "
+        "delete`"
+    )
     assert orphan.remedy == f"{deletes}."
     found = verify(open_source(copy / "catalog"), open_store(copy / "out"), derive.space)
     [derived] = [event for event in found if isinstance(event, Violation)]
