@@ -5,9 +5,8 @@
 A first start times three calls: a few short texts, many short texts, and long texts. They give the
 three costs, for all workers together. Runs add the calls of their SuperBatches. The newest nine
 give the pace: how many times longer their texts took. Smaller ones before them give the cost of a
-call,
-with passes that few texts share. Nine calls are enough to follow a machine that changes its speed,
-and medians ignore a single call that was stalled.
+call, with passes that few texts share. Nine calls are enough to follow a machine that changes its
+speed, and medians ignore a single call that was stalled.
 
 SuperBatches below a sixteenth of B_min do not count while there are larger ones. Their time is that
 of a call, and a night with few changes must not change the speed of large runs.
