@@ -30,7 +30,7 @@ from surge_dagster.engine.run.events import EventStream
 from surge_dagster.engine.run.failures import DroppedPartitions, failure_of
 from surge_dagster.engine.run.observer import PublicationObserver
 from surge_dagster.engine.run.publication import Publication
-from surge_dagster.engine.run.report import Failure, Receipt
+from surge_dagster.engine.run.report import Event, Failure, Receipt
 from surge_dagster.engine.run.rewriting import assemble
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.space_target import SpaceTarget
@@ -256,14 +256,22 @@ class Publisher:
         with self._finished:
             split = self._split.pop(partition)
         try:
-            event: Receipt | Failure | None = self._assemble(partition, split)
+            self._events.emit(*self._written(partition, split))
+        except BaseException as error:
+            self._stop(error)
+        finally:
+            with self._finished:
+                self._unfinished_files -= 1
+                self._finished.notify_all()
+
+    def _written(self, partition: PartitionToRead, split: _SplitPartition) -> list[Event]:
+        """Write the file of a split partition, and return what became of it; nothing if the run
+        ended before."""
+        try:
+            return [self._assemble(partition, split)]
         except BaseException as error:
             event = self._published_by_another(partition, error) or self._failure(partition, error)
-        if event is not None:
-            self._events.emit(event)
-        with self._finished:
-            self._unfinished_files -= 1
-            self._finished.notify_all()
+            return [] if event is None else [event]
 
     def _assemble(self, partition: PartitionToRead, split: _SplitPartition) -> Receipt:
         """Write the file of a split partition."""

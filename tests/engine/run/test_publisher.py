@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from unittest.mock import Mock
 
+import pytest
+
 from surge_dagster.engine.errors import StoreUnavailable
 from surge_dagster.engine.run.failures import DroppedPartitions
 from surge_dagster.engine.run.publisher import Publisher, _Tasks
@@ -39,6 +41,23 @@ def test_two_threads_that_find_the_store_down_agree() -> None:
     first_is_done.set()
     second.join()
     assert publisher._store_is_down
+
+
+def test_file_whose_error_cannot_be_explained_ends_the_run() -> None:
+    memory = Mock()
+    memory.stop = StopSignal(grace_seconds=60)
+    publisher = Publisher(Mock(), Mock(), memory, Mock(), DroppedPartitions(), None)
+    partition = PartitionToRead(partition_of("a", []))
+    publisher._split[partition] = Mock()
+    publisher._assemble = Mock(side_effect=OSError("it went"))
+    publisher._failure = Mock(side_effect=ValueError("it cannot be explained"))
+
+    publisher._unfinished_files = 1
+    publisher._write_file(partition)
+
+    assert not publisher._unfinished_files
+    with pytest.raises(ValueError, match="it cannot be explained"):
+        publisher.close()
 
 
 def test_publishing_tasks_share_a_limited_number_of_threads() -> None:
