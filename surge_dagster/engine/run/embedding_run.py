@@ -360,7 +360,7 @@ class EmbeddingRun:
             staging = Staging(target)
             reuse = ReuseCheck(outputs.names(), target, self._pool, memory, events.emit)
             items = superbatches(due, target, staging, memory, dropped, reuse, observer)
-            publisher = Publisher(target, staging, memory, events, dropped, observer)
+            publisher = Publisher(target, staging, memory, events, dropped, observer, outputs)
             try:
                 with contextlib.closing(ReadAhead(items, memory, events)) as batches:
                     for encoded in encoded_superbatches(batches, self._pool, memory, events.begun):

@@ -25,13 +25,13 @@ from functools import partial
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.files.facts import InvalidFile
 from surge_dagster.engine.files.formats import file_name, read_published_file
-from surge_dagster.engine.output.freshness import status_of
+from surge_dagster.engine.output.freshness import OutputState, status_of
 from surge_dagster.engine.run.events import EventStream
 from surge_dagster.engine.run.failures import DroppedPartitions, failure_of
 from surge_dagster.engine.run.observer import PublicationObserver
 from surge_dagster.engine.run.publication import Publication
-from surge_dagster.engine.run.report import Event, Failure, Receipt
-from surge_dagster.engine.run.rewriting import assemble
+from surge_dagster.engine.run.report import Failure, Receipt
+from surge_dagster.engine.run.rewriting import StagedRowsUnusable, assemble
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.space_target import SpaceTarget
 from surge_dagster.engine.run.staging import Staging
@@ -82,6 +82,7 @@ class Publisher:
         dropped: partitions that are no longer written; the publisher adds those that it cannot
             write.
         observer: gets each file that is about to be published.
+        outputs: the files that the run compared with the source.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Publisher:
         events: EventStream,
         dropped: DroppedPartitions,
         observer: PublicationObserver | None,
+        outputs: OutputState,
     ) -> None:
         self._target = target
         self._staging = staging
@@ -99,6 +101,7 @@ class Publisher:
         self._events = events
         self._dropped = dropped
         self._observer = observer
+        self._outputs = outputs
         self._stop_signal = memory.stop
         self._threads = memory.plan.result.threads
         self._segments = _Tasks("surge-publish", self._threads)
@@ -256,7 +259,9 @@ class Publisher:
         with self._finished:
             split = self._split.pop(partition)
         try:
-            self._events.emit(*self._written(partition, split))
+            event = self._outcome(partition, split)
+            if event is not None:
+                self._events.emit(event)
         except BaseException as error:
             self._stop(error)
         finally:
@@ -264,14 +269,17 @@ class Publisher:
                 self._unfinished_files -= 1
                 self._finished.notify_all()
 
-    def _written(self, partition: PartitionToRead, split: _SplitPartition) -> list[Event]:
-        """Write the file of a split partition, and return what became of it; nothing if the run
-        ended before."""
+    def _outcome(
+        self, partition: PartitionToRead, split: _SplitPartition
+    ) -> Receipt | Failure | None:
+        """Write the file of a split partition, or find that of another run."""
         try:
-            return [self._assemble(partition, split)]
+            try:
+                return self._assemble(partition, split)
+            except StagedRowsUnusable as error:
+                return self._published_by_another(partition) or self._failure(partition, error)
         except BaseException as error:
-            event = self._published_by_another(partition, error) or self._failure(partition, error)
-            return [] if event is None else [event]
+            return self._failure(partition, error)
 
     def _assemble(self, partition: PartitionToRead, split: _SplitPartition) -> Receipt:
         """Write the file of a split partition."""
@@ -311,19 +319,19 @@ class Publisher:
             texts_reused=texts_reused,
         )
 
-    def _published_by_another(
-        self, partition: PartitionToRead, error: BaseException
-    ) -> Receipt | None:
+    def _published_by_another(self, partition: PartitionToRead) -> Receipt | None:
         """Return the receipt of a partition whose file another run wrote while this one did, and
         removed the staged rows."""
-        # else it may be the file that was to be replaced
-        is_new = partition.reuse or partition.is_divided
-        if not is_new or not isinstance(error, TransientError):
-            return None
+        # the other run may have taken the vectors that a forced run makes again
+        is_forced = not (partition.reuse or partition.is_divided)
         store = self._target.store
         space = self._target.space.name
-        with contextlib.suppress(SurgeError, OSError, InvalidFile, Cancelled):
-            file = read_published_file(store, file_name(space, partition.key))
+        name = file_name(space, partition.key)
+        with contextlib.suppress(InvalidFile, FileNotFoundError):
+            # a file that was there before was refused, or is stale
+            if is_forced or self._outputs.is_as_listed(name):
+                return None
+            file = read_published_file(store, name)
             status = status_of(file.facts, space, partition.key, partition.source.source_version)
             if status == "fresh":
                 location = store.location(file.stored.name)

@@ -37,6 +37,11 @@ log = logging.getLogger(__name__)
 _GROUP_BYTES = 24 * 1024 * 1024
 
 
+class StagedRowsUnusable(TransientError):
+    """Staged rows cannot be read: another run may have published their partition, and removed
+    them."""
+
+
 def assemble(
     target: SpaceTarget,
     staging: Staging,
@@ -53,8 +58,8 @@ def assemble(
         require_not_over: called before each batch of rows; what it raises ends the work.
 
     Raises:
-        TransientError: a segment is not what it was when it was staged, the file cannot be written,
-            or the source has changed.
+        StagedRowsUnusable: a segment is not what it was when it was staged.
+        TransientError: the file cannot be written, or the source has changed.
     """
     source = partition.source
     require_unchanged(source)  # checked again at the publication; this saves the work
@@ -101,7 +106,7 @@ def _staged_rows(
             reason = str(error).removesuffix(". Run again.")
             if isinstance(error, FileNotFoundError):
                 reason = "it was removed; another run may have published the partition"
-            raise TransientError(
+            raise StagedRowsUnusable(
                 f"partition {partition.key!r}: its staged rows {segment.start:,} to "
                 f"{segment.stop:,} cannot be used: {reason}. Run again.",
                 partition.key,

@@ -28,7 +28,7 @@ def test_two_threads_that_find_the_store_down_agree() -> None:
     memory = Mock()
     memory.stop = StopSignal()
     memory.stop.over = Over()
-    publisher = Publisher(Mock(), Mock(), memory, Mock(), DroppedPartitions(), None)
+    publisher = Publisher(Mock(), Mock(), memory, Mock(), DroppedPartitions(), None, Mock())
 
     def fail(key: str) -> None:
         publisher._failure(
@@ -46,7 +46,7 @@ def test_two_threads_that_find_the_store_down_agree() -> None:
 def test_file_whose_error_cannot_be_explained_ends_the_run() -> None:
     memory = Mock()
     memory.stop = StopSignal(grace_seconds=60)
-    publisher = Publisher(Mock(), Mock(), memory, Mock(), DroppedPartitions(), None)
+    publisher = Publisher(Mock(), Mock(), memory, Mock(), DroppedPartitions(), None, Mock())
     partition = PartitionToRead(partition_of("a", []))
     publisher._split[partition] = Mock()
     publisher._assemble = Mock(side_effect=OSError("it went"))

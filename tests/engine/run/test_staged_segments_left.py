@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.output.freshness import Freshness
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
 from surge_dagster.engine.tables.opening import open_source
@@ -101,39 +103,68 @@ def test_verify_reports_staged_rows_of_partitions_removed_from_the_source(
     )
 
 
-@pytest.mark.parametrize("is_forced", [False, True])
-def test_run_finds_its_file_if_another_run_removed_its_staged_rows(
-    hash_pool: EncoderPool, tmp_path: Path, is_forced: bool
+class OvertakenStore(LocalStore):
+    """Before the file of the partition is written, another run publishes it or finds it fresh."""
+
+    def __init__(self, root: Path, pool: EncoderPool) -> None:
+        super().__init__(root)
+        self._pool = pool
+
+    def create(self, name: str) -> LocalUpload:
+        if name.endswith("/big.parquet"):
+            other = make_run(self._pool, [partition_of("big", BIG)], Path(self.root))
+            assert failures(list(other.events())) == []
+        return super().create(name)
+
+
+def test_run_finds_its_file_if_another_run_published_it(
+    hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
-    """The other run publishes the partition, or finds its file up to date, just before this one
-    would publish it."""
-    if is_forced:
-        finish(make_run(hash_pool, [partition_of("big", BIG)], tmp_path))
+    store = OvertakenStore(tmp_path, hash_pool)
 
-    class OvertakenStore(LocalStore):
-        def create(self, name: str) -> LocalUpload:
-            if name.endswith("/big.parquet"):
-                assert (
-                    failures(
-                        list(make_run(hash_pool, [partition_of("big", BIG)], tmp_path).events())
-                    )
-                    == []
-                )
-            return super().create(name)
+    run = make_run(hash_pool, [partition_of("big", BIG)], store)
+    [receipt] = receipts(events := finish(run))
 
-    run = make_run(hash_pool, [partition_of("big", BIG)], OvertakenStore(tmp_path), force=is_forced)
-    events = finish(run)
-    if is_forced:  # what stands there may be the file that it was to replace
-        [failure] = failures(events)
-        assert failure.transient
-        assert "it was removed; another run may have published the partition" in failure.reason
-    else:
-        assert [(receipt.key, receipt.action) for receipt in receipts(events)] == [("big", "fresh")]
-        assert not failures(events)
+    assert (receipt.key, receipt.action) == ("big", "fresh")
+    assert not failures(events)
     assert published_files(tmp_path, run.space.name) == {"big.parquet"}
     assert not (tmp_path / STAGING).exists()
-    assert finish_receipts(make_run(hash_pool, [partition_of("big", BIG)], tmp_path), "fresh")
     assert_embedded(tmp_path, run.space.name, "big", BIG)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"force": True}, {"known": {"big": Freshness("missing")}}],
+    ids=["forced", "refused"],
+)
+def test_file_that_was_to_be_replaced_is_not_taken_for_that_of_another_run(
+    hash_pool: EncoderPool, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """The other run finds the file up to date and removes the staged rows."""
+    finish(make_run(hash_pool, [partition_of("big", BIG)], tmp_path))
+    store = OvertakenStore(tmp_path, hash_pool)
+
+    run = make_run(hash_pool, [partition_of("big", BIG)], store, **options)
+    [failure] = failures(finish(run))
+
+    assert failure.transient
+    assert "it was removed; another run may have published the partition" in failure.reason
+
+
+def test_other_errors_are_not_explained_by_the_file_of_another_run(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    class LateStore(OvertakenStore):
+        def create(self, name: str) -> LocalUpload:
+            upload = super().create(name)
+            if name.endswith("/big.parquet"):
+                raise TransientError("it does not take the file")
+            return upload
+
+    run = make_run(hash_pool, [partition_of("big", BIG)], LateStore(tmp_path, hash_pool))
+    [failure] = failures(finish(run))
+
+    assert "it does not take the file" in failure.reason
 
 
 def test_two_concurrent_runs_may_stage_the_same_segments(
