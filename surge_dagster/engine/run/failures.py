@@ -53,9 +53,22 @@ class DroppedPartitions:
 
     def __init__(self) -> None:
         self._dropped: set[PartitionToRead] = set()
+        self._refused: set[str] = set()
 
     def __contains__(self, partition: PartitionToRead) -> bool:
         return partition in self._dropped
 
     def add(self, partition: PartitionToRead) -> None:
         self._dropped.add(partition)
+
+    def refuse(self, partition: PartitionToRead) -> None:
+        """Drop a partition for its data, so that nothing staged of it is of use. Of a divided one
+        it stays: a run with more memory may not refuse it."""
+        self.add(partition)
+        if not partition.is_divided:
+            self._refused.add(partition.key)
+
+    @property
+    def refused(self) -> frozenset[str]:
+        """The keys of the refused partitions whose staged rows are of no use."""
+        return frozenset(self._refused)

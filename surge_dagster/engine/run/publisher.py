@@ -126,7 +126,7 @@ class Publisher:
 
     def close(self) -> None:
         """Wait until every file is published, or the grace time is over; incomplete partitions stay
-        staged.
+        staged, refused ones do not.
 
         Raises:
             BaseException: the error that stopped the run.
@@ -140,6 +140,9 @@ class Publisher:
                 self._unfinished,
                 self._unfinished_files,
             )
+        elif not self._stop_signal.over.is_set():
+            for key in self._dropped.refused:
+                self._staging.remove(key)
         for tasks in (self._segments, self._files):
             tasks.end()
             if is_drained:
@@ -358,7 +361,10 @@ class Publisher:
         if isinstance(error, StoreUnavailable) or not isinstance(error, SurgeError):
             self._stop(error)
         if isinstance(error, SurgeError):
-            return failure_of(partition.source, error)
+            failure = failure_of(partition.source, error)
+            if not failure.transient:
+                self._dropped.refuse(partition)
+            return failure
         reason = f"partition {partition.key!r}: {type(error).__name__}: {error}"
         return Failure(partition.key, reason, transient=True)
 

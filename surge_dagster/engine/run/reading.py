@@ -104,10 +104,11 @@ def _gather(
     except StoreUnavailable:
         raise
     except (SurgeError, OSError) as error:
-        # what was read before a passing error is staged for the next run
-        if isinstance(error, DataError):
-            dropped.add(partition)
         failure = failure_of(partition.source, error)
+        if not failure.transient:
+            dropped.refuse(partition)
+        elif isinstance(error, DataError):  # before other errors, what was read is staged
+            dropped.add(partition)
     finally:
         if read is None:
             texts, size = aggregator.discard()

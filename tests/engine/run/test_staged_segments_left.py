@@ -38,6 +38,18 @@ from tests.small_catalogs import (
 )
 
 
+def test_segments_of_a_refused_partition_are_removed(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    repeated = [*BIG[:440], ("id-7", "once more"), *BIG[441:]]
+    leave_staged(hash_pool, tmp_path, repeated, 270)
+
+    [failure] = failures(finish(make_run(hash_pool, [partition_of("big", repeated)], tmp_path)))
+
+    assert "the id 'id-7' stands at row 7 already" in failure.reason
+    assert not (tmp_path / STAGING).exists()
+
+
 def test_run_without_work_removes_staged_rows_of_fresh_partitions(
     hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
