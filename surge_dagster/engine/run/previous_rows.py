@@ -56,11 +56,13 @@ class PreviousRows:
         memory: _Memory,
         observer: PublicationObserver | None,
         reuse: bool,
+        has_same_content: bool,
     ) -> None:
         self._space = target.space
         self._reader = reader
         self._partition = partition
         self._memory = memory
+        self._has_same_content = has_same_content
         self._hashes: OldValues | None = None
         if reuse and reader.facts.rows and reader.facts.precision == target.precision:
             if memory.reserve(_reading_bytes(reader, self._space)):
@@ -127,7 +129,7 @@ class PreviousRows:
             return nothing
         old = self._hashes.rows(text_hashes(batch.texts), first_row, by_id)
         truncated, is_certain = truncation(self._reader.facts, np.diff(batch.text_offsets))
-        rows = np.flatnonzero(is_certain & (old != NO_ROW))
+        rows = np.flatnonzero((is_certain | self._has_same_content) & (old != NO_ROW))
         if not len(rows):
             return nothing
         try:
@@ -185,6 +187,11 @@ def truncation(facts: FileFacts, lengths: np.ndarray) -> tuple[np.ndarray, np.nd
     return truncated, truncated | (lengths < facts.shortest_truncated_bytes)
 
 
+def is_truncation_certain(facts: FileFacts) -> bool:
+    """Return whether `truncation` is certain for a text of any length."""
+    return not facts.truncated or facts.longest_whole_bytes < facts.shortest_truncated_bytes
+
+
 @contextlib.contextmanager
 def open_previous_rows(
     partition: PartitionToRead,
@@ -193,11 +200,14 @@ def open_previous_rows(
     observer: PublicationObserver | None,
     *,
     reuse: bool,
+    has_same_content: bool = False,
 ) -> Iterator[PreviousRows | None]:
     """Yield the rows of a partition's old file; None if it has no file that can be used.
 
     Args:
         reuse: whether its vectors may be used.
+        has_same_content: whether the partition has the rows of the file, so that the facts of the
+            file say how many texts were truncated.
     """
     file = partition.replaced
     if file is None or not (reuse or observer is not None):
@@ -211,7 +221,9 @@ def open_previous_rows(
         try:
             published = open_published(target.store, target.space, file.stored.name, file)
             reader = opened.enter_context(published)
-            previous = PreviousRows(target, reader, partition, booked, observer, reuse)
+            previous = PreviousRows(
+                target, reader, partition, booked, observer, reuse, has_same_content
+            )
         except StoreUnavailable:
             raise
         except UNUSABLE as error:

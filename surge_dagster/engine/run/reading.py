@@ -25,7 +25,11 @@ from surge_dagster.engine.errors import DataError, StoreUnavailable, SurgeError,
 from surge_dagster.engine.run.aggregator import Aggregator
 from surge_dagster.engine.run.failures import DroppedPartitions, failure_of
 from surge_dagster.engine.run.observer import PublicationObserver
-from surge_dagster.engine.run.previous_rows import PreviousRows, open_previous_rows
+from surge_dagster.engine.run.previous_rows import (
+    PreviousRows,
+    is_truncation_certain,
+    open_previous_rows,
+)
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.run.reuse_check import ReuseCheck
 from surge_dagster.engine.run.run_memory import RunMemory
@@ -173,7 +177,26 @@ class _RowReader:
     ) -> contextlib.AbstractContextManager[PreviousRows | None]:
         observer = self.observer if partition.range is None else None
         reuse = partition.reuse and partition.replaced is not None and self.reuse.allows_reuse()
-        return open_previous_rows(partition, self.target, self.memory, observer, reuse=reuse)
+        return open_previous_rows(
+            partition,
+            self.target,
+            self.memory,
+            observer,
+            reuse=reuse,
+            has_same_content=reuse and self._has_same_content(partition),
+        )
+
+    def _has_same_content(self, partition: PartitionToRead) -> bool:
+        """Return whether a partition has the rows of its old file, if its texts do not say which
+        of them were truncated: then it is read once more."""
+        file = partition.replaced
+        if file is None or partition.range is not None or is_truncation_certain(file.facts):
+            return False
+        digest = ContentDigest()
+        with contextlib.closing(self.memory.batches(partition.source)) as batches:
+            for batch in batches:
+                digest.update(batch)
+        return digest.hexdigest() == file.facts.content_digest
 
     @contextlib.contextmanager
     def _without_wrong_rows(self, partition: PartitionToRead) -> Iterator[None]:

@@ -60,6 +60,7 @@ class SpaceTarget:
         self, partition: PartitionToRead, read: ReadPartition, vectors: VectorFacts
     ) -> FileFacts:
         rows_version = secrets.token_hex(16)
+        vectors = partition.with_exact_truncation(read.content_digest, vectors)
         if partition.replaced is not None and partition.has_same_rows(read.content_digest, vectors):
             rows_version = partition.replaced.facts.rows_version
         return FileFacts(

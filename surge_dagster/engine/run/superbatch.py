@@ -3,7 +3,7 @@ on their way."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -85,6 +85,21 @@ class PartitionToRead:
         if self.replaced is None or vectors.rows_encoded or is_forced:
             return False
         return self.replaced.facts.content_digest == content_digest
+
+    def with_exact_truncation(self, content_digest: str, vectors: VectorFacts) -> VectorFacts:
+        """Return what is known of its vectors; which texts were truncated, as the file with the
+        same rows states it."""
+        if self.replaced is None or not self.reuse:
+            return vectors
+        facts = self.replaced.facts
+        if facts.content_digest != content_digest:
+            return vectors
+        return replace(
+            vectors,
+            truncated=facts.truncated,
+            longest_whole_bytes=facts.longest_whole_bytes,
+            shortest_truncated_bytes=facts.shortest_truncated_bytes,
+        )
 
     def action(self, facts: FileFacts) -> Action:
         """Return what was done to publish a file with these facts: if its rows are those of the
