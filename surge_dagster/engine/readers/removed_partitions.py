@@ -22,6 +22,7 @@ from surge_dagster.engine.files.opening import usable_file
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import Found, OutputState
 from surge_dagster.engine.output.spaces import write_document
+from surge_dagster.engine.run.staging import remove_staged
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.keys import encode_key, is_hashed
@@ -70,7 +71,8 @@ def handle_removed(
     delete: bool,
     without_file: Sequence[str] = (),
 ) -> str | None:
-    """Record partitions that the source does not list, and delete their files if that is set.
+    """Record partitions that the source does not list, and delete their files and staged rows if
+    that is set.
 
     Args:
         outputs: listed before the source was, so that no new partition seems removed.
@@ -92,6 +94,7 @@ def handle_removed(
         )
     reporter.found(list(files), refusal)
     if delete and not refusal:
+        deleted: list[str] = []
         for key in (*files, *without_file):
             name = file_name(space.name, key)
             if reporter.keeps(key) or not outputs.is_as_listed(name):  # a run has published it
@@ -99,6 +102,8 @@ def handle_removed(
             reporter.deleting(key, outputs.store.location(name))
             outputs.store.delete(name)
             reporter.deleted(key)
+            deleted.append(key)
+        remove_staged(outputs.store, space.name, deleted)
     return refusal
 
 

@@ -362,8 +362,8 @@ def _group_borders(sizes: np.ndarray) -> list[int]:
 
 
 def remove_staged(store: Store, space: str, keys: Iterable[str]) -> None:
-    """Remove what is staged of partitions whose files are up to date; a run that was killed may
-    have left it.
+    """Remove what is staged of partitions whose files are up to date or deleted; a run that was
+    killed may have left it.
 
     It does no harm: if it cannot be removed, the log says so and the next run tries again.
     """

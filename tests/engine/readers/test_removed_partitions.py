@@ -14,9 +14,11 @@ from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.readers.removed_partitions import (
     find_removed,
+    handle_removed,
     record_removed,
     recorded_removed,
 )
+from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.store.local_store import LocalStore
 from tests.engine.outputs import Load, Output, both_ways, output
 
@@ -55,6 +57,22 @@ def test_removed_partition_is_left_out_until_it_is_listed_or_embedded_again(
     )
     assert settle(output, "a", LONG) is None and open_embeddings(output.root).rows == 4
     assert settle(output, "a", "b", LONG) is None and open_embeddings(output.root).rows == 7
+
+
+def test_staged_rows_of_a_removed_partition_are_deleted_with_its_file(output: Output) -> None:
+    for key in "ab":
+        output.put(key, 2)
+        staged = output.root / STAGING / output.space.name / key / "v1" / "0-1.parquet"
+        staged.parent.mkdir(parents=True)
+        staged.touch()
+    outputs = OutputState(output.store, output.space.name)
+    reporter = Mock(keeps=Mock(return_value=False))
+
+    refusal = handle_removed(outputs, output.space, ["a"], reporter, delete=True)
+
+    assert refusal is None
+    left = (output.root / STAGING / output.space.name).iterdir()
+    assert [folder.name for folder in left] == ["a"]
 
 
 def test_derived_space_and_change_feed_leave_out_what_its_parent_does(output: Output) -> None:
