@@ -1,7 +1,8 @@
 """Split partitions survive: a run that ends early leaves its segments staged, and the next one
 encodes the others.
 
-Runs end early here in the gentlest way, a source that does not answer; `test_histories.py` kills them.
+Runs end early here in the gentlest way, a source that does not answer; `test_histories.py` kills
+them.
 """
 
 from __future__ import annotations
