@@ -20,6 +20,7 @@ from surge_dagster.engine.output.freshness import Freshness
 from surge_dagster.engine.plan.dividing import Piece
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Event, Failure
+from surge_dagster.engine.run.reuse_check import ReuseAnswer
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.version import __version__
 
@@ -123,6 +124,7 @@ class Machine:
         self._pool = setup.open_pool()
         self._pool.start()
         self._outputs = setup.new_run([], self._pool).listed_outputs()
+        self._reuse_answer = ReuseAnswer()  # one sample for all stretches
         self._partitions: dict[str, Partition] = {}
         self._running: dict[int, EmbeddingRun] = {}
         self._stopped = set[int]()
@@ -161,6 +163,7 @@ class Machine:
             outputs=self._outputs,
             ranges=() if piece.rows is None else [piece.rows],
             at_once=STRETCHES_AT_ONCE,
+            reuse_answer=self._reuse_answer,
         )
         self._running[number] = run
         try:

@@ -23,6 +23,7 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.output.freshness import Freshness, OutputState
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.run.reuse_check import ReuseAnswer
 from surge_dagster.engine.sources.partition import Partition, PartitionRange, Source
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.store import Store
@@ -94,6 +95,7 @@ class RunSetup:
         outputs: OutputState | None = None,
         ranges: Sequence[PartitionRange] = (),
         at_once: int = 1,
+        reuse_answer: ReuseAnswer | None = None,
     ) -> EmbeddingRun:
         """Return a run in this process; see `EmbeddingRun`.
 
@@ -113,6 +115,7 @@ class RunSetup:
             ranges=ranges,
             outputs=outputs,
             known=known,
+            reuse_answer=reuse_answer,
             include_text=self.files.include_text,
             memory_limit_bytes=memory_limit,
             grace_seconds=self.grace_seconds,

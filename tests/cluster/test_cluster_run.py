@@ -16,7 +16,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.output.freshness import Freshness
 from surge_dagster.engine.plan.dividing import Piece
-from surge_dagster.engine.run.report import Failure, Receipt
+from surge_dagster.engine.run.report import Failure, OldVectorSample, Receipt
 from surge_dagster.engine.run.staging import STAGING
 from tests.cluster.local_cluster import (
     CATALOG,
@@ -25,7 +25,13 @@ from tests.cluster.local_cluster import (
     cluster_run,
     events_of,
 )
-from tests.small_catalogs import assert_embedded, numbered_rows, partition_folder, write_rows
+from tests.small_catalogs import (
+    assert_embedded,
+    numbered_rows,
+    partition_folder,
+    write_catalog,
+    write_rows,
+)
 
 # Each machine is a pool with processes of its own.
 pytestmark = [pytest.mark.usefixtures("no_leaks"), pytest.mark.processes]
@@ -164,6 +170,20 @@ def test_divided_partition_that_is_refused_fails_once(giant: RunSetup, pool: Enc
     assert failure.key == "giant"
     assert "'id-0'" in failure.reason
     assert run.report.partitions_written == 2
+
+
+def test_machine_compares_old_vectors_once_for_all_its_stretches(
+    setup: RunSetup, pool: EncoderPool
+) -> None:
+    list(cluster_run(LocalCluster(setup, ["a"]), pool).events())
+    changed = {key: [*rows, (f"{key}-new", "a new text")] for key, rows in CATALOG.items()}
+    write_catalog(Path(setup.source), changed, version="v2")
+
+    cluster = LocalCluster(setup, ["a"])
+    samples = events_of(cluster, pool, OldVectorSample)
+
+    assert len(cluster.given) == 12
+    assert len(samples) == 1
 
 
 def test_stretch_that_is_stopped_before_it_begins_embeds_nothing(setup: RunSetup) -> None:

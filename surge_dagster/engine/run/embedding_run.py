@@ -38,7 +38,7 @@ from surge_dagster.engine.run.observer import PublicationObserver
 from surge_dagster.engine.run.publisher import Publisher
 from surge_dagster.engine.run.reading import superbatches
 from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport
-from surge_dagster.engine.run.reuse_check import ReuseCheck
+from surge_dagster.engine.run.reuse_check import ReuseAnswer, ReuseCheck
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.space_target import SpaceTarget
 from surge_dagster.engine.run.staging import Staging, remove_staged, sweep_orphan_files
@@ -74,6 +74,7 @@ class EmbeddingRun:
             them.
         known: freshness of all partitions by key, if the caller has asked for it; the run does not
             ask again.
+        reuse_answer: of runs that share the pool; the first one compares the sample for all.
         include_text: write the text column.
         memory_limit_bytes: data that may be resident at any time; None is half of the memory that
             the process may use.
@@ -102,6 +103,7 @@ class EmbeddingRun:
         ranges: Sequence[PartitionRange] = (),
         outputs: OutputState | None = None,
         known: Mapping[str, Freshness] | None = None,
+        reuse_answer: ReuseAnswer | None = None,
         include_text: bool = True,
         memory_limit_bytes: int | None = None,
         grace_seconds: float = 20.0,
@@ -130,6 +132,7 @@ class EmbeddingRun:
         self._ranges = ranges
         self._outputs = outputs
         self._known = known
+        self._reuse_answer = reuse_answer or ReuseAnswer()
         self._include_text = include_text
         self._memory_limit = memory_limit_bytes
         self._observer = observer
@@ -358,7 +361,9 @@ class EmbeddingRun:
             )
             observer = self._observer if is_watched else None
             staging = Staging(target)
-            reuse = ReuseCheck(outputs.names(), target, self._pool, memory, events.emit)
+            reuse = ReuseCheck(
+                outputs.names(), target, self._pool, memory, events.emit, self._reuse_answer
+            )
             items = superbatches(due, target, staging, memory, dropped, reuse, observer)
             publisher = Publisher(target, staging, memory, events, dropped, observer, outputs)
             try:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -42,12 +43,25 @@ class _OldRow:
     vector: np.ndarray
 
 
+@dataclass(eq=False, slots=True)
+class ReuseAnswer:
+    """Whether old vectors may be reused; None until it is decided. Runs of one pool may share it.
+
+    Attributes:
+        lock: held while a run compares the sample.
+    """
+
+    allowed: bool | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
 class ReuseCheck:
-    """Decides once per run whether old vectors may be reused; used by the reader.
+    """Decides whether old vectors may be reused; used by the reader.
 
     Args:
         names: of the files of the space, sorted.
         report: takes the result of the comparison.
+        answer: of runs that share it; the first one compares.
     """
 
     def __init__(
@@ -57,6 +71,7 @@ class ReuseCheck:
         pool: EncoderPool,
         memory: RunMemory,
         report: Callable[[OldVectorSample], None],
+        answer: ReuseAnswer,
     ) -> None:
         self._names = names
         self._target = target
@@ -64,14 +79,16 @@ class ReuseCheck:
         self._memory = memory
         self._report = report
         self._random = random.Random(_SEED)
-        self._allowed: bool | None = None
+        self._answer = answer
 
     def allows_reuse(self) -> bool:
         """Return whether old vectors may be reused; the first call compares the sample."""
-        if self._allowed is None:
-            with self._memory.held(self._memory.plan.reader):
-                self._allowed = self._compare()
-        return self._allowed
+        answer = self._answer
+        with answer.lock:
+            if answer.allowed is None:
+                with self._memory.held(self._memory.plan.reader):
+                    answer.allowed = self._compare()
+            return answer.allowed
 
     def _compare(self) -> bool:
         drawn = self._random.sample(self._names, min(_MOST_FILES, len(self._names)))
