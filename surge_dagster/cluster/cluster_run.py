@@ -139,7 +139,9 @@ class ClusterRun(Generic[T]):
         self.published = set[str]()
         self.preparing = "the files of the output are being compared with the source"
         self.work: dict[str, MachineWork] = {}
-        self._partitions = {partition.key: partition for partition in partitions}
+        self._listed = list(partitions)
+        # The first of a key that comes again; the others are refused.
+        self._partitions = {each.key: each for each in reversed(self._listed)}
         self._connect = connect
         self._warn = warn
         self._force = setup.force
@@ -147,11 +149,12 @@ class ClusterRun(Generic[T]):
         self._queue = Stretches([], divides_rows=False)
         self._stop = StopSignal(setup.grace_seconds)
         # It lists the output and begins the space, and is never run.
-        self._local = setup.new_run(self._partitions.values(), pool, outputs=outputs)
+        self._local = setup.new_run([], pool, outputs=outputs)
         self._known = dict(known or {})
         self._begun = time.perf_counter()
         self._tasks: dict[T, _Task] = {}
         self._ended = set[str]()  # keys of due partitions that have a receipt or a failure
+        self._refused = set[str]()  # keys that the driver refused
         self._left_out = set[str]()  # machines
 
     @property
@@ -192,12 +195,16 @@ class ClusterRun(Generic[T]):
             for partition in self._outputs.looked_at(unknown):
                 self._stop.require_running()
                 self._known[partition.key] = self._outputs.freshness(partition)
-            for decision in self._decisions(self._partitions.values()):
+            for decision in self._decisions(self._listed):
                 if isinstance(decision, Partition):
                     due.append(decision)
                     continue
                 if isinstance(decision, Receipt):
                     fresh_keys.add(decision.key)
+                elif decision.key in self._refused:
+                    continue
+                else:
+                    self._refused.add(decision.key)
                 yield self._counted(decision)
         if not self.stopped:
             self._local.keep_tidy(fresh_keys)
@@ -446,6 +453,8 @@ class ClusterRun(Generic[T]):
                     yield self._counted(event)
                 case _ if event.key in self._ended:
                     continue
+                case Failure(key) if key in self._refused:
+                    self._end(key)
                 case Receipt(action="fresh"):
                     self._end(event.key)
                     yield self._counted(replace(event, action="encoded"))

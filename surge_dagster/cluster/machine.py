@@ -184,7 +184,9 @@ class Machine:
     def _list(self, keys: Sequence[str]) -> dict[str, Partition]:
         """Return those of these partitions that the source has."""
         if not self._partitions.keys() >= set(keys):
-            self._partitions = {each.key: each for each in self._setup.open_source()}
+            # The first of a key that comes again; the driver refuses the others.
+            listed = reversed(list(self._setup.open_source()))
+            self._partitions = {each.key: each for each in listed}
         return {key: self._partitions[key] for key in keys if key in self._partitions}
 
 

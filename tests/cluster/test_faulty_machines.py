@@ -37,7 +37,13 @@ from tests.cluster.local_cluster import (
     events_of,
     setup_in,
 )
-from tests.small_catalogs import numbered_rows, partition_folder, write_rows
+from tests.small_catalogs import (
+    assert_embedded,
+    numbered_rows,
+    partition_folder,
+    write_catalog,
+    write_rows,
+)
 
 # Each machine is a pool with processes of its own.
 pytestmark = [pytest.mark.usefixtures("no_leaks"), pytest.mark.processes]
@@ -157,6 +163,26 @@ def test_machine_that_can_read_nothing_is_left_out_and_fails_no_partition(
     assert cluster.names == ["a"]
     warnings = [message for message in caplog.messages if "is left out" in message]
     assert len(warnings) == 2, "one of each machine"
+
+
+def test_key_that_comes_again_is_refused_and_its_first_rows_are_embedded(
+    tmp_path: Path, pool: EncoderPool
+) -> None:
+    first = numbered_rows("first", 30)
+    write_catalog(tmp_path / "catalog", {"k": first, "other": numbered_rows("other", 5)})
+    write_catalog(tmp_path / "again", {"k": numbered_rows("again", 40)}, version="v2")
+    listed = list(setup_in(tmp_path).open_source())
+    [again] = replace(setup_in(tmp_path), source=str(tmp_path / "again")).open_source()
+
+    setup = setup_in(tmp_path, ListedSetup, partitions=(*listed, again, again))
+    events = list(cluster_run(LocalCluster(setup, ["a"]), pool).events())
+    [failure] = [event for event in events if isinstance(event, Failure)]
+    receipts = [event.key for event in events if isinstance(event, Receipt)]
+
+    assert failure.key == "k"
+    assert "the key comes again after it was closed" in failure.reason
+    assert sorted(receipts) == ["k", "other"]
+    assert_embedded(Path(setup.output), pool.space.name, "k", first)
 
 
 def test_partitions_that_fail_on_the_only_machine_fail_by_name(
