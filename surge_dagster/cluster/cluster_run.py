@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -156,6 +156,7 @@ class ClusterRun(Generic[T]):
         self._ended = set[str]()  # keys of due partitions that have a receipt or a failure
         self._refused = set[str]()  # keys that the driver refused
         self._left_out = set[str]()  # machines
+        self._failed_on = defaultdict[str, set[str]](set)  # new machines, by key
 
     @property
     def space(self) -> Space:
@@ -263,7 +264,8 @@ class ClusterRun(Generic[T]):
             for name in machines:
                 if held[name] != count:
                     continue
-                stretch = self._queue.next(len(machines), speed, count)
+                avoided = self._avoided(name, machines)
+                stretch = self._queue.next(len(machines), speed, count, avoided)
                 if stretch is None:
                     continue
                 known = {key: self._known[key] for key in stretch.piece.keys}
@@ -271,6 +273,11 @@ class ClusterRun(Generic[T]):
                 self._tasks[task] = _Task(name, stretch, self._now())
                 held[name] += _places_of(stretch)
         self.preparing = f"{counted(sum(map(bool, held.values())), 'machine')} at work"
+
+    def _avoided(self, machine: str, machines: Mapping[str, MachineFacts]) -> set[str]:
+        """Return keys that failed on this machine and that another one has not tried."""
+        untried = {key for key, failed in self._failed_on.items() if machines.keys() - failed}
+        return {key for key in untried if machine in self._failed_on[key]}
 
     def _mean_speed(self) -> float | None:
         """Return bytes of text per second of a machine, those of lost machines included."""
@@ -302,7 +309,8 @@ class ClusterRun(Generic[T]):
             can_wait = self._has_other(cluster, task.machine) or cluster.is_starting()
             if work.stretches or not can_wait:
                 raise
-            yield from self._put_back_failed(cluster, task, str(error))
+            yield from self._put_back(task.stretch)
+            self._count_failure(cluster, task.machine, str(error))
             return
 
         events = [self._compared(work, event) for event in outcome.events]
@@ -313,11 +321,12 @@ class ClusterRun(Generic[T]):
 
         failures = [event for event in events if isinstance(event, Failure)]
         has_failed = bool(failures) and not any(isinstance(event, Receipt) for event in events)
-        may_be_bad = not work.stretches and not self.stopped
-        if has_failed and may_be_bad and self._has_other(cluster, task.machine):
-            batches = [event for event in events if isinstance(event, SuperBatchReport)]
-            yield from self._new(batches)
-            yield from self._put_back_failed(cluster, task, failures[0].reason)
+        may_be_bad = has_failed and not work.stretches and not self.stopped
+        # Other failures are those of the data, which would be refused by each machine.
+        suspects = [failure for failure in failures if failure.transient]
+        if may_be_bad and self._blame(cluster, task.machine, suspects):
+            yield from self._new(event for event in events if event not in suspects)
+            yield from self._put_back(task.stretch)
             return
 
         if not has_failed:
@@ -338,13 +347,27 @@ class ClusterRun(Generic[T]):
                 else:
                     yield from self._new([partition])
 
-    def _put_back_failed(self, cluster: Cluster[T], task: _Task, reason: str) -> Iterator[Event]:
+    def _blame(self, cluster: Cluster[T], machine: str, failures: Sequence[Failure]) -> bool:
+        """Hold failures against a new machine, each key once; return whether others can try."""
+        is_new = False
+        can_try = False
+        machines = cluster.machines().keys()
+        for failure in failures:
+            failed_on = self._failed_on[failure.key]
+            is_new = is_new or machine not in failed_on
+            failed_on.add(machine)
+            can_try = can_try or bool(machines - failed_on)
+
+        if is_new and can_try:
+            self._count_failure(cluster, machine, failures[0].reason)
+        return can_try
+
+    def _put_back(self, stretch: Stretch) -> Iterator[Event]:
         """Put back what a machine could not do that may be the cause itself."""
-        stretch, events = self._without_published(task.stretch)
+        due, events = self._without_published(stretch)
         yield from self._new(events)
-        if stretch is not None:
-            self._queue.put_back(stretch)
-        self._count_failure(cluster, task.machine, reason)
+        if due is not None:
+            self._queue.put_back(due)
 
     def _put_back_lost(
         self, cluster: Cluster[T], task: _Task, lost: MachineLost

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from surge_dagster.cluster.machine import STRETCHES_AT_ONCE, Stretch
@@ -58,7 +58,11 @@ class Stretches:
         return bool(self._divider or self._returned)
 
     def next(
-        self, machines: int, bytes_per_second: float | None = None, held: int = 0
+        self,
+        machines: int,
+        bytes_per_second: float | None = None,
+        held: int = 0,
+        avoided: Collection[str] = (),
     ) -> Stretch | None:
         """Return what a machine does next; None if there is nothing for it.
 
@@ -68,11 +72,15 @@ class Stretches:
         Args:
             bytes_per_second: the mean speed of the machines.
             held: stretches that the machine has.
+            avoided: keys whose stretches, once put back, are for other machines.
         """
-        if self._returned:
-            if held and self._returned[0].losses:
+        for stretch in self._returned:
+            if set(stretch.piece.keys).issubset(avoided):
+                continue
+            if held and stretch.losses:
                 return None
-            return self._returned.popleft()
+            self._returned.remove(stretch)
+            return stretch
         if not self._divider:
             return None
 

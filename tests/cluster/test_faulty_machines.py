@@ -142,27 +142,62 @@ def test_only_the_partition_that_ends_every_machine_fails(
     assert by_a == {("p11",), ("p10",)}, "it had another stretch"
 
 
-@pytest.mark.parametrize("why", ["data", "lists nothing"])
+@pytest.mark.parametrize("why", ["cannot read", "lists nothing"])
 def test_machine_that_can_read_nothing_is_left_out_and_fails_no_partition(
     giant: RunSetup, pool: EncoderPool, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: int) -> Iterator[RowBatch]:
-        raise DataError("p", "no such folder", "Mount it.")
+        raise FileNotFoundError("no such folder")
 
+    def wait(machine: str, keys: Sequence[str]) -> None:
+        assert machine != "a" or both.wait(60)
+
+    def leave_out(machine: str) -> None:
+        cluster.names.remove(machine)
+        if cluster.names == ["a"]:
+            both.set()
+
+    write_catalog(Path(giant.source), CATALOG)
     listed = [replace(each, read=fail, read_range=fail) for each in giant.open_source()]
     if why == "lists nothing":
         listed = []
-    cluster = LocalCluster(giant, ["blind", "blind too", "a"])
+    both = threading.Event()
+    cluster = LocalCluster(giant, ["blind", "blind too", "a"], wait)
+    cluster.leave_out = leave_out
     for name in ("blind", "blind too"):
         cluster._machines[name] = listing(giant, listed)
     run = cluster_run(cluster, pool, RANGES)
     failures = [event for event in run.events() if isinstance(event, Failure)]
 
     assert failures == []
-    assert run.report.partitions_written == 3
-    assert cluster.names == ["a"]
+    assert run.report.partitions_written == 15
     warnings = [message for message in caplog.messages if "is left out" in message]
     assert len(warnings) == 2, "one of each machine"
+
+
+@pytest.mark.parametrize("why", ["bad data", "cannot be read"])
+def test_bad_partition_in_ranges_leaves_out_no_machine(
+    giant: RunSetup, pool: EncoderPool, why: str
+) -> None:
+    def fail(*_: int) -> Iterator[RowBatch]:
+        if why == "bad data":
+            raise DataError("giant", "null texts", "Fill them.")
+        raise FileNotFoundError("no such file")
+
+    write_catalog(Path(giant.source), CATALOG)
+    listed: list[Partition] = []
+    for each in giant.open_source():
+        is_bad = each.key == "giant"
+        listed.append(replace(each, read=fail, read_range=fail) if is_bad else each)
+    setup = setup_in(Path(giant.output).parent, ListedSetup, partitions=tuple(listed))
+    cluster = LocalCluster(setup, ["a", "b", "c"])
+    run = cluster_run(cluster, pool, RANGES)
+    failures = [event.key for event in run.events() if isinstance(event, Failure)]
+
+    assert cluster.names == ["a", "b", "c"]
+    assert failures == ["giant"]
+    assert run.report.partitions_written == 14
+    assert_all_embedded(setup, pool)
 
 
 def test_key_that_comes_again_is_refused_and_its_first_rows_are_embedded(

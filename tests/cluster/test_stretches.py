@@ -105,6 +105,15 @@ def test_stretch_that_a_machine_could_not_do_is_for_all_machines() -> None:
     assert stretches.next(1, held=1) is first
 
 
+def test_stretch_whose_keys_a_machine_avoids_is_for_other_machines() -> None:
+    stretches = sized([1])
+    first = next_of(stretches)
+    stretches.put_back(first)
+
+    assert stretches.next(1, avoided=first.piece.keys) is None
+    assert stretches.next(1) is first
+
+
 def test_stretch_is_given_up_when_it_was_lost_three_times() -> None:
     stretches = sized([5])
     is_kept = [stretches.put_back_lost(next_of(stretches)) for _ in range(3)]
