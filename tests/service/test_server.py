@@ -113,11 +113,12 @@ def test_service_says_what_it_serves_and_answers_on_a_unix_socket(
         said.get(timeout=60)
         == f"listening on the Unix socket {path} (queries: /v1, documents: /documents/v1)"
     )
+    server = servers.get(timeout=60)
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
         client.sendall(REQUEST)
         assert client.recv(12) == b"HTTP/1.1 200"
-    servers.get(timeout=60).should_exit = True
+    server.should_exit = True
     thread.join()
     assert said.get(timeout=60) == "stopped"
     assert spaces.calls == ["start", "close"] and frozen == [["start"]]
@@ -128,8 +129,8 @@ def noted_startup(servers: SimpleQueue[uvicorn.Server]) -> object:
     startup = uvicorn.Server.startup
 
     async def noted(self: uvicorn.Server, sockets: list[socket.socket] | None = None) -> None:
-        servers.put(self)
         await startup(self, sockets)
+        servers.put(self)
 
     return noted
 
