@@ -124,78 +124,67 @@ class LaneSettings:
         return pool
 
 
+@dataclass(frozen=True, slots=True)
 class SpaceLanes:
-    """The lanes that encode for a space, and for all spaces that are derived from the same vectors.
+    """The lanes of a space, and of all spaces that are derived from the same vectors."""
 
-    Args:
-        space: as the output has it.
-
-    Attributes:
-        sha256: `encoder_sha256` of all spaces that these lanes encode for.
-        lanes: for queries and for documents, once they are started.
-    """
-
-    def __init__(self, space: Space, settings: LaneSettings) -> None:
-        self.sha256 = space.encoder_sha256
-        self.lanes: list[Lane] = []
-        self._space = space
-        self._settings = settings
-        self._loading: EncoderPool | None = None
-        self._is_closed = False
-
-    def start(self) -> None:
-        """Load the model for queries and make both lanes.
-
-        Raises:
-            ConfigError: see `LaneSettings.pool`; or the model has another tokenizer than that of
-                the space.
-            EncoderError: the workers do not start, or `close` was called.
-        """
-        new_queries = partial(self._settings.pool, self._space, "query")
-        new_documents = partial(self._settings.pool, self._space, "document")
-        pool = self._loading = new_queries()
-        if self._is_closed:  # by another thread, which may not have seen the pool
-            pool.close()
-        facts = pool.start()
-        self._space.require_tokenizer(facts.tokenizer)
-        tokenize = TextTokens(pool.space, facts)
-        longest_text = min(pool.space.max_length, _LONGEST_TEXT_TOKENS)
-        saturation = facts.saturation_tokens or _SATURATION_TOKENS
-        pass_tokens = max(saturation // _PASSES_OF_SATURATION, longest_text)
-        promise = self._promise(pool, pass_tokens)
-        pool.vectors(pa.array(["the first text of a worker takes longer"], pa.large_string()))
-
-        bulk_pool = new_documents()
-        # The workers of both lanes are of one kind.
-        bulk_tokenize = TextTokens(bulk_pool.space, facts)
-        bulk_tokens = _BULK_PASSES * max(saturation, longest_text)
-        self.lanes = [
-            Lane(pool, new_queries, tokenize, pass_tokens, promise, recorded=self._space),
-            Lane(bulk_pool, new_documents, bulk_tokenize, bulk_tokens, recorded=self._space),
-        ]
-        self.lanes[0].start()
-
-    def _promise(self, pool: EncoderPool, pass_tokens: int) -> Promise:
-        speed = pool.speed
-        seconds = float(speed.seconds(pass_tokens / speed.tokens_per_text, pass_tokens))
-        # Niceness divides a CPU; a GPU gives two processes equal slices of time.
-        bulk_share = 0.5 if pool.device.startswith("cuda") else self._settings.bulk_share
-        promise = Promise(
-            (1 - bulk_share) * pass_tokens / seconds, pass_tokens, self._settings.promised_seconds
-        )
-        if promise.promised_seconds != (promise.wanted_seconds or promise.promised_seconds):
-            log.warning(
-                "%s promises %.0f ms: less cannot be kept",
-                self._space.name,
-                1000 * promise.promised_seconds,
-            )
-        return promise
+    queries: Lane
+    documents: Lane
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Drain both lanes at the same time and close them; a start that is under way fails."""
-        self._is_closed = True
-        if self._loading is not None and not self.lanes:
-            self._loading.close()
+        """Drain both lanes at the same time, and close them."""
         with ThreadPoolExecutor(2) as threads:
-            for lane in self.lanes:
-                threads.submit(lane.close, drain_seconds)
+            threads.submit(self.queries.close, drain_seconds)
+            threads.submit(self.documents.close, drain_seconds)
+
+
+def start_lanes(space: Space, settings: LaneSettings) -> SpaceLanes:
+    """Load the model of a space on record for queries, and make both lanes.
+
+    Raises:
+        ConfigError: see `LaneSettings.pool`; or the model has another tokenizer than that of the
+            space.
+        EncoderError: the workers do not start.
+    """
+    new_queries = partial(settings.pool, space, "query")
+    new_documents = partial(settings.pool, space, "document")
+    pool = new_queries()
+    try:
+        facts = pool.start()
+        space.require_tokenizer(facts.tokenizer)
+        pool.vectors(pa.array(["the first text of a worker takes longer"], pa.large_string()))
+    except BaseException:
+        pool.close()
+        raise
+
+    longest_text = min(pool.space.max_length, _LONGEST_TEXT_TOKENS)
+    saturation = facts.saturation_tokens or _SATURATION_TOKENS
+    pass_tokens = max(saturation // _PASSES_OF_SATURATION, longest_text)
+    promise = _promise(pool, pass_tokens, settings)
+    tokenize = TextTokens(pool.space, facts)
+    queries = Lane(pool, new_queries, tokenize, pass_tokens, promise, recorded=space)
+    queries.start()
+
+    # The workers of both lanes are of one kind.
+    bulk_pool = new_documents()
+    bulk_tokenize = TextTokens(bulk_pool.space, facts)
+    bulk_tokens = _BULK_PASSES * max(saturation, longest_text)
+    documents = Lane(bulk_pool, new_documents, bulk_tokenize, bulk_tokens, recorded=space)
+    return SpaceLanes(queries, documents)
+
+
+def _promise(pool: EncoderPool, pass_tokens: int, settings: LaneSettings) -> Promise:
+    speed = pool.speed
+    seconds = float(speed.seconds(pass_tokens / speed.tokens_per_text, pass_tokens))
+    # Niceness divides a CPU; a GPU gives two processes equal slices of time.
+    bulk_share = 0.5 if pool.device.startswith("cuda") else settings.bulk_share
+    promise = Promise(
+        (1 - bulk_share) * pass_tokens / seconds, pass_tokens, settings.promised_seconds
+    )
+    if promise.promised_seconds != (promise.wanted_seconds or promise.promised_seconds):
+        log.warning(
+            "%s promises %.0f ms: less cannot be kept",
+            pool.space.name,
+            1000 * promise.promised_seconds,
+        )
+    return promise

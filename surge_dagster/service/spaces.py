@@ -28,7 +28,7 @@ from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.waiting import every
 from surge_dagster.service.errors import Refusal
 from surge_dagster.service.lane import Lane
-from surge_dagster.service.space_lanes import LaneSettings, SpaceLanes
+from surge_dagster.service.space_lanes import LaneSettings, SpaceLanes, start_lanes
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,6 @@ class ServedSpaces:
         self._listed: dict[str, Space] = {}  # by name, in the order in which they were seen first
         self._wanted: list[Space] = []  # the current space first
         self._lanes: dict[str, SpaceLanes] = {}  # ready, by `encoder_sha256`
-        self._loading: SpaceLanes | None = None
         self._load_again_at: dict[str, float] = {}  # of those that failed
         self._served: list[ServedSpace] = []
         self._trouble = ""  # why the output could not be read last
@@ -132,21 +131,15 @@ class ServedSpaces:
         is_loading = not any(each.state == CURRENT for each in self._served)
         return not self._is_closed and (is_loading or self.is_ready)
 
-    def close(self, drain_seconds: float = 0.0) -> None:
-        """Refuse requests, wait for the answers of those that were accepted for so long, and end
-        all workers."""
-        self._is_closed = True
-        if self._loading is not None:
-            self._loading.close()  # its start fails then
-        self._following.close()
-        for lanes in self._lanes.values():
-            lanes.close(drain_seconds)
-
     def __enter__(self) -> ServedSpaces:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        """End all workers; those that are being loaded end later."""
+        self._is_closed = True
+        self._following.close()
+        for lanes in self._lanes.values():
+            lanes.close()
 
     def _ready(self, space: Space) -> ServedSpace:
         for served in self._served:
@@ -197,21 +190,13 @@ class ServedSpaces:
         try:
             self._load(space)
         except Exception as error:
-            if not self._is_closed:
-                log.warning("the space %s cannot be loaded: %s", space.name, str(error))
+            log.warning("the space %s cannot be loaded: %s", space.name, str(error))
             self._load_again_at[space.encoder_sha256] = time.monotonic() + _LOAD_AGAIN_SECONDS
 
     def _load(self, space: Space) -> None:
-        lanes = self._loading = SpaceLanes(space, self.settings)
-        if self._is_closed:  # by another thread, which may not have seen the lanes
-            lanes.close()
-        try:
-            lanes.start()
-        except BaseException:
-            lanes.close()
-            raise
-        self._load_again_at.pop(lanes.sha256, None)
-        self._lanes[lanes.sha256] = lanes
+        lanes = start_lanes(space, self.settings)
+        self._lanes[space.encoder_sha256] = lanes
+        self._load_again_at.pop(space.encoder_sha256, None)
         if self._is_closed:
             lanes.close()
         self._publish()
@@ -228,9 +213,8 @@ class ServedSpaces:
             lanes = self._lanes.get(space.encoder_sha256)
             if lanes is not None:
                 state = "current" if space is self._wanted[0] else "next"
-                queries, documents = lanes.lanes
                 dimensions = self._dimensions(space)
-                served.append(ServedSpace(space, queries, documents, state, dimensions))
+                served.append(ServedSpace(space, lanes.queries, lanes.documents, state, dimensions))
         self._served = served
 
     def _dimensions(self, space: Space) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
 from surge_dagster.service import spaces as spaces_module
 from surge_dagster.service.errors import Refusal
-from surge_dagster.service.space_lanes import LaneSettings, SpaceLanes
+from surge_dagster.service.space_lanes import LaneSettings, SpaceLanes, start_lanes
 from surge_dagster.service.spaces import ServedSpaces, converted
 from tests.engine.runs import finish, in_memory, make_run
 from tests.service.lanes import until
@@ -161,16 +161,17 @@ def test_nobody_answers_as_the_current_space_while_its_model_is_loaded(
 ) -> None:
     b = two_spaces.of(B)
     go = threading.Event()
-    start = SpaceLanes.start
+    is_loading = threading.Event()
 
-    def start_later(lanes: SpaceLanes) -> None:
-        if lanes.sha256 == b.spec_sha256:
+    def start_later(space: Space, settings: LaneSettings) -> SpaceLanes:
+        if space.spec_sha256 == b.spec_sha256:
+            is_loading.set()
             go.wait()
-        start(lanes)
+        return start_lanes(space, settings)
 
-    monkeypatch.setattr(SpaceLanes, "start", start_later)
+    monkeypatch.setattr(spaces_module, "start_lanes", start_later)
     with serving(two_spaces.store) as spaces:
-        until(lambda: spaces._loading and spaces._loading.sha256 == b.spec_sha256)
+        until(is_loading.is_set)
         switch(two_spaces.store, b.name)
         with pytest.raises(Refusal, match="is being loaded") as loading:
             spaces.find(b.name)
@@ -185,14 +186,13 @@ def test_model_that_cannot_be_loaded_leaves_what_is_served(
     two_spaces: Spaces, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     b = two_spaces.of(B)
-    start = SpaceLanes.start
 
-    def refuse(lanes: SpaceLanes) -> None:
-        if lanes.sha256 == b.spec_sha256:
+    def refuse(space: Space, settings: LaneSettings) -> SpaceLanes:
+        if space.spec_sha256 == b.spec_sha256:
             raise ConfigError("the model is gone")
-        start(lanes)
+        return start_lanes(space, settings)
 
-    monkeypatch.setattr(SpaceLanes, "start", refuse)
+    monkeypatch.setattr(spaces_module, "start_lanes", refuse)
     monkeypatch.setattr(spaces_module, "_LOAD_AGAIN_SECONDS", 0.1)
     with serving(two_spaces.store) as spaces:
         until(lambda: "the model is gone" in caplog.text)
