@@ -18,8 +18,7 @@ from surge_dagster.service import batch_routes
 from surge_dagster.service.batches import Batches
 from surge_dagster.service.embeddings import embeddings_router
 from surge_dagster.service.errors import HANDLERS, Error, Refusal
-from surge_dagster.service.gate import ApiKeys, Gate
-from surge_dagster.service.metrics import Metrics
+from surge_dagster.service.gate import ApiKeys, Gate, Metrics
 from surge_dagster.service.spaces import ServedSpaces
 from surge_dagster.version import __version__
 

@@ -26,8 +26,8 @@ from starlette.responses import Response
 
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.service.errors import Refusal
+from surge_dagster.service.gate import ACCEPTED
 from surge_dagster.service.lane import Encoded
-from surge_dagster.service.metrics import ACCEPTED
 from surge_dagster.service.spaces import ServedSpace, ServedSpaces, converted
 
 MAX_TEXTS = 2048
