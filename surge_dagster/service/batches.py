@@ -240,7 +240,7 @@ class Batches:
                 reasons = encode(file, scratch, pool, is_over)
                 changes = self._write(batch, results(file, reasons, scratch, pool, space))
             self._end(batch.id, "completed", **changes)
-        except ConfigError as error:
+        except (Refusal, ConfigError) as error:  # a refusal: it was cancelled at its end
             if not is_over():
                 problem = BatchError(code="cannot_be_encoded", message=str(error))
                 self._end(batch.id, "failed", errors=BatchErrors(data=[problem]))

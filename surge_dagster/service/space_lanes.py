@@ -149,6 +149,7 @@ def start_lanes(space: Space, settings: LaneSettings) -> SpaceLanes:
     new_queries = partial(settings.pool, space, "query")
     new_documents = partial(settings.pool, space, "document")
     pool = new_queries()
+    bulk_pool = new_documents()
     try:
         facts = pool.start()
         space.require_tokenizer(facts.tokenizer)
@@ -160,16 +161,13 @@ def start_lanes(space: Space, settings: LaneSettings) -> SpaceLanes:
     longest_text = min(pool.space.max_length, _LONGEST_TEXT_TOKENS)
     saturation = facts.saturation_tokens or _SATURATION_TOKENS
     pass_tokens = max(saturation // _PASSES_OF_SATURATION, longest_text)
+    bulk_tokens = _BULK_PASSES * max(saturation, longest_text)
     promise = _promise(pool, pass_tokens, settings)
     tokenize = TextTokens(pool.space, facts)
+    bulk_tokenize = TextTokens(bulk_pool.space, facts)  # the workers of both lanes are of one kind
     queries = Lane(pool, new_queries, tokenize, pass_tokens, promise, recorded=space)
-    queries.start()
-
-    # The workers of both lanes are of one kind.
-    bulk_pool = new_documents()
-    bulk_tokenize = TextTokens(bulk_pool.space, facts)
-    bulk_tokens = _BULK_PASSES * max(saturation, longest_text)
     documents = Lane(bulk_pool, new_documents, bulk_tokenize, bulk_tokens, recorded=space)
+    queries.start()
     return SpaceLanes(queries, documents)
 
 

@@ -105,15 +105,13 @@ class ServedSpaces:
             Refusal: it is not served, or its model is not loaded yet.
         """
         wanted = self._wanted
-        for space in wanted:
-            if model == space.name or (model == CURRENT and space is wanted[0]):
-                return self._ready(space)
-        for space in wanted:
-            if model == space.requested.model:
-                return self._ready(space)
-        names = [space.name for space in wanted] + [space.requested.model for space in wanted]
-        message = f"The model {model!r:.100} is not served. Use {', '.join([CURRENT, *names])}."
-        raise Refusal(404, "model_not_found", message, "model")
+        names = [CURRENT]
+        names += [space.name for space in wanted]
+        names += [space.requested.model for space in wanted]
+        if model not in names:
+            message = f"The model {model!r:.100} is not served. Use {', '.join(names)}."
+            raise Refusal(404, "model_not_found", message, "model")
+        return self._ready([wanted[0], *wanted, *wanted][names.index(model)])
 
     def served(self) -> list[ServedSpace]:
         """Return the spaces with loaded lanes, the current one first."""
