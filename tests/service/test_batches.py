@@ -244,6 +244,7 @@ def test_batch_that_cannot_be_encoded_now_is_tried_again_after_the_others(
 WORKER = """
 import sys
 from pathlib import Path
+from surge_dagster.service.batches import Batches
 from tests.service.lanes import until
 from tests.service.test_batches import served
 
