@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -243,6 +244,7 @@ def test_batch_that_cannot_be_encoded_now_is_tried_again_after_the_others(
 
 WORKER = """
 import sys
+import threading
 from pathlib import Path
 from surge_dagster.service.batches import Batches
 from tests.service.lanes import until
@@ -254,25 +256,27 @@ with Batches(served(folder / "output").as_served(), folder / "batches") as batch
 """
 
 
-@pytest.mark.soak  # several processes start
+@pytest.mark.processes
 def test_batch_of_killed_processes_answers_each_line_once(batches: Batches, tmp_path: Path) -> None:
-    count = 100_000
+    count = 30_000
     batch = made(batches, [line(str(number), f"text {number}") for number in range(count)])
+    command = [sys.executable, "-c", WORKER, tmp_path]
     generator = np.random.default_rng(7)
-    kills = 0
 
-    code = None
-    while code is None:
-        process = subprocess.Popen([sys.executable, "-c", WORKER, tmp_path])
-        try:
-            code = process.wait(float(generator.uniform(1.5, 6)))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            kills += 1
+    def partitions() -> int:
+        return len(list((tmp_path / "batches" / "scratch").rglob("*.parquet")))
 
-    assert code == 0
-    assert kills > 0
+    for _ in range(3):
+        process = subprocess.Popen(command)
+        least = min(partitions() + 1, 30)
+        until(lambda least=least: partitions() >= least)
+        threading.Event().wait(generator.uniform(0, 0.1))
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    assert batches.open(), "none of the killed processes has ended the batch"
+
+    subprocess.run(command, check=True, timeout=200)
+
     output = lines_of(batches, batches.records.get(batch.id).output_file_id)
     assert list(output) == [str(number) for number in range(count)]
     for number in range(0, count, 997):
