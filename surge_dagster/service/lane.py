@@ -9,7 +9,7 @@ as a token for every four bytes. A request that is cancelled gives up the texts
 that no pass has taken.
 
 The pool replaces workers that are lost, and encodes their texts again. When it gives up, all
-requests that wait are answered with 503, and the next request starts another pool.
+requests are answered with 503 until the lane has started another pool.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 _NEWEST_SHARE = 0.2  # of the last pass in the measured rate
 _BYTES_PER_TOKEN = 4
 _LARGEST_TEXT_BYTES = 16 << 20
+_START_AGAIN_SECONDS = 30.0  # after a start of another pool has failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +238,8 @@ class Lane:
         """Refuse a request of so many tokens if it is expected to take longer than promised."""
         if self._is_closing:
             raise self._closed()
+        if self._has_failed:
+            raise self._failed()
         if self.promise is None:
             return
         if tokens > self.promise.largest_tokens:
@@ -267,7 +270,6 @@ class Lane:
             # A single text without ids may have more bytes than a pass of tokens.
             max_bytes = _LARGEST_TEXT_BYTES + 4 * self._pass_tokens
             self._arena = self.pool.arena(slots=1, max_texts=self._pass_tokens, max_bytes=max_bytes)
-        self._has_failed = False
 
     def close(self, drain_seconds: float = 0.0) -> None:
         """Refuse new requests, wait so long for the answers of the others, and end the pool."""
@@ -285,6 +287,13 @@ class Lane:
     def _closed(self) -> Refusal:
         message = f"The service no longer encodes for the space {self.space.name}. Send it again."
         return Refusal(503, "shutting_down", message)
+
+    def _failed(self) -> Refusal:
+        message = (
+            f"No worker encodes for the space {self.space.name} any more; the service's log says "
+            "why. Send it again later."
+        )
+        return Refusal(503, "encoder_down", message)
 
     # Below runs in the lane's own thread.
 
@@ -319,22 +328,28 @@ class Lane:
             self.waiting_tokens -= entry.text.tokens
 
     def _replace_pool(self, error: Exception) -> None:
-        """Answer all requests, and prepare another pool."""
+        """Refuse all requests until another pool is started, or the lane is closed."""
+        if not self._is_closing:
+            log.error("the workers of %s failed: %s", self.space.name, str(error))
+            self._has_failed = True
+            self._answer_all(self._failed())
+        while self._has_failed and not self._is_closing:
+            self.pool.close()
+            if self._arena is not None:
+                self._arena.close()
+                self._arena = None
+            try:
+                self.pool = self._new_pool()
+                if self._is_stopping:  # `close` may not have seen this pool
+                    self.pool.close()
+                self.start()
+                self._has_failed = False
+            except Exception as error:
+                log.error("the workers of %s do not start: %s", self.space.name, str(error))
+                with self._changed:
+                    self._changed.wait_for(lambda: self._is_stopping, _START_AGAIN_SECONDS)
         if self._is_closing:
             self._answer_all(self._closed())
-            return
-        log.error("the workers of %s failed: %s", self.space.name, str(error))
-        self._has_failed = True
-        message = (
-            f"No worker encodes for the space {self.space.name} any more; the service's log says "
-            "why. Send it again later."
-        )
-        self._answer_all(Refusal(503, "encoder_down", message))
-        self.pool.close()
-        if self._arena is not None:
-            self._arena.close()
-            self._arena = None
-        self.pool = self._new_pool()
 
     def _encode(self) -> None:
         assert self._arena is not None
@@ -390,6 +405,7 @@ class Lane:
     def _answer_all(self, error: Refusal) -> None:
         with self._changed:
             entries = [*self._pass, *self._queue]
+            self._pass = []
             self._queue.clear()
             self.waiting_tokens = 0
         for entry in entries:
