@@ -1,7 +1,7 @@
 """ServedSpaces: the spaces of an output that the service answers for, which follow its switches.
 
-Two spaces are served: the current one, and the next one, which is the newest other space except the
-one before the last switch. So a switch finds its lanes warm. Spaces that are there at the start
+Two spaces are served: the current one, and the next one, which is the newest space that was current
+neither before the last switch nor since the service began. So a switch finds its lanes warm. Spaces that are there at the start
 count as begun in the order of their names: an output does not say when.
 
 A thread looks at the output twice a second, and at a bucket every five seconds. From the moment at
@@ -78,6 +78,7 @@ class ServedSpaces:
         self.settings = settings
         self._following = ExitStack()
         self._listed: dict[str, Space] = {}  # by name, in the order in which they were seen first
+        self._were_current = set[str]()  # their `encoder_sha256`
         self._wanted: list[Space] = []  # the current space first
         self._lanes: dict[str, SpaceLanes] = {}  # ready, by `encoder_sha256`
         self._load_again_at: dict[str, float] = {}  # of those that failed
@@ -179,8 +180,11 @@ class ServedSpaces:
         previous = listed.get(pointer.previous or "") if pointer else None
         known = {name: listed[name] for name in self._listed if name in listed}
         self._listed = known | listed
-        old = {each.encoder_sha256 for each in (current, previous) if each}
-        new = [each for each in self._listed.values() if each.encoder_sha256 not in old]
+        self._were_current |= {each.encoder_sha256 for each in (current, previous) if each}
+        new = list[Space]()
+        for space in self._listed.values():
+            if space.encoder_sha256 not in self._were_current:
+                new.append(space)
         self._wanted = [current, *new[-1:]]
         self._publish()
 

@@ -156,6 +156,18 @@ def test_switch_finds_the_next_space_warm_and_ends_the_old_one(two_spaces: Space
     assert not spaces.is_alive
 
 
+def test_space_that_was_current_is_never_the_next_one(three_spaces: Spaces, tmp_path: Path) -> None:
+    made = three_spaces.copy_to(tmp_path)
+    names = made.names()
+    switch(made.store, names[0])
+    with serving(made.store) as spaces:
+        for name in names[1:]:
+            switch(made.store, name)
+            until(lambda name=name: spaces.is_ready and spaces.find("current").space.name == name)
+
+        assert [space.name for space in spaces._wanted] == names[-1:]
+
+
 def test_nobody_answers_as_the_current_space_while_its_model_is_loaded(
     two_spaces: Spaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
