@@ -42,6 +42,9 @@ log = logging.getLogger(__name__)
 _NEWEST_SHARE = 0.2  # of the last pass in the measured rate
 _BYTES_PER_TOKEN = 4
 _LARGEST_TEXT_BYTES = 16 << 20
+# Of a lane without a promise, that may wait when another request comes.
+_MOST_WAITING_PASSES = 64
+_ROOM_AGAIN_SECONDS = 5.0
 _START_AGAIN_SECONDS = 30.0  # after a start of another pool has failed
 
 
@@ -150,7 +153,8 @@ class Lane:
         new_pool: returns the pool that follows one that has given up.
         tokenize: as the workers do.
         pass_tokens: of a pass at most, except for a single text with more.
-        promise: None: requests wait as long as it takes.
+        promise: None: requests wait as long as it takes, but are refused while 64 full passes
+            wait.
         recorded: the space as the output has it, whose tokenizer the workers must have.
 
     Attributes:
@@ -241,6 +245,7 @@ class Lane:
         if self._has_failed:
             raise self._failed()
         if self.promise is None:
+            self._require_room()
             return
         if tokens > self.promise.largest_tokens:
             message = (
@@ -257,6 +262,18 @@ class Lane:
                 f"{1000 * late:.0f} ms longer than promised. Send it again later."
             )
             raise Refusal(429, "rate_limit_exceeded", message, retry_after_seconds=late)
+
+    def _require_room(self) -> None:
+        """Refuse a request while too much waits; any size is accepted otherwise."""
+        most = _MOST_WAITING_PASSES * self._pass_tokens
+        if self.waiting_tokens > most:
+            message = (
+                f"{self.waiting_tokens:,} tokens of documents wait, which is more than {most:,}. "
+                "Send the request again later, or make a batch."
+            )
+            raise Refusal(
+                429, "rate_limit_exceeded", message, retry_after_seconds=_ROOM_AGAIN_SECONDS
+            )
 
     def expected_seconds(self, tokens: int = 0) -> float:
         """Return the seconds until all unanswered texts, and so many tokens more, are answered."""

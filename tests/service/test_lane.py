@@ -132,6 +132,22 @@ def test_request_larger_than_the_promise_allows_is_refused_for_good() -> None:
     assert "has 196 tokens. At most 192" in str(error)
 
 
+def test_request_without_a_promise_is_refused_while_too_much_waits(tmp_path: Path) -> None:
+    with open_lane(pass_tokens=64) as lane:
+        hold(lane, tmp_path / "go")
+        large = lane.accept(texts_of("large", 64 * 16))  # 64 passes
+        last = lane.accept(["last"])
+
+        full = refused("rate_limit_exceeded", lane.accept, ["late"])
+
+        assert full.status == 429
+        assert full.headers()["retry-after"] == "5"
+        (tmp_path / "go").touch()
+        assert_encoded(large.result(), texts_of("large", 64 * 16))
+        assert_encoded(last.result(), ["last"])
+        assert_encoded(lane.accept(["now"]).result(), ["now"])
+
+
 def test_rate_follows_slow_passes_and_quick_ones(tmp_path: Path) -> None:
     with open_lane(promise=promised(192)) as lane:
         before = lane.expected_seconds(64)
