@@ -1,8 +1,8 @@
 """ServedSpaces: the spaces of an output that the service answers for, which follow its switches.
 
 Two spaces are served: the current one, and the next one, which is the newest space that was current
-neither before the last switch nor since the service began. So a switch finds its lanes warm. Spaces that are there at the start
-count as begun in the order of their names: an output does not say when.
+neither before the last switch nor since the service began. So a switch finds its lanes warm. Spaces
+that are there at the start count as begun in the order of their names: an output does not say when.
 
 A thread looks at the output twice a second, and at a bucket every five seconds. From the moment at
 which it has seen a switch, `current` is the new space. Until its model is loaded, requests for it
