@@ -25,9 +25,12 @@ from pydantic import BaseModel, Field, ValidationError
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import Cancelled, TransientError
+from surge_dagster.engine.files.facts import FileFacts
 from surge_dagster.engine.files.formats import file_name
+from surge_dagster.engine.files.parquet import read_facts
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.run.previous_rows import truncation
 from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store.local_store import LocalStore
@@ -207,7 +210,9 @@ def results(
     """
     tokenize = TextTokens(pool.space, pool.start())
     keys = [partition.key for partition in file.partitions() if partition.key not in reasons]
-    vectors = _read_vectors([scratch / file_name(pool.space.name, key) for key in keys])
+    paths = {key: scratch / file_name(pool.space.name, key) for key in keys}
+    facts = {key: read_facts(pq.read_metadata(path)) for key, path in paths.items()}
+    vectors = _read_vectors(list(paths.values()))
     for number, raw in read_raw_lines(file.path):
         line = parse_line(raw)
         reason = reasons.get(file.key_of(number))
@@ -223,6 +228,8 @@ def results(
         matrix = np.stack(list(islice(vectors, len(line.body.input))))
         texts = tokenize(line.body.input)
         truncated = np.array([text.is_truncated for text in texts])
+        if not tokenize.makes_ids:
+            truncated |= _found_truncated(line.body.input, facts[file.key_of(number)], pool)
         if truncated.any() and not line.body.truncate:
             error = too_long(truncated, space.max_length)
             yield "error", _result(number, line, error.status, error.body())
@@ -232,6 +239,28 @@ def results(
         found = converted(space, matrix, line.body.dimensions)
         body = embedding_list(found, line.body.encoding_format, space.name, tokens)
         yield "output", _result(number, line, 200, body, row_ranges(truncated))
+
+
+def _found_truncated(texts: list[str], facts: FileFacts, pool: EncoderPool) -> np.ndarray:
+    """Return whether the workers found each text longer than the model reads, bool [texts].
+
+    Args:
+        facts: of the file with their vectors. If lengths do not decide, the texts are encoded
+            again.
+    """
+    lengths = np.array([len(text.encode()) for text in texts])
+    truncated, is_certain = truncation(facts, lengths)
+    if is_certain.all():
+        return truncated
+
+    column = pa.array(texts, pa.large_string())
+    with pool.arena(slots=1, max_texts=len(texts), max_bytes=column.nbytes) as arena:
+        slot = arena.acquire()
+        slot.append(column)
+        pool.encode(slot)
+        truncated = slot.truncation(0, len(slot))
+        slot.release()
+    return truncated
 
 
 def _read_vectors(paths: list[Path]) -> Iterator[np.ndarray]:

@@ -23,6 +23,7 @@ from surge_dagster.service import batch_run
 from surge_dagster.service import batches as batches_module
 from surge_dagster.service.batches import Batch, Batches, BatchRequest
 from surge_dagster.service.errors import Refusal
+from surge_dagster.service.lane import TextTokens, TokenizedText
 from surge_dagster.service.space_lanes import LaneSettings
 from tests.engine.encoder.conftest import faulty_workers
 from tests.service.fake_spaces import FakeSpaces, vectors_of
@@ -157,6 +158,35 @@ def test_lines_have_their_vectors_or_the_error_of_the_endpoint(
     assert list(errors) == ["long"]
     assert errors["long"]["response"]["status_code"] == 400
     assert errors["long"]["response"]["body"]["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("is_certain", [True, False])
+def test_line_that_only_the_workers_find_too_long_has_its_error(
+    batches: Batches, monkeypatch: pytest.MonkeyPatch, is_certain: bool
+) -> None:
+    tokenize = TextTokens.__call__
+
+    def without_tokenizer(tokens: TextTokens, texts: list[str]) -> list[TokenizedText]:
+        return [replace(text, is_truncated=False) for text in tokenize(tokens, texts)]
+
+    monkeypatch.setattr(TextTokens, "__call__", without_tokenizer)
+    if not is_certain:
+        monkeypatch.setattr(batch_run, "truncation", unknown_truncation)
+    lines = [line("short"), line("long", ["short", TOO_LONG]), line("cut", TOO_LONG, truncate=True)]
+
+    batch = run(batches, made(batches, lines))
+
+    output = lines_of(batches, batch.output_file_id)
+    errors = lines_of(batches, batch.error_file_id)
+    assert list(output) == ["short", "cut"]
+    assert output["cut"]["response"]["headers"] == {"surge-truncated-rows": "0"}
+    assert list(errors) == ["long"]
+    assert errors["long"]["response"]["body"]["error"]["code"] == "context_length_exceeded"
+
+
+def unknown_truncation(facts: object, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    no = np.zeros(len(lengths), np.bool_)
+    return no, no
 
 
 @pytest.mark.usefixtures("faulty_workers")
