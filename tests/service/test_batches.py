@@ -288,7 +288,7 @@ with Batches(served(folder / "output").as_served(), folder / "batches") as batch
 
 @pytest.mark.processes
 def test_batch_of_killed_processes_answers_each_line_once(batches: Batches, tmp_path: Path) -> None:
-    count = 30_000
+    count = 20_000
     batch = made(batches, [line(str(number), f"text {number}") for number in range(count)])
     command = [sys.executable, "-c", WORKER, tmp_path]
     generator = np.random.default_rng(7)
@@ -296,9 +296,9 @@ def test_batch_of_killed_processes_answers_each_line_once(batches: Batches, tmp_
     def partitions() -> int:
         return len(list((tmp_path / "batches" / "scratch").rglob("*.parquet")))
 
-    for _ in range(3):
+    for _ in range(2):
         process = subprocess.Popen(command)
-        least = min(partitions() + 1, 30)
+        least = min(partitions() + 1, 20)
         until(lambda least=least: partitions() >= least)
         threading.Event().wait(generator.uniform(0, 0.1))
         process.kill()
