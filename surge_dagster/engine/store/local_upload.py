@@ -27,16 +27,8 @@ from surge_dagster.engine.support.waiting import wait_in_turns
 TEMP_PREFIX = ".tmp-"
 LOCK_NAME = ".lock"
 _POLL_SECONDS = 0.01
-_UNUSABLE = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENOENT,
-    errno.EIO,
-    errno.ESTALE,
-)
+# They concern every file; any other error fails only the partition of its file.
+_WHOLE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE)
 _ATTEMPTS = 100  # to create a temp file before another process removes it or its folder
 
 
@@ -195,6 +187,6 @@ def write_error(target: Path | str, error: OSError) -> TransientError:
     remedy = "Make room on the disk" if is_full else "Check the disk and its permissions"
     cause = os.strerror(error.errno) if error.errno else str(error)
     message = f"cannot write {str(target)!r}: {cause}. {remedy}, then run again."
-    if error.errno in _UNUSABLE:
+    if error.errno in _WHOLE_DISK:
         return StoreUnavailable(f"{message} What was published stays.")
     return TransientError(message)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -55,21 +56,34 @@ def file_too_large() -> None:
     raise OSError(errno.EFBIG, "File too large")
 
 
+def no_permission() -> None:
+    raise OSError(errno.EACCES, "Permission denied")
+
+
+def bad_sector() -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def folder_is_gone() -> None:
+    raise OSError(errno.ENOENT, "No such file or directory")
+
+
 def programming_error() -> None:
     raise AssertionError("a programming error")
 
 
 @pytest.mark.parametrize("step", ["create", "write", "publish"])
 @pytest.mark.parametrize("key", ["a", "big"])
-def test_disk_that_refuses_one_file_fails_only_its_partition(
-    hash_pool: EncoderPool, tmp_path: Path, step: str, key: str
+@pytest.mark.parametrize("happen", [file_too_large, no_permission, bad_sector, folder_is_gone])
+def test_one_unwritable_file_of_several_fails_only_its_partition(
+    hash_pool: EncoderPool, tmp_path: Path, step: str, key: str, happen: Callable[[], None]
 ) -> None:
-    run = make_run(
-        hash_pool, in_memory(CATALOG), FaultyStore(tmp_path, {key}, step, file_too_large)
-    )
+    run = make_run(hash_pool, in_memory(CATALOG), FaultyStore(tmp_path, {key}, step, happen))
+
     [failure] = failures(finish(run))
+
     assert (failure.key, failure.transient) == (key, True)
-    assert "File too large" in failure.reason
+    assert "cannot write" in failure.reason
     others = CATALOG.keys() - {key}
     assert published_files(tmp_path, run.space.name) == {f"{other}.parquet" for other in others}
     again = make_run(hash_pool, in_memory(CATALOG), tmp_path)
@@ -222,7 +236,15 @@ def test_thresholds_and_limit_are_checked_before_anything_is_written(
 TINY: dict[str, Rows] = {f"p{n:02}": numbered_rows(f"p{n:02}", 3) for n in range(40)}
 
 
-@pytest.mark.parametrize("fault", ["full", "removed", "read-only"])
+WHOLE_DISK = {
+    "full": errno.ENOSPC,
+    "quota": errno.EDQUOT,
+    "read-only": errno.EROFS,
+    "stale": errno.ESTALE,
+}
+
+
+@pytest.mark.parametrize("fault", WHOLE_DISK)
 @pytest.mark.parametrize("rows", [3, 150])
 def test_disk_that_refuses_every_write_ends_the_run(
     hash_pool: EncoderPool, tmp_path: Path, fault: str, rows: int
@@ -235,26 +257,18 @@ def test_disk_that_refuses_every_write_ends_the_run(
         RefusingStore(tmp_path / "o", fault),
         Thresholds(b_min=30, b_max=60),
     )
-    expected = {
-        "full": "No space left",
-        "removed": "No such file",
-        "read-only": "Read-only file system",
-    }[fault]
     written: list[str] = []
     with pytest.raises(
         StoreUnavailable,
-        match=f"cannot write .*{expected}.* published stays",
+        match=f"cannot write .*{os.strerror(WHOLE_DISK[fault])}.* published stays",
     ):
         for event in run.events():
             if isinstance(event, Receipt):
                 written.append(event.key)
     assert run.report.texts_encoded < len(catalog) * rows / 2
-    if fault != "removed":
-        assert published_files(tmp_path / "o", run.space.name) == {
-            f"{key}.parquet" for key in written
-        }
-        again = make_run(hash_pool, in_memory(catalog), tmp_path / "o")
-        assert set(keys_of(receipts(finish(again), "encoded"))) == catalog.keys() - set(written)
+    assert published_files(tmp_path / "o", run.space.name) == {f"{key}.parquet" for key in written}
+    again = make_run(hash_pool, in_memory(catalog), tmp_path / "o")
+    assert set(keys_of(receipts(finish(again), "encoded"))) == catalog.keys() - set(written)
 
 
 class RefusingStore(LocalStore):
@@ -269,10 +283,8 @@ class RefusingStore(LocalStore):
         self._files += name.endswith(".parquet")
         if self._files <= 4:
             return super().create(name)
-        if self._fault == "removed":
-            return LocalUpload(self.root / "removed", name.removeprefix("."))
         with storage_errors(self.root / name):
-            raise OSError({"full": errno.ENOSPC, "read-only": errno.EROFS}[self._fault], "")
+            raise OSError(WHOLE_DISK[self._fault], "")
 
 
 def test_only_the_tiny_partition_whose_source_changed_fails(
