@@ -4,8 +4,8 @@ than a part.
 It appears under its name in one step, in `publish`. A PUT replaces only the object that stood at
 the name when `still_wanted` was last called. A writer whose condition fails looks again and calls
 `still_wanted` again: of two writers, the one whose source is out of date finds out and discards its
-result. obstore does not repeat a conditional PUT whose answer was lost. The next round does: it
-replaces the object with the same bytes.
+result. obstore does not repeat a conditional PUT whose answer was lost or whose body was damaged.
+The next round does: it replaces the object with the same bytes.
 
 obstore takes no condition when a multipart upload completes. So the upload looks at the object
 before and after `still_wanted`, and calls that again if the object has changed. Two writers that
@@ -27,7 +27,7 @@ import pyarrow as pa
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.store.requests import AnswerLost, Requests
+from surge_dagster.engine.store.requests import AnswerLost, BodyDamaged, Requests
 from surge_dagster.engine.store.store import StoredObject, Upload, plain_etag
 
 PIECE_BYTES = 1024 * 1024  # passed to obstore's writer in one call
@@ -106,8 +106,8 @@ class ObjectUpload(Upload):
             still_wanted()
             try:
                 stored = self.put(current)
-            except AnswerLost as lost:
-                failure = lost
+            except (AnswerLost, BodyDamaged) as error:
+                failure = error
             else:
                 if stored is not None:
                     return StoredObject(self._name, self._size, plain_etag(stored["e_tag"]))

@@ -1,8 +1,9 @@
 """Requests to an object store, and its errors in words for the operator.
 
 obstore repeats a request by itself: three tries with exponential back-off (`ClientLimits`). What it
-gives up is final. An object that the store refuses to give fails one partition. Every other error
-ends the run: the next object would meet it too.
+gives up is final. A request that the store refuses (4xx) fails the partition of its object. The run
+ends if the next object would meet the error too: the credentials or the bucket are wrong, or the
+store does not answer.
 
 obstore's errors quote requests and answers, which may hold secrets. The errors raised here show
 only the status, the store's own code and a remedy.
@@ -27,9 +28,10 @@ from surge_dagster.engine.support.waiting import TURN_SECONDS, in_background
 T = TypeVar("T")
 
 _STATUS = re.compile(r"status(?: code)?: (\d{3})")
-_CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>")
+_CODE = re.compile(r"(?:<Code>|\(code: )([A-Za-z0-9]{1,60})[<)]")
 
 _LATER = "Run again when the store answers."
+_STAYS = "What was published stays."
 _REGION = "The bucket is in another region. Set AWS_REGION, or `region` in storage_options."
 _CREDENTIALS = (
     "The credentials are missing, wrong, expired or lack a right. Provide others, run again."
@@ -37,8 +39,8 @@ _CREDENTIALS = (
 _BUCKET = "Is there such a bucket? Correct the URL, or create the bucket, and run again."
 _ROOM = "The store is full: make room, or raise its quota, and run again."
 
-# Parts of an error's text: the store's code, a status, or obstore's words. Each with what is wrong,
-# unless the status says it, and the remedy. The first that matches counts.
+# What concerns every object. A part of the error's text: the store's code, a status, or obstore's
+# words. What is wrong, unless the status says it. The remedy. The first that matches counts.
 _CAUSES = (
     (
         "credential provider",
@@ -50,18 +52,16 @@ _CAUSES = (
     ("IllegalLocationConstraintException", "", _REGION),
     ("redirect without LOCATION", "301: PermanentRedirect", _REGION),
     ("RequestTimeTooSkewed", "", "This machine's clock is wrong: set it, and run again."),
-    (
-        "NoSuchUpload",
-        "",
-        "Another process aborted the upload, a lifecycle rule perhaps. Run again.",
-    ),
     ("ExpiredToken", "", _CREDENTIALS),
     ("InvalidToken", "", _CREDENTIALS),
     ("TokenRefreshRequired", "", _CREDENTIALS),
-    ("QuotaExceeded", "", _ROOM),
+    ("InvalidAccessKeyId", "", _CREDENTIALS),
+    ("SignatureDoesNotMatch", "", _CREDENTIALS),
+    ("AuthenticationFailed", "", _CREDENTIALS),
     ("code: 401", "", _CREDENTIALS),
-    ("code: 403", "", _CREDENTIALS),
-    ("code: 404", "", _BUCKET),
+    ("NoSuchBucket", "", _BUCKET),
+    ("ContainerNotFound", "", _BUCKET),
+    ("QuotaExceeded", "", _ROOM),
     ("code: 507", "", _ROOM),
     (
         "path segment",
@@ -88,6 +88,15 @@ _CAUSES = (
     ),
     ("kind: Connect,", "refused: no connection could be made", _LATER),  # not ConnectionReset
 )
+# Of a refusal that concerns one object.
+_REFUSALS = (
+    ("NoSuchUpload", "Another process aborted the upload, a lifecycle rule perhaps. Run again."),
+    ("AccessDenied", _CREDENTIALS),
+    ("code: 403", _CREDENTIALS),
+    ("", "Run again."),
+)
+_REFUSED_DELETION = "(code: AccessDenied)"  # in an answer with status 200
+_BUSY = frozenset({"408", "429"})
 # With status 400: the body arrived damaged, in part, or too slowly.
 _DAMAGED = frozenset({"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"})
 _LOST = (
@@ -101,6 +110,10 @@ _MISSING_PARENTS = frozenset({"NoSuchBucket", "ContainerNotFound", "NoSuchUpload
 
 class AnswerLost(StoreUnavailable):
     """A request whose connection broke. obstore does not repeat it if it has a condition."""
+
+
+class BodyDamaged(TransientError):
+    """A request whose body did not arrive as it was sent. obstore does not repeat it."""
 
 
 class Requests:
@@ -123,7 +136,7 @@ class Requests:
         Raises:
             FileNotFoundError: there is no such object.
             AlreadyExistsError, PreconditionError: the condition of the request does not hold.
-            TransientError: the store does not give this object.
+            TransientError: the store refuses this request.
             StoreUnavailable: it does not answer, or refuses what every object needs.
         """
         self._require_not_over()
@@ -150,26 +163,24 @@ class Requests:
             return FileNotFoundError(f"{self._where}: {what}: there is no such object")
 
         status = _first(_STATUS, text)
-        answered = f"{status}: {code}" if code else status
-        if code in _DAMAGED:
-            return self._lost(what, answered)
+        answered = ": ".join(filter(None, (status, code)))
+        failed = f"{self._where}: {what} failed"
         for sign, words, remedy in _CAUSES:
             if sign in text:
-                return self._failed(what, words or answered, remedy, status)
+                return StoreUnavailable(f"{failed} ({words or answered}). {remedy} {_STAYS}")
+
+        if code in _DAMAGED:
+            return BodyDamaged(f"{failed} ({answered}). Run again.")
+        is_refused = status.startswith("4") and status not in _BUSY
+        if is_refused or _REFUSED_DELETION in text:
+            remedy = next(remedy for sign, remedy in _REFUSALS if sign in text)
+            # a listing is of the bucket
+            refused = StoreUnavailable if what.startswith("LIST") else TransientError
+            return refused(f"{failed} ({answered}). {remedy}")
         if status:
-            return self._failed(what, answered, _LATER, status)
-        return self._lost(what, next(words for sign, words in _LOST if sign in text))
-
-    def _lost(self, what: str, words: str) -> AnswerLost:
-        return AnswerLost(
-            f"{self._where}: {what} failed ({words}). {_LATER} What was published stays."
-        )
-
-    def _failed(self, what: str, words: str, remedy: str, status: str) -> TransientError:
-        message = f"{self._where}: {what} failed ({words}). {remedy}"
-        if what.startswith("GET") and status.startswith("4"):
-            return TransientError(message)
-        return StoreUnavailable(f"{message} What was published stays.")
+            return StoreUnavailable(f"{failed} ({answered}). {_LATER} {_STAYS}")
+        words = next(words for sign, words in _LOST if sign in text)
+        return AnswerLost(f"{failed} ({words}). {_LATER} {_STAYS}")
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str:

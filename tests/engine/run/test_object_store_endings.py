@@ -97,7 +97,7 @@ def test_stopped_run_leaves_no_waiting_thread(
 def test_no_thread_waits_for_a_store_that_is_down(
     object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
-    """One partition is refused while another one waits for its next try."""
+    """The credentials of one request are refused while another one waits for its next try."""
     source = open_source(write_catalog(tmp_path / "catalog", catalog_of(8, large=0)))
     waits = threading.Event()
 
@@ -109,7 +109,7 @@ def test_no_thread_waits_for_a_store_that_is_down(
         if method != "PUT" or ".parquet" not in target:
             return None
         if re.search("p%25203[.]parquet", target):
-            return Fault("status", 403)
+            return Fault("status", 403, code="InvalidAccessKeyId")
         waits.set()
         return UNAVAILABLE
 

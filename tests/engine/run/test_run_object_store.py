@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -167,7 +168,43 @@ class TestFailures:
         assert len(receipts(finish(again), "encoded")) == len(catalog) - 20
         assert_whole(object_server, again.space.name, catalog)
 
-    def test_store_that_refuses_every_write_ends_a_run_that_replaces_files(
+    @pytest.mark.parametrize("key", ["p 3", "large 1"])
+    @pytest.mark.parametrize("method", ["PUT", "HEAD"])
+    def test_one_unwritable_object_of_several_fails_only_its_partition(
+        self,
+        object_server: ObjectServer,
+        hash_pool: EncoderPool,
+        tmp_path: Path,
+        key: str,
+        method: str,
+    ) -> None:
+        catalog = catalog_of(12)
+        source = open_source(write_catalog(tmp_path / "catalog", catalog))
+        finish(make_run(hash_pool, source, open_bucket(object_server), LARGE))
+        denied = Fault("status", 403, code="AccessDenied")
+        object_server.plan = always(denied, method, f"/{quote(quote(key))}[.]parquet")
+
+        run = make_run(hash_pool, source, open_bucket(object_server), LARGE, force=True)
+        events = finish(run)
+
+        [failure] = failures(events)
+        assert (failure.key, failure.transient) == (key, True)
+        assert "403" in failure.reason
+        assert keys_of(receipts(events, "encoded")) == sorted(catalog.keys() - {key})
+
+    def test_credentials_that_expire_while_files_are_read_end_the_run(
+        self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
+    ) -> None:
+        source = open_source(write_catalog(tmp_path / "catalog", catalog_of(12, large=0)))
+        finish(make_run(hash_pool, source, open_bucket(object_server)))
+        forget_all()
+        expired = Fault("status", 400, code="ExpiredToken")
+        object_server.plan = always(expired, "GET", "[.]parquet")
+
+        with pytest.raises(StoreUnavailable, match="ExpiredToken"):
+            list(make_run(hash_pool, source, open_bucket(object_server)).events())
+
+    def test_invalid_credentials_for_writes_end_a_run_that_replaces_files(
         self, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
     ) -> None:
         """The store still answers reads."""
@@ -175,7 +212,8 @@ class TestFailures:
         finish(make_run(hash_pool, source, open_bucket(object_server), LARGE))
         before = object_server.objects()
         object_server.log.clear()
-        object_server.plan = always(Fault("status", 403), "PUT", "[.]parquet")
+        invalid = Fault("status", 403, code="InvalidAccessKeyId")
+        object_server.plan = always(invalid, "PUT", "[.]parquet")
         run = make_run(hash_pool, source, open_bucket(object_server), LARGE, force=True)
         with pytest.raises(StoreUnavailable, match="lack a right"):
             list(run.events())

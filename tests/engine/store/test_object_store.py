@@ -193,6 +193,7 @@ class TestObjects:
 
 BROKEN = (Fault("reset_before"), Fault("reset_after"), Fault("truncate_up"))
 EACH_FAULT = [*(Fault("status", status) for status in (503, 500, 429)), *BROKEN]
+EXPIRED = Fault("status", 400, code="ExpiredToken")
 IN_PARTS = 3 * PART + 1
 
 
@@ -273,7 +274,7 @@ class TestFaults:
 
     @pytest.mark.parametrize(
         ("fault", "size"),
-        [(Fault("reset_before"), 10), (Fault("status", 403), 10), (Fault("status", 403), IN_PARTS)],
+        [(Fault("reset_before"), 10), (EXPIRED, 10), (EXPIRED, IN_PARTS)],
         ids=["does not answer", "refuses whole objects", "refuses parts"],
     )
     def test_store_that_takes_no_write_ends_the_run_although_it_answers_reads(

@@ -15,6 +15,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from obstore.exceptions import GenericError
 
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable, TransientError
 from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions
@@ -43,44 +44,88 @@ def write(store: ObjectStore) -> object:
         return upload.publish(lambda: None)
 
 
-@pytest.fixture(params=[write, lambda store: list(store.list("space"))], ids=["write", "list"])
+def read(store: ObjectStore) -> object:
+    return store.read_end("space/a.parquet", 100)
+
+
+def list_folder(store: ObjectStore) -> object:
+    return list(store.list("space"))
+
+
+def delete(store: ObjectStore) -> object:
+    return store.delete("space/a.parquet")
+
+
+@pytest.fixture(params=[write, list_folder], ids=["write", "list"])
 def operation(request: pytest.FixtureRequest) -> Operation:
     return request.param
 
 
+@pytest.mark.parametrize("each", [write, read, list_folder, delete])
 @pytest.mark.parametrize(
     ("status", "code", "remedy"),
     [
         (301, "PermanentRedirect", "another region. Set AWS_REGION"),
         (400, "AuthorizationHeaderMalformed", "another region. Set AWS_REGION"),
         (400, "ExpiredToken", "expired or lack a right. Provide others"),
-        (403, "AccessDenied", "lack a right. Provide others"),
+        (401, "Unauthorized", "expired or lack a right. Provide others"),
+        (403, "InvalidAccessKeyId", "missing, wrong, expired"),
+        (403, "SignatureDoesNotMatch", "missing, wrong, expired"),
         (403, "RequestTimeTooSkewed", "clock is wrong: set it"),
+        (404, "NoSuchBucket", "Is there such a bucket"),
+        (429, "SlowDown", "Run again when the store answers"),
+        (503, "SlowDown", "Run again when the store answers"),
         (507, "InsufficientStorage", "full: make room"),
     ],
 )
-def test_refused_request_is_sent_once_and_the_error_says_what_fixes_it(
-    object_server: ObjectServer, operation: Operation, status: int, code: str, remedy: str
+def test_error_that_concerns_every_object_ends_the_run(
+    object_server: ObjectServer, each: Operation, status: int, code: str, remedy: str
 ) -> None:
     object_server.plan = always(Fault("status", status, code=code))
 
     with pytest.raises(StoreUnavailable, match=f"{status}: {code}.*{remedy}"):
-        operation(store_at(object_server.url))
+        each(store_at(object_server.url))
 
-    assert len(object_server.log) == (3 if status >= 500 else 1)
+    assert len(object_server.log) == (3 if status == 429 or status >= 500 else 1)
 
 
-def test_object_that_the_store_refuses_to_give_is_no_reason_to_end_a_run(
-    object_server: ObjectServer,
+@pytest.mark.parametrize(
+    ("method", "each"),
+    [("GET", read), ("PUT", write), ("HEAD", write), ("POST", delete)],
+    ids=["GET", "PUT", "HEAD", "POST"],
+)
+@pytest.mark.parametrize(
+    ("status", "code", "remedy"),
+    [(403, "AccessDenied", "lack a right"), (400, "InvalidRequest", "Run again")],
+)
+def test_refusal_of_one_object_does_not_end_the_run(
+    object_server: ObjectServer, method: str, each: Operation, status: int, code: str, remedy: str
 ) -> None:
     store = store_at(object_server.url)
     write(store)
-    object_server.plan = always(Fault("status", 403, code="AccessDenied"), "GET")
+    object_server.plan = always(Fault("status", status, code=code), method)
 
-    with pytest.raises(TransientError, match=r"403: AccessDenied.*lack a right") as refused:
-        store.read_end("space/a.parquet", 100)
+    with pytest.raises(TransientError, match=f"{status}.*{remedy}") as refused:
+        each(store)
 
     assert not isinstance(refused.value, StoreUnavailable)
+
+
+def test_deletion_refused_with_status_200_does_not_end_the_run() -> None:
+    def refused() -> None:
+        raise GenericError("DeleteObjects request failed for key a: no (code: AccessDenied)")
+
+    with pytest.raises(TransientError, match=r"DELETE a failed \(AccessDenied\)") as failed:
+        Requests("s3://b").send("DELETE a", refused)
+
+    assert not isinstance(failed.value, StoreUnavailable)
+
+
+def test_refused_listing_ends_the_run(object_server: ObjectServer) -> None:
+    object_server.plan = always(Fault("status", 403, code="AccessDenied"))
+
+    with pytest.raises(StoreUnavailable, match=r"LIST .*403: AccessDenied.*lack a right"):
+        list_folder(store_at(object_server.url))
 
 
 def test_request_that_gets_no_answer_is_given_up_when_the_run_is_over() -> None:
