@@ -2,8 +2,8 @@
 
 The real clients talk to the proxy over sockets. The proxy passes a request on, answers with an
 error, cuts the connection before or after the store has done its work, passes a part of an answer
-on, or lets the client wait until its timeout. It also adds two things that moto leaves out: GCS's
-generations, and the refusal of a body that is too short.
+on, or lets the client wait until its timeout. It also adds what moto leaves out: GCS's generations,
+and the refusal of a body that is too short and of an upload that is completed twice.
 
 Usage, for a process of its own with an empty bucket:
   python -m tests.engine.store.object_server ADDRESS PORT [ignoring-conditions]
@@ -95,8 +95,8 @@ def always(fault: Fault, method: str | None = None, path: str = "") -> Plan:
 class RandomFaults:
     """Breaks a share of the requests of every kind; only the request and the seed decide how.
 
-    What obstore does not repeat is left out: lost answers about uploads in parts, listings that are
-    cut off, and truncated parts.
+    What obstore does not repeat is left out: listings that are cut off, truncated parts, and lost
+    answers to a POST that begins an upload or deletes.
 
     Args:
         rate: share of the requests.
@@ -120,13 +120,14 @@ class RandomFaults:
             return None
         self._in_a_row[request] += 1
         faults = [Fault("status", status) for status in (503, 429, 500)]
-        if method != "POST":
+        is_repeated = method != "POST" or "uploadId" in target
+        if is_repeated:
             faults += [Fault("reset_before"), Fault("reset_after")]
         if method == "PUT" and "partNumber" not in target:
             faults.append(Fault("truncate_up"))
         if method == "GET" and "list-type" not in target:
             faults.append(Fault("truncate_down"))
-        if method != "POST" and (self._stalls is None or self._stalls):
+        if is_repeated and (self._stalls is None or self._stalls):
             faults.append(Fault("stall"))
         chosen = chance.choice(faults)
         if self._stalls is not None:
@@ -203,6 +204,7 @@ class ObjectServer:
         self._ready = threading.Event()
         self._locks: dict[str, asyncio.Lock] = {}
         self._generations: dict[str, str] = {}  # by etag
+        self._completed: set[str] = set()  # targets of completed uploads
         self._numbers = itertools.count(1_700_000_000_000_001)
         self._direct = urllib3.PoolManager(headers=_AUTHORIZED)
 
@@ -361,9 +363,14 @@ class ObjectServer:
             }
         lock = self._locks.setdefault(request.path, asyncio.Lock())
         async with lock if request.method in ("PUT", "POST") else contextlib.nullcontext():
+            target = str(request.rel_url)
+            if target in self._completed:
+                return 404, {}, b"<Error><Code>NoSuchUpload</Code></Error>"
             status, found, content = await self._ask(
                 request.method, request.raw_path, headers, body
             )
+            if request.method == "POST" and "uploadId" in target and status == 200:
+                self._completed.add(target)
         return self._translated(request, status, found, content)
 
     async def _ask(
