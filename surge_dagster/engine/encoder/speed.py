@@ -37,6 +37,9 @@ _NEWEST_CALLS = 9
 _MOST_TIMES_START = 8.0
 _NORMAL_95 = 1.96
 _LEAST_TEXT_SECONDS = 1e-9  # so that speeds are finite
+# Of a catalog's texts, for the first B_min. The start's short texts have a third of it, and a first
+# SuperBatch for them would keep the first file waiting.
+_FIRST_TEXT_TOKENS = 32
 
 # The start's calls: least and most words of a text, and texts of the first call.
 _SHORT = (6, 10)
@@ -198,7 +201,10 @@ def speed_of(
 
     expected = [float(costs @ _amounts(call)) for call in counted]
     paces = [call.seconds / seconds for call, seconds in zip(counted, expected, strict=True)]
-    rate = median(call.texts / call.seconds for call in large or [many])
+    if large:
+        rate = median(call.texts / call.seconds for call in large)
+    else:
+        rate = 1 / float(costs[1] + costs[2] * _FIRST_TEXT_TOKENS)
     speed = Speed(
         *costs.tolist(),
         workers=workers,

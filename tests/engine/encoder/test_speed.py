@@ -185,9 +185,10 @@ def test_small_superbatches_do_not_count_while_there_are_larger_ones() -> None:
     assert speed.seconds(10_000.0, 100_000.0) == pytest.approx(4.0)
 
 
-def test_without_superbatches_b_min_follows_from_the_start() -> None:
+def test_first_b_min_is_for_texts_of_32_tokens() -> None:
     speed = speed_of(START)
-    assert speed.b_min == pytest.approx(5 * speed.texts_per_second, rel=0.05)
+    texts_per_second = speed.workers / speed.worker_seconds(tokens=32)
+    assert speed.b_min == pytest.approx(5 * texts_per_second, rel=0.05)
 
 
 def test_break_even_is_where_the_call_costs_as_much_as_its_texts() -> None:
