@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 
+ODD_WORDS = [
+    "steel",
+    "Größe",
+    "東京",
+    "don't",
+    "naïve",
+    "3.14",
+    "🚀",
+    "bottle,",
+    "(a)",
+    "__init__",
+]
 _SENTENCE = "Return the rows whose key stands in the index, in the order of the index. "
 
 
 def odd_texts() -> list[str]:
     rng = np.random.default_rng(5)
-    words = [
-        "steel",
-        "Größe",
-        "東京",
-        "don't",
-        "naïve",
-        "3.14",
-        "🚀",
-        "bottle,",
-        "(a)",
-        "__init__",
-        "unbelievably",
-    ]
+    words = [*ODD_WORDS, "unbelievably"]
     texts = [
         "",
         " ",

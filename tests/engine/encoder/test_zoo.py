@@ -22,6 +22,7 @@ from surge_dagster.engine.encoder.worker.loading import load_backend, loaded_tok
 from surge_dagster.engine.inference.torch_backend import load_torch
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.encoder.conftest import tiny_model
+from tests.engine.odd_texts import ODD_WORDS
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -47,19 +48,7 @@ ALSO_ELSEWHERE = (
     "qwen2_last_token",
     "llama_weighted_mean",
 )
-_WORDS = [
-    "steel",
-    "Größe",
-    "東京",
-    "don't",
-    "naïve",
-    "3.14",
-    "🚀",
-    "bottle,",
-    "(a)",
-    "__init__",
-    "[SEP]",
-]
+_WORDS = [*ODD_WORDS, "[SEP]"]
 
 
 def texts() -> list[str]:

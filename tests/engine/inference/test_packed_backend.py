@@ -25,6 +25,7 @@ from surge_dagster.engine.inference.model_parts import tokenizer_facts
 from surge_dagster.engine.inference.torch_backend import load_model
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.encoder.conftest import TINY_MODELS, faulty_workers, filled_slot, tiny_model
+from tests.engine.odd_texts import ODD_WORDS
 
 # Torch takes seconds to import, which not every process that collects tests needs to spend.
 if TYPE_CHECKING:
@@ -40,19 +41,7 @@ COMPILES = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")),
     reason="torch compiles with g++ or clang++",
 )
-_WORDS = [
-    "steel",
-    "Größe",
-    "東京",
-    "don't",
-    "naïve",
-    "3.14",
-    "🚀",
-    "bottle,",
-    "(a)",
-    "__init__",
-    "[SEP]",
-]
+_WORDS = [*ODD_WORDS, "[SEP]"]
 
 
 def texts(count: int = 59) -> list[str]:
