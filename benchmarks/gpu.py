@@ -483,7 +483,6 @@ def _time_pool(
         texts_per_s=count / costs.encode_seconds,
         mtok_per_s=costs.tokens / costs.encode_seconds / 1e6,
         padding=costs.padding_ratio,
-        gpu=metrics.gpu_utilisation,
         **_seconds_by_part(costs, _PARTS[:4]),
     )
 

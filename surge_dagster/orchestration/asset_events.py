@@ -57,7 +57,7 @@ _OF_RECEIPT = (
 )
 _WHERE_KNOWN = ("oldest_encoded_at", "superbatch")
 _MOST_MACHINES = 100  # in the table of machines
-_WHERE_MEASURED = ("texts_per_second", "pace_ratio", "gpu_utilisation", "gpu_memory_bytes")
+_WHERE_MEASURED = ("texts_per_second", "pace_ratio")
 
 SourceEvent = dg.AssetObservation | dg.AssetMaterialization
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from statistics import mean
 
 from surge_dagster.engine.encoder.metrics import NO_COSTS, Costs
 from surge_dagster.engine.encoder.quarantine import FailedRow
@@ -14,31 +13,20 @@ from surge_dagster.engine.support.waiting import wait_in_turns
 
 @dataclass(frozen=True, slots=True)
 class EncodeMetrics:
-    """What an encode call cost, and which of its texts failed; GPU metrics are None where nothing
-    measures them.
+    """What an encode call cost, and which of its texts failed.
 
     Attributes:
         failed: one text of each group that has texts that end every worker.
-        gpu_utilisation: mean over devices and time, 0 to 1.
-        gpu_memory_bytes: maximum in use on all devices together.
     """
 
     costs: Costs = NO_COSTS
     workers: int = 1
     failed: tuple[FailedRow, ...] = ()
-    gpu_utilisation: float | None = None
-    gpu_memory_bytes: int | None = None
 
     def plus(self, later: EncodeMetrics) -> EncodeMetrics:
         """Of two calls for one slot, one after the other."""
-        both = (self.gpu_memory_bytes, later.gpu_memory_bytes)
-        used_bytes = [used for used in both if used is not None]
-        return replace(
-            self,
-            costs=self.costs.plus(later.costs),
-            failed=self.failed + later.failed,
-            gpu_memory_bytes=max(used_bytes, default=None),
-        )
+        costs = self.costs.plus(later.costs)
+        return replace(self, costs=costs, failed=self.failed + later.failed)
 
 
 def shared_seconds(costs: Costs, encode_seconds: float, chunks: int, workers: int) -> float:
@@ -90,7 +78,6 @@ class EncodeCall:
     @property
     def metrics(self) -> EncodeMetrics:
         job = self._job
-        samples = job.gpu_samples
         costs = replace(
             job.costs,
             texts_computed=job.rows,
@@ -100,13 +87,7 @@ class EncodeCall:
             ),
             replays=job.replays,
         )
-        return EncodeMetrics(
-            costs,
-            workers=self._workers,
-            failed=job.failed,
-            gpu_utilisation=mean(rate for rate, _ in samples) if samples else None,
-            gpu_memory_bytes=max((used for _, used in samples), default=None),
-        )
+        return EncodeMetrics(costs, workers=self._workers, failed=job.failed)
 
 
 def copy_of(error: Exception) -> Exception:

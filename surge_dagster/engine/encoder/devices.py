@@ -1,4 +1,4 @@
-"""The devices of a pool: which ones encode, at what precision and why, and how busy GPUs are.
+"""The devices of a pool: which ones encode, at what precision, and why.
 
 A GPU is used when the driver shows one and the installed torch can use it; otherwise the CPU is,
 and the reason says what was missing. On the CPU one worker uses all cores: the model is in memory
@@ -9,9 +9,7 @@ This module does not import torch: the versions of libraries come from package m
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-import logging
 import os
 import re
 from collections.abc import Sequence
@@ -19,13 +17,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.support import disk_cache
 from surge_dagster.engine.support.counts import counted
-
-log = logging.getLogger(__name__)
 
 PRECISIONS = ("fp32", "fp16", "bf16")
 # Of a machine with GPUs: those that the tokenizer leaves to the threads that launch, read and
@@ -156,56 +151,6 @@ def worker_threads(choice: DeviceChoice) -> int:
     return max(1, usable_cores() // len(choice.devices))
 
 
-class GpuMonitor:
-    """Samples utilisation and memory of the pool's CUDA devices through NVIDIA's management
-    library.
-
-    The pool's process samples: the library answers for the whole device and needs no CUDA context.
-    """
-
-    def __init__(self, devices: Sequence[str]) -> None:
-        self._nvml: Any = None  # the module `pynvml` of the package nvidia-ml-py (extra: gpu)
-        self._handles: list[Any] = []
-        cuda = [device for device in devices if device.startswith("cuda")]
-        numbers = sorted({int(device.partition(":")[2] or 0) for device in cuda})
-        if not numbers:
-            return
-        try:
-            self._nvml = importlib.import_module("pynvml")
-            self._nvml.nvmlInit()
-            self._handles = [self._handle(number) for number in numbers]
-        except (
-            Exception
-        ) as error:  # a missing package, driver or device: each library version has its own error
-            log.info(
-                "no metrics of GPU utilisation and memory: %s", str(error) or type(error).__name__
-            )
-
-    def sample(self) -> tuple[float, int] | None:
-        """Return mean utilisation (0 to 1) and used bytes of all devices; None if unknown."""
-        if not self._handles:
-            return None
-        rates, used_bytes = 0.0, 0
-        try:
-            for handle in self._handles:
-                rates += self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-                used_bytes += int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used)
-        except Exception as error:
-            log.info("the GPUs no longer report utilisation and memory: %s", error)
-            self._handles = []
-            return None
-        return rates / len(self._handles), used_bytes
-
-    def _handle(self, number: int) -> Any:
-        """CUDA_VISIBLE_DEVICES renumbers devices, the library does not."""
-        parts = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        visible = [part.strip() for part in parts if part.strip()]
-        name = visible[number] if number < len(visible) else str(number)
-        if name.isdecimal():
-            return self._nvml.nvmlDeviceGetHandleByIndex(int(name))
-        return self._nvml.nvmlDeviceGetHandleByUUID(name)
-
-
 def _usable_gpus() -> tuple[list[str], str]:
     """Return CUDA devices as torch will number them, or why there are none."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -223,13 +168,7 @@ def _usable_gpus() -> tuple[list[str], str]:
 
 
 def _installed_gpus() -> int:
-    """Return their count, from the management library if it answers: WSL hides the files."""
-    try:
-        nvml: Any = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-        return int(nvml.nvmlDeviceGetCount())
-    except Exception:  # as in `GpuMonitor`
-        pass
+    """Return their count by the driver's files, which WSL does not have."""
     try:
         return len(list(_GPUS.iterdir()))
     except OSError:

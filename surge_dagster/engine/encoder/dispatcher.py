@@ -21,11 +21,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 
 from surge_dagster.engine.encoder import protocol
 from surge_dagster.engine.encoder.arena import Arena
-from surge_dagster.engine.encoder.devices import GpuMonitor
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.quarantine import MAX_LOSSES
 from surge_dagster.engine.encoder.schedule import Chunk, Job, Schedule
@@ -36,7 +34,6 @@ from surge_dagster.engine.support.waiting import wait_for_thread
 log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.5
-_SAMPLE_SECONDS = 0.5
 _START_TIMEOUT_SECONDS = 900.0  # to load the model
 _CHUNKS_PER_WORKER = 2  # one more where a worker's backend queues its work (`QueuingBackend`)
 _GRACE_SECONDS = 2.0
@@ -77,8 +74,6 @@ class Dispatcher:
         self.started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="surge-encoder-pool", daemon=True)
         self._thread.start()
-        # In a thread of its own: the driver of a GPU with a fault may never answer.
-        threading.Thread(target=self._watch_gpus, name="surge-gpu-metrics", daemon=True).start()
 
     # Called from other threads.
 
@@ -139,16 +134,6 @@ class Dispatcher:
             self._fail(EncoderError(f"the encoder pool failed inside: {error!r}"))
         finally:
             self._shut_down()
-
-    def _watch_gpus(self) -> None:
-        gpus = GpuMonitor([seat.device for seat in self.seats])
-        while not self._ended and (sample := gpus.sample()) is not None:
-            self._post(partial(self._record_sample, sample))
-            time.sleep(_SAMPLE_SECONDS)
-
-    def _record_sample(self, sample: tuple[float, int]) -> None:
-        if jobs := self._schedule.jobs:
-            jobs[0].gpu_samples.append(sample)
 
     def _read(self, key: selectors.SelectorKey) -> None:
         if key.data is None:

@@ -73,7 +73,6 @@ class Job:
         started_at: when its first chunk was assigned, or the job before it ended.
         ended_at: when the last of its chunks that was answered ended.
         encoded: ranges of rows that have their vectors.
-        gpu_samples: utilisation (0 to 1) and used bytes, sampled while this job was the oldest.
     """
 
     slot: Slot
@@ -91,7 +90,6 @@ class Job:
     started_at: float | None = None
     ended_at: float | None = None
     encode_seconds: float = 0.0
-    gpu_samples: list[tuple[float, int]] = field(default_factory=list)
     abandoned: bool = False
     error: Exception | None = None
     done: threading.Event = field(default_factory=threading.Event)

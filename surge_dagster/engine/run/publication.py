@@ -173,8 +173,6 @@ class Publication:
                 metrics.workers, metrics.costs.encode_seconds
             ),
             pace_ratio=encoded.pace_ratio,
-            gpu_utilisation=metrics.gpu_utilisation,
-            gpu_memory_bytes=metrics.gpu_memory_bytes,
             peak_resident_bytes=peak_bytes,
             encode_span=encoded.encode_span,
             serialize_span=self.serialize.span(begun),

@@ -52,7 +52,6 @@ class SuperBatchReport:
         duty_cycle: share of the time since the previous SuperBatch in which the pool was encoding.
         worker_idle_ratio: share of the workers' time in the call without a forward pass.
         pace_ratio: see `Pace`; None until enough like it were encoded.
-        gpu_utilisation, gpu_memory_bytes: None if nothing measures them.
         peak_resident_bytes: the most that the run held until then.
         encode_span, serialize_span, upload_span: None if there was no work, or if the run was
             stopped during it.
@@ -68,8 +67,6 @@ class SuperBatchReport:
     duty_cycle: float = 1.0
     worker_idle_ratio: float = 0.0
     pace_ratio: float | None = None
-    gpu_utilisation: float | None = None
-    gpu_memory_bytes: int | None = None
     peak_resident_bytes: int = 0
     encode_span: Span | None = None
     serialize_span: Span | None = None

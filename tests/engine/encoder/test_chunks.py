@@ -4,8 +4,6 @@ found."""
 from __future__ import annotations
 
 import heapq
-import sys
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surge_dagster.engine.encoder.calls import shared_seconds
-from surge_dagster.engine.encoder.devices import GpuMonitor
 from surge_dagster.engine.encoder.metrics import NO_COSTS, Costs
 from surge_dagster.engine.encoder.quarantine import Quarantine
 from surge_dagster.engine.encoder.schedule import (
@@ -169,60 +166,6 @@ def test_only_groups_with_failing_texts_fail_and_every_other_row_is_encoded(
     assert len(job.quarantine.failed) == len(failed_groups)
     assert all(encoded[row] or group(row) in failed_groups for row in range(rows))
     assert losses <= 6 * len(failed_groups)
-
-
-class Nvml:
-    """The management library on a machine with two GPUs, the second of which fails once `lost` is
-    set."""
-
-    def __init__(self) -> None:
-        self.lost = False
-
-    def nvmlInit(self) -> None: ...
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetHandleByUUID(self, name: str) -> str:
-        return name
-
-    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
-        if self.lost:
-            raise RuntimeError("GPU is lost")
-        return SimpleNamespace(gpu=(80, 100)[handle])
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
-        return SimpleNamespace(used=(3 << 30, 1 << 30)[handle])
-
-
-class TestGpuMonitor:
-    @pytest.fixture(autouse=True)
-    def nvml(self, monkeypatch: pytest.MonkeyPatch) -> Nvml:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        nvml: Any = Nvml()
-        monkeypatch.setitem(sys.modules, "pynvml", nvml)
-        return nvml
-
-    def test_utilisation_is_averaged_and_memory_is_summed(self) -> None:
-        assert GpuMonitor(["cuda:0", "cuda:1", "cuda:1"]).sample() == (0.9, 4 << 30)
-
-    def test_devices_are_numbered_by_cuda_visible_devices(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-        assert GpuMonitor(["cuda:0"]).sample() == (1.0, 1 << 30)
-
-    def test_lost_gpu_ends_the_metrics_and_nothing_else(self, nvml: Nvml) -> None:
-        monitor = GpuMonitor(["cuda:1"])
-        for nvml.lost in (True, False):
-            assert monitor.sample() is None
-
-    @pytest.mark.parametrize("devices", [["cpu"], ["cuda:0"]])
-    def test_without_gpus_or_the_library_there_are_no_metrics(
-        self, devices: list[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.delattr(Nvml, "nvmlInit")
-        assert GpuMonitor(devices).sample() is None
 
 
 def test_text_that_loses_one_worker_has_not_failed() -> None:

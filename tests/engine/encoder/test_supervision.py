@@ -240,15 +240,3 @@ def test_threads_that_share_a_pool_lose_nothing_while_its_workers_die(tmp_path: 
             thread.join()
         assert pool.replays >= 6
     assert sorted(right) == ["a"] * 3 + ["b"] * 3
-
-
-def test_gpu_driver_that_never_answers_does_not_stop_the_pool(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Monitor:
-        def __init__(self, devices: list[str]) -> None:
-            threading.Event().wait()
-
-    monkeypatch.setattr(dispatcher, "GpuMonitor", Monitor)
-    with EncoderPool(SPEC, devices="cpu") as pool:
-        assert np.array_equal(encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
