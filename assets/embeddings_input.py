@@ -13,27 +13,21 @@ gives both. Only footers are read before the asset reads rows.
 """
 # Dagster reads annotations when it makes a resource, so they must not be strings here.
 
-import hashlib
 from typing import Any, NoReturn
 
 import dagster as dg
 
 from surge_dagster.engine.errors import ConfigError, DataError
-from surge_dagster.engine.output.current_space import space_of_readers
 from surge_dagster.engine.readers.loading import Embeddings, open_embeddings
-from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted, named
 from surge_dagster.orchestration.partition_keys import from_partition_key
 from surge_dagster.resources import OutputStore
-
-_SPACE_TAG = "surge/space"
 
 
 class EmbeddingsInput(dg.ConfigurableIOManager):
     """Loads embeddings; it does not write.
 
-    Without `space` it reads the output's current space, or its only one. All steps of a run read
-    the same space, even if another one becomes current during the run.
+    Without `space` it reads the output's current space, or its only one.
     """
 
     output: OutputStore
@@ -57,8 +51,7 @@ class EmbeddingsInput(dg.ConfigurableIOManager):
                 )
             wanted = pl.LazyFrame
         try:
-            store = self.output.open()
-            opened = open_embeddings(store, self.space or _space_of_run(context, store))
+            opened = open_embeddings(self.output.open(), self.space)
             partitions = self._partitions(context, opened)
             read = opened.keys() if partitions is None else partitions
             context.log.info(f"{counted(len(read), 'partition')} of {opened.space.name}")
@@ -93,18 +86,3 @@ class EmbeddingsInput(dg.ConfigurableIOManager):
                 f"{counted(len(missing), 'partition')} without embeddings left out: {listed}"
             )
         return None
-
-
-def _space_of_run(context: dg.InputContext, store: Store) -> str:
-    """Return the space that was current at the first step of the run, which a tag keeps."""
-    tag = f"{_SPACE_TAG}/{hashlib.sha256(store.url.encode()).hexdigest()[:12]}"
-    step = context.step_context
-    run = step.instance.get_run_by_id(step.run_id)
-    # With the run's id: a run that is launched again has the tags of the earlier one.
-    run_id, _, kept = (run.tags.get(tag, "") if run else "").partition(" ")
-    if kept and run_id == step.run_id:
-        return kept
-    current = space_of_readers(store).name
-    if run is not None:
-        step.instance.add_run_tags(step.run_id, {tag: f"{step.run_id} {current}"})
-    return current
