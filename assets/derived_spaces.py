@@ -22,12 +22,9 @@ from pydantic import Field
 from surge_dagster.assets.checks import evaluation_of
 from surge_dagster.config.nested_settings import DerivedSettings
 from surge_dagster.engine.derived.derive import DeriveRun
-from surge_dagster.engine.derived.lag import find_derived, find_lag
+from surge_dagster.engine.derived.lag import find_lag
 from surge_dagster.engine.files.facts import desired_version
-from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.run.report import Failure, Receipt
-from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.asset_events import derived_embedding
 from surge_dagster.orchestration.discovery import existing_space
@@ -39,14 +36,11 @@ from surge_dagster.orchestration.failures import (
     run_failure,
 )
 from surge_dagster.orchestration.heartbeats import executing
-from surge_dagster.orchestration.launch import is_by_operator, job_of
+from surge_dagster.orchestration.launch import job_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import from_partition_key, to_partition_key
 
 CHECK = "every_partition_is_derived"
-_SENSOR_TAG = "dagster/sensor_name"
-# of the catalog's partitions, before the sensor's run finds the ranges of int8
-_MEASURED_SHARE = 0.5
 
 
 class DeriveConfig(dg.Config):
@@ -175,14 +169,11 @@ def _run(
 ) -> list[Failure]:
     """Bring derived spaces up to date and report their files; return what failed."""
     resources = names.resources(context)
-    by_sensor = _SENSOR_TAG in context.run_tags and not is_by_operator(context.run_tags)
     failures: list[Failure] = []
     with executing(context), errors_as_failures(context):
         store = resources.output.open()
         parent = existing_space(names, resources, store, "derive")
         for each in wanted:
-            if by_sensor and _is_early(names, context, store, parent, each):
-                continue
             removed = "delete" if config.delete_removed else "report"
             run = DeriveRun(store, parent, each.dtype, each.dimension, removed=removed)
             events = _events(names, context, run, each, keys)
@@ -192,30 +183,6 @@ def _run(
             failures += run.report.partitions_failed
             context.log.info(f"{run.report.space}: {run.report.in_words()}")
     return failures
-
-
-def _is_early(
-    names: CatalogNames,
-    context: dg.OpExecutionContext,
-    store: Store,
-    parent: Space,
-    wanted: DerivedSettings,
-) -> bool:
-    """Return whether int8 ranges would be found over a small part of the catalog."""
-    if wanted.dtype != "int8":
-        return False
-    if find_derived(store, parent.derive(wanted.dtype, wanted.dimension)) is not None:
-        return False
-    embedded = len(OutputState(store, parent.name).files())
-    registered = len(context.instance.get_dynamic_partitions(names.partitions_name))
-    if embedded >= _MEASURED_SHARE * registered:
-        return False
-    context.log.warning(
-        f"{wanted.title} is not begun: {embedded:,} of {counted(registered, 'partition')} are "
-        f"embedded, and its ranges are found once, over all vectors. Launch {names.derive_job} to "
-        "begin it with these."
-    )
-    return True
 
 
 def _end(context: dg.OpExecutionContext, failures: Sequence[Failure]) -> None:

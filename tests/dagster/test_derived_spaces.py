@@ -111,26 +111,6 @@ def test_catalog_check_says_how_far_derived_spaces_lag(bench: Workbench, made: S
     assert found == (False, f"0 of 3 partitions up to date, {counts}")
 
 
-def test_run_of_the_sensor_begins_no_int8_space_with_few_of_the_vectors(
-    bench: Workbench, made: Spaces
-) -> None:
-    for key in "defg":
-        bench.write(key)
-    bench.tick()  # registers them
-
-    [ran] = follow(bench)
-
-    assert ran.success
-    assert not ran.materialized(INT8)
-    assert list(ran.materialized(SHORT)) == list(KEYS)
-    assert any("int8 is not begun: 3 of 7 partitions are embedded" in line for line in ran.logged())
-    assert not lag(ran, INT8)[0]
-    assert bench.refresh().success
-
-    [ran] = follow(bench)
-    assert list(ran.materialized(INT8)) == [*KEYS, *"defg"]
-
-
 def test_tables_are_handed_over_after_derived_spaces_even_where_these_fail(
     bench: Workbench, made: Spaces
 ) -> None:
