@@ -9,7 +9,6 @@ have changed embeddings. A hand-over that dies is repeated by the next one, and 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
-from weakref import WeakValueDictionary
 
 import dagster as dg
 from pydantic import Field
@@ -17,7 +16,7 @@ from pydantic import Field
 from surge_dagster.consumers.comparison import Comparison, compare
 from surge_dagster.consumers.settings import TargetSettings
 from surge_dagster.consumers.target import Target
-from surge_dagster.engine.errors import ConfigError, SurgeError
+from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.feed.changes import Changes, changes
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.failures import errors_as_failures, failed_metadata, run_failure
@@ -26,24 +25,13 @@ from surge_dagster.orchestration.names import CatalogNames
 
 CHECK = "table_matches_files"
 _NAMED = 5
-_ASSETS_BY_TABLE: WeakValueDictionary[TargetSettings, dg.AssetsDefinition] = WeakValueDictionary()
 
 
 def target_asset(
     names: CatalogNames, key: dg.AssetKey, settings: TargetSettings, owners: Sequence[str] = ()
 ) -> dg.AssetsDefinition:
-    """Return the asset of a table; the table confirms what it has under the asset's key.
-
-    Raises:
-        ConfigError: another catalog's asset has this table.
-    """
+    """Return the asset of a table; the table confirms what it has under the asset's key."""
     target = settings.target()
-    other = _ASSETS_BY_TABLE.get(settings)
-    if other is not None and other.key != key:
-        raise ConfigError(
-            f"{target.place} is that of the asset {other.key.to_user_string()} already, so that "
-            f"{key.to_user_string()} would replace its rows. Give each catalog a table of its own."
-        )
     check = dg.AssetCheckSpec(
         CHECK,
         asset=key,
@@ -110,7 +98,6 @@ def target_asset(
                 f"others were. {reasons}",
             )
 
-    _ASSETS_BY_TABLE[settings] = hand_over
     return hand_over
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from surge_dagster import Changes, EmbeddingCatalog, changes, embedding_catalog
+from surge_dagster import Changes, EmbeddingCatalog, changes
 from surge_dagster.config.settings import load_settings
 from surge_dagster.consumers.lance import LanceTable
 from surge_dagster.engine.errors import ConfigError
@@ -85,20 +85,6 @@ def test_partition_that_cannot_be_handed_over_fails_the_run_by_name(
     assert not check.passed
     assert "1 partition not judged, because not handed over" in str(check.description)
     assert table.counts() == {"b": 3}
-
-
-def test_two_catalogs_with_one_table_are_refused_by_both_names(
-    bench: Workbench, table: LanceTable
-) -> None:
-    settings = load_settings(source="catalog", output="output", **bench.settings)
-    shop = embedding_catalog(settings, name="shop")
-    with pytest.raises(
-        ConfigError, match="is that of the asset shop/lancedb already, so that toys/lancedb would"
-    ):
-        embedding_catalog(settings, name="toys")
-
-    assert embedding_catalog(settings, name="shop").assets
-    assert shop.assets
 
 
 @dataclass
