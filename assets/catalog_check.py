@@ -5,7 +5,7 @@ They judge `embeddings`, except for truncation, which is the texts' and so judge
 catalog is the list of violations.
 
 Runs of `embeddings` evaluate two of them as well, `dimensions_match` and `row_counts_match`, which
-therefore belong to the op of that asset.
+therefore belong to the op of that asset. The job logs their results as events.
 
 Dagster plans the other checks in every backfill and in every materialization from the UI. A
 backfill does not start if its plan lacks one. But their op is always skipped there: it depends on
@@ -20,7 +20,7 @@ from typing import Any
 
 import dagster as dg
 
-from surge_dagster.assets.checks import check_result, evaluation_of, is_of_runs
+from surge_dagster.assets.checks import Findings, check_result, evaluation_of, is_of_runs
 from surge_dagster.assets.derived_spaces import lag_results
 from surge_dagster.config.check_policy import CheckName, CheckPolicy
 from surge_dagster.config.nested_settings import DerivedSettings
@@ -32,7 +32,7 @@ from surge_dagster.engine.verify.verification import Kind, Verified, Violation, 
 from surge_dagster.orchestration.discovery import existing_space
 from surge_dagster.orchestration.failures import errors_as_failures, run_failure
 from surge_dagster.orchestration.heartbeats import executing
-from surge_dagster.orchestration.launch import job_of
+from surge_dagster.orchestration.launch import RUN_TAGS
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Truncation, Violations
 
@@ -73,25 +73,25 @@ _CHECK_OF: dict[Kind, CheckName] = {
 }
 
 
-def catalog_checks(names: CatalogNames, policy: CheckPolicy) -> dg.AssetChecksDefinition:
+def catalog_checks(
+    names: CatalogNames, policy: CheckPolicy, derived: Sequence[DerivedSettings]
+) -> dg.AssetChecksDefinition:
     """Return the checks that only `catalog_check` evaluates.
 
     Raises:
-        ConfigError: all that `catalog_check` does is off.
+        ConfigError: all of them are off.
     """
-    wanted = _wanted(policy)
-    if not wanted:
-        raise ConfigError(
-            "the setting checks turns off everything that catalog_check does; leave one check on"
-        )
-
     specs: list[dg.AssetCheckSpec] = []
-    for name in wanted:
+    for name in _wanted(policy):
         if not is_of_runs(name):
             description, _ = _GROUPS[name]
-            specs.append(
-                dg.AssetCheckSpec(name, asset=_asset(names, name), description=description)
-            )
+            asset = _asset(names, name)
+            specs.append(dg.AssetCheckSpec(name, asset=asset, description=description))
+    if not specs:
+        raise ConfigError(
+            "the setting checks turns off everything that only catalog_check does; leave one "
+            "check on"
+        )
 
     @dg.multi_asset_check(
         name=names.catalog_checks_op,
@@ -100,38 +100,35 @@ def catalog_checks(names: CatalogNames, policy: CheckPolicy) -> dg.AssetChecksDe
         required_resource_keys=names.resource_keys,
     )
     def evaluate(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
-        """Read the whole catalog and the whole output, where only checks are executed."""
-        chosen = [key.name for key in context.selected_asset_check_keys]
-        with executing(context.op_execution_context):
-            compared = _compare(names, policy, context.op_execution_context)
-        yield from [result for result in compared if result.check_name in chosen]
+        """Read the whole catalog and the whole output, and evaluate the checks."""
+        op_context = context.op_execution_context
+        with executing(op_context):
+            results = _compare(names, policy, op_context)
+        is_whole = op_context.job_name == names.check_job
+        if is_whole:
+            results += lag_results(names, op_context, derived)
+
+        chosen = context.selected_asset_check_keys
+        for result in results:
+            key = dg.AssetCheckKey(result.asset_key or names.embeddings, result.check_name or "")
+            if key in chosen:
+                yield result
+            elif is_whole:  # a check of an asset's own op
+                evaluation = evaluation_of(names, result, context.instance)
+                op_context.log_event(evaluation)  # pyright: ignore[reportArgumentType]
 
     return evaluate
 
 
-def catalog_check(
-    names: CatalogNames, policy: CheckPolicy, derived: Sequence[DerivedSettings]
-) -> dg.JobDefinition:
-    """Return the job that evaluates the catalog's checks, and how far derived spaces lag behind.
-
-    It is not a job of asset checks: those that runs evaluate too can be selected only with their
-    asset.
-    """
-
-    @dg.op(
-        name=names.compare_op, out=dg.Out(dg.Nothing), required_resource_keys=names.resource_keys
+def catalog_check(names: CatalogNames, checks: dg.AssetChecksDefinition) -> Any:
+    """Return the job that evaluates the catalog's checks, and how far derived spaces lag behind."""
+    return dg.define_asset_job(
+        names.check_job,
+        selection=dg.AssetSelection.checks(checks),
+        executor_def=dg.in_process_executor,
+        run_tags=RUN_TAGS,
+        description="Compares the whole catalog with the whole output.",
     )
-    def compare(
-        context: dg.OpExecutionContext,
-    ) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
-        """Read the whole catalog and the whole output, and evaluate the checks."""
-        with executing(context):
-            compared = _compare(names, policy, context)
-        compared += lag_results(names, context, derived)
-        yield from [evaluation_of(names, result, context.instance) for result in compared]
-        yield dg.Output(None)
-
-    return job_of(names.check_job, compare, "Compares the whole catalog with the whole output.")
 
 
 def _wanted(policy: CheckPolicy) -> list[CheckName]:
@@ -231,11 +228,8 @@ class _Comparison:
         if name == "no_orphan_files":  # it looks for files without a partition
             unjudged = {}
         judged = self.partitions - sum(unjudged.values())
-        violations = self._violations[name]
-        asset = _asset(names, name)
-        result = check_result(
-            asset, name, self._policy, violations, judged, unjudged, metrics, when
-        )
+        findings = Findings(name, self._violations[name], judged, unjudged, metrics)
+        result = check_result(_asset(names, name), self._policy, findings, when)
         if not judged and name != "no_orphan_files":
             return result._replace(passed=False)  # nothing was judged
         return result

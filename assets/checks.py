@@ -6,13 +6,14 @@ One check says whether all of the run's partitions are published, names those th
 carries the run's metrics. Two compare the footers of what the run published or found fresh with the
 space and the source (`footer_checks`). The others look at what was encoded and warn.
 
-A check that judged no partition has no result of the run. Dagster shows it as skipped if it planned
-the check, and keeps its earlier result otherwise.
+A check that judged nothing has no result of the run. Dagster shows it as skipped if it planned the
+check, and keeps its earlier result otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
@@ -20,7 +21,7 @@ import dagster as dg
 from surge_dagster.config.check_policy import RUN_CHECK, CheckName, CheckPolicy
 from surge_dagster.engine.run.report import SLOW_PACE
 from surge_dagster.engine.support.counts import counted
-from surge_dagster.orchestration.dagster_internals import last_evaluation, latest_target
+from surge_dagster.orchestration.dagster_internals import latest_target
 from surge_dagster.orchestration.failures import failed_metadata, table_of_failures
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome, PaceOfRun, Violations
@@ -50,25 +51,6 @@ _DESCRIPTIONS: dict[CheckName, str] = {
     ),
 }
 
-_WITHOUT_ENCODING = (
-    *(
-        "space",
-        "space_title",
-        "dimension",
-        "partitions_written",
-        "partitions_skipped",
-        "partitions_republished",
-    ),
-    *(
-        "device",
-        "hardware",
-        "precision",
-        "encoder_notes",
-        "pool_start_seconds",
-        "wall_seconds",
-    ),
-    *("run_seconds", "cost"),
-)
 _MOST_SLOW_SHOWN = 20
 _COSTS = ("cost", "cost_per_million_texts")  # may be far below 1
 
@@ -99,64 +81,71 @@ def is_of_runs(name: CheckName) -> bool:
     return name in ("dimensions_match", "row_counts_match")
 
 
-def run_check_results(
-    names: CatalogNames, policy: CheckPolicy, outcome: Outcome, instance: dg.DagsterInstance
-) -> Iterator[dg.AssetCheckResult]:
-    """Yield the results of the checks that judged partitions in a run, the blocking one last.
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a check found.
 
-    A pass of a check of footers is left out if its last result names partitions that this run did
-    not judge: the pass would hide them.
+    Attributes:
+        judged: how many partitions, or whatever `unit` says.
+        unjudged: partitions that the check could not judge, by what was wrong with them.
     """
-    failed = {"failed": len(outcome.failures)}
-    footers = outcome.footers
-    uncounted = {"without a row count of the source": len(footers.uncounted)}
-    of_footers: dict[CheckName, tuple[dict[str, str], set[str], dict[str, int]]] = {
-        "dimensions_match": (footers.dimensions, footers.judged_dimensions, failed),
-        "row_counts_match": (footers.rows, footers.judged_rows, failed | uncounted),
-    }
-    for name, (violations, judged, unjudged) in of_footers.items():
-        if not judged or policy.severity(name) == "off":
-            continue
-        if not violations and _failed_before(names, name, instance) - judged:
-            continue
-        listed = list(violations.items())
-        yield check_result(names.embeddings, name, policy, listed, len(judged), unjudged, {})
 
+    name: CheckName
+    violations: Violations
+    judged: int
+    unjudged: Mapping[str, int]
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    unit: str = "partition"
+
+
+def run_check_results(
+    names: CatalogNames, policy: CheckPolicy, outcome: Outcome
+) -> list[dg.AssetCheckResult]:
+    """Return the results of the checks that judged something in a run, the blocking one last."""
+    footers = outcome.footers
     truncation = outcome.truncation
     drift = outcome.drift
-    of_vectors: dict[CheckName, tuple[Violations, int, dict[str, Any]]] = {
-        "few_texts_are_truncated": (
-            truncation.above,
-            truncation.partitions,
-            {"texts": truncation.rows, **truncation.metrics()} if truncation.rows else {},
+    failed = {"failed": len(outcome.failures)}
+    uncounted = {"without a row count of the source": len(footers.uncounted)}
+    texts: dict[str, Any] = {}
+    if truncation.rows:
+        texts = {"texts": truncation.rows, **truncation.metrics()}
+
+    found = [
+        Findings(
+            "dimensions_match",
+            list(footers.dimensions.items()),
+            len(footers.judged_dimensions),
+            failed,
         ),
-        "vectors_have_not_drifted": (drift.below, drift.rows, drift.metrics()),
-    }
-    for name, (violations, judged, metrics) in of_vectors.items():
-        if judged and policy.severity(name) != "off":
-            yield check_result(names.embeddings, name, policy, violations, judged, failed, metrics)
-
+        Findings(
+            "row_counts_match",
+            list(footers.rows.items()),
+            len(footers.judged_rows),
+            failed | uncounted,
+        ),
+        Findings("few_texts_are_truncated", truncation.above, truncation.partitions, failed, texts),
+        Findings(
+            "vectors_have_not_drifted", drift.below, drift.rows, failed, drift.metrics(), "row"
+        ),
+    ]
+    results: list[dg.AssetCheckResult] = []
+    for findings in found:
+        if findings.judged and policy.severity(findings.name) != "off":
+            results.append(check_result(names.embeddings, policy, findings))
     if outcome.pace.judged and policy.severity("encode_not_slow") != "off":
-        yield _pace_result(names, policy, outcome.pace)
-    yield dg.AssetCheckResult(
-        asset_key=names.embeddings,
-        check_name=names.run_check.name,
-        passed=not outcome.failures and outcome.ended_by is None,
-        severity=_SEVERITIES[policy.severity(RUN_CHECK)],
-        description=outcome.summary,
-        metadata=_run_check_metadata(outcome),
+        results.append(_pace_result(names, policy, outcome.pace))
+    results.append(
+        dg.AssetCheckResult(
+            asset_key=names.embeddings,
+            check_name=names.run_check.name,
+            passed=not outcome.failures and outcome.ended_by is None,
+            severity=_SEVERITIES[policy.severity(RUN_CHECK)],
+            description=outcome.summary,
+            metadata=_run_check_metadata(outcome),
+        )
     )
-
-
-def _failed_before(names: CatalogNames, name: CheckName, instance: dg.DagsterInstance) -> set[str]:
-    """Return the catalog keys that the last result of a check named as wrong."""
-    evaluation = last_evaluation(instance, dg.AssetCheckKey(names.embeddings, name))
-    if evaluation is None or evaluation.passed:
-        return set()
-    failed: Any = evaluation.metadata.get("partitions_failed")
-    if failed is None:
-        return set()
-    return {str(partition["key"]) for partition in failed.value}
+    return results
 
 
 def _pace_result(names: CatalogNames, policy: CheckPolicy, pace: PaceOfRun) -> dg.AssetCheckResult:
@@ -180,36 +169,29 @@ def _pace_result(names: CatalogNames, policy: CheckPolicy, pace: PaceOfRun) -> d
 
 
 def check_result(
-    asset: dg.AssetKey,
-    name: CheckName,
-    policy: CheckPolicy,
-    violations: Violations,
-    judged: int,
-    unjudged: Mapping[str, int],
-    metrics: dict[str, Any],
-    when: str = "",
+    asset: dg.AssetKey, policy: CheckPolicy, findings: Findings, when: str = ""
 ) -> dg.AssetCheckResult:
-    """Return what one check of a catalog or a run found.
-
-    Args:
-        unjudged: partitions that the check could not judge, by what was wrong with them.
-        when: ends the line of the result.
-    """
-    parts = [f"{counted(judged, 'partition')} judged", counted(len(violations), "violation")]
+    """Return what one check of a catalog or a run found; `when` ends its line."""
+    violations = findings.violations
+    unjudged = findings.unjudged
+    parts = [
+        f"{counted(findings.judged, findings.unit)} judged",
+        counted(len(violations), "violation"),
+    ]
     parts += [f"{count:,} {reason}" for reason, count in unjudged.items() if count]
-    if metrics:
-        metrics = metrics | {
-            "partitions_judged": judged,
-            "partitions_not_judged": sum(unjudged.values()),
-            "violations": len(violations),
-        }
+
+    metadata = dict(findings.metrics)
+    if metadata:
+        metadata["partitions_judged"] = findings.judged
+        metadata["partitions_not_judged"] = sum(unjudged.values())
+        metadata["violations"] = len(violations)
     return dg.AssetCheckResult(
         asset_key=asset,
-        check_name=name,
+        check_name=findings.name,
         passed=not violations,
-        severity=_SEVERITIES[policy.severity(name)],
+        severity=_SEVERITIES[policy.severity(findings.name)],
         description=", ".join(parts) + when,
-        metadata=metrics | failed_metadata(violations),
+        metadata=metadata | failed_metadata(violations),
     )
 
 
@@ -240,7 +222,7 @@ def _run_check_metadata(outcome: Outcome) -> dict[str, Any]:
         if value in (None, [], {}):
             continue
         # Dagster would plot what was not measured as zeros.
-        if not report.superbatches and (not value or name not in _WITHOUT_ENCODING):
+        if not value and not report.superbatches:
             continue
         is_rounded = isinstance(value, float) and name not in _COSTS
         metrics[name] = round(value, 4) if is_rounded else value

@@ -227,8 +227,7 @@ class _Run:
         context.log.info(outcome.sum_up())
 
     def _check_results(self) -> list[dg.AssetCheckResult]:
-        instance = self._context.instance
-        return list(run_check_results(self._names, self._policy, self._outcome, instance))
+        return run_check_results(self._names, self._policy, self._outcome)
 
     def _failure(self) -> dg.Failure:
         """Return the failure that ends the run; Dagster launches it again if it may pass."""

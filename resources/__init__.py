@@ -122,12 +122,6 @@ class OutputStore(FileSettings, dg.ConfigurableResource):
     storage: dg.ResourceDependency[StorageOptions] = StorageOptions()  # pyright: ignore[reportAssignmentType]
     gcs: dg.ResourceDependency[GoogleResource] = None  # pyright: ignore[reportAssignmentType]
 
-    def describe(self) -> str:
-        """Describe the output without opening it."""
-        via = f", reached at {self.storage.endpoint}" if self.storage.endpoint else ""
-        place = absolute_place(self.url)
-        return f"The output in `{place}`{via}: one Parquet file per partition and space."
-
     def open(self) -> Store:
         """Open the store; `ConfigError` when the place cannot be one."""
         return open_store(self.url, self.cloud_options())

@@ -16,14 +16,11 @@ import dagster as dg
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.config.check_policy import RUN_CHECK
 from surge_dagster.config.settings import EncoderSettings
-from surge_dagster.engine.encoder.devices import choose_devices, choose_precision, hardware
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.support.counts import counted
 
 
 class _SharedPools:
@@ -149,31 +146,6 @@ class EncoderResource(EncoderSettings, dg.ConfigurableResource):
             if is_last:
                 shared.close()
 
-    def describe(self) -> str:
-        """Return the model and the devices as Markdown, without loading a model or torch."""
-        size = "" if self.dimension is None else f" of {self.dimension:,} dimensions"
-        return (
-            f"Makes {self.dtype} vectors{size} with `{self.model}`.\n\n"
-            f"On the machine of the code location: {self._describe_devices()}.\n\n"
-            "Its worker processes start with the first text; everything in one process that has "
-            "the same settings shares them. An asset of yours encodes with `encode(texts)` of its "
-            "argument that has the name of this resource and the type "
-            "`surge_dagster.EncoderResource`.\n\n"
-            f"The check `{RUN_CHECK}` of each run says where it encoded, and into which space."
-        )
-
-    def _describe_devices(self) -> str:
-        try:
-            choice = choose_devices(self.devices)
-            precision = choose_precision(self.precision, choice)
-        except ConfigError as error:
-            return f"no worker; {error}"
-
-        workers = counted(len(choice.devices), "worker")
-        devices = ", ".join(dict.fromkeys(choice.devices))
-        details = "; ".join(filter(None, (choice.reason, hardware(choice))))
-        return f"{workers} on {devices} ({details}), in {precision}"
-
 
 def _require_task(task: str) -> None:
     if task not in get_args(Task):
@@ -181,22 +153,22 @@ def _require_task(task: str) -> None:
 
 
 def _column(texts: Iterable[str]) -> pa.LargeStringArray:
-    """Return texts as the pool takes them; `ConfigError` names the first one that is not a str."""
+    """Return texts as the pool takes them.
+
+    Raises:
+        ConfigError: `texts` is a str, or has an element that is not a str of Unicode.
+    """
     if isinstance(texts, str):
         raise ConfigError("texts is a str. Give a list of texts, as in encode([text]).")
 
     listed = list(texts)
     for place, text in enumerate(listed):
         if not isinstance(text, str):
-            what = "None" if text is None else f"of the type {type(text).__name__}"
-            remedy = (
-                "Leave it out, or give an empty text." if text is None else "Convert it to str."
-            )
-            raise ConfigError(f"texts[{place}] is {what}; expected a str. {remedy}")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
             raise ConfigError(
-                f"texts[{place}] is not Unicode ({error}). Repair or leave it out."
-            ) from None
-    return pa.array(listed, pa.large_string())  # pyright: ignore[reportReturnType]
+                f"texts[{place}] is of the type {type(text).__name__}; expected a str. Leave it "
+                "out or convert it."
+            )
+    try:
+        return pa.array(listed, pa.large_string())  # pyright: ignore[reportReturnType]
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"A text is not Unicode ({error}). Repair it or leave it out.") from None

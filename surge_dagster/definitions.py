@@ -30,12 +30,9 @@ from surge_dagster.automation.lost_runs import lost_runs
 from surge_dagster.automation.new_partitions import new_partitions
 from surge_dagster.config.nested_settings import GcpSettings
 from surge_dagster.config.settings import Settings, load_settings
-from surge_dagster.orchestration.dagster_internals import described
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.resources import CatalogSource, EncoderResource, OutputStore
 from surge_dagster.resources.upstream_asset import asset_url
-
-_OF_GCP = "with the account of the setting `gcp`, for the catalog, the output and your own assets."
 
 
 def embedding_catalog(
@@ -62,9 +59,10 @@ def embedding_catalog(
     settings = settings or load_settings(**arguments)
     names = CatalogNames(name)
     policy = settings.check_policy()
-    checks = catalog_checks(names, policy)
+    checks = catalog_checks(names, policy, settings.derived)
     refresh, embed = embedding_jobs(names, policy)
-    check, switch = catalog_check(names, policy, settings.derived), switch_current_space(names)
+    check = catalog_check(names, checks)
+    switch = switch_current_space(names)
     resources = _resources(names, settings)
     targets = {names.lancedb: settings.lancedb, names.pgvector: settings.pgvector}
     tables = [
@@ -117,11 +115,10 @@ def _resources(names: CatalogNames, settings: Settings) -> dict[str, Any]:
         bigquery=bigquery,
         **_named(CatalogSource, values),
     )
-    encoder = EncoderResource(**_named(EncoderResource, values))
     return {
-        names.catalog_resource: described(catalog, catalog.describe()),
-        names.encoder_resource: described(encoder, encoder.describe()),
-        names.output_resource: described(output, output.describe()),
+        names.catalog_resource: catalog,
+        names.encoder_resource: EncoderResource(**_named(EncoderResource, values)),
+        names.output_resource: output,
         names.input_resource: EmbeddingsInput(output=output),
         names.changes_resource: ChangesInput(output=output),
         **google,
@@ -140,8 +137,8 @@ def _google_resources(names: CatalogNames, gcp: GcpSettings | None) -> dict[str,
     gcs = CatalogGCSResource(project=gcp.project, gcp=options)
     bigquery = CatalogBigQueryResource(project=gcp.project, location=gcp.location, gcp=options)
     return {
-        names.gcs_resource: described(gcs, f"Google Cloud Storage {_OF_GCP}"),
-        names.bigquery_resource: described(bigquery, f"BigQuery {_OF_GCP}"),
+        names.gcs_resource: gcs,
+        names.bigquery_resource: bigquery,
     }
 
 

@@ -13,9 +13,8 @@ from surge_dagster.config.catalog_settings import FRAMES, CatalogSettings
 from surge_dagster.config.run_setup import RunSetup
 from surge_dagster.config.settings import EncoderSettings, FileSettings, Settings, load_settings
 from surge_dagster.engine.errors import ConfigError, SurgeError
-from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.readers.removed_partitions import find_removed, handle_removed
+from surge_dagster.engine.readers.removed_partitions import handle_removed
 from surge_dagster.engine.run.following import Follower, Progress
 from surge_dagster.engine.run.report import Failure, RunReport
 from surge_dagster.engine.sources.partition import Partition, Source
@@ -174,11 +173,9 @@ def run_catalog(
         opened = open_run(setup, partitions, pool, store, complain)
         _follow(opened, partitions, quiet=quiet)
     ended = EndedRun(opened.run.report)
-    if settings.source != FRAMES:
-        ended = _handle_removed(settings, catalog, partitions, store, opened)
-    elif settings.catalog_name:  # frames without a name may be a part of what the output has
-        # listing frames again may compute them, and finds the same keys
-        ended = _handle_removed(settings, partitions, partitions, store, opened)
+    # Frames without a name may be a part of what the output has.
+    if settings.source != FRAMES or settings.catalog_name:
+        ended = _handle_removed(settings, partitions, store, opened)
     release(catalog)
     return ended
 
@@ -219,19 +216,31 @@ class _TerminalReporter:
     def deleted(self, key: str) -> None:
         self.removed.append(key)
 
+    def complain(self) -> None:
+        """Name the removed partitions, and what became of them."""
+        then = (
+            "Readers leave out the rows; with removed_partitions set to delete, a run deletes the "
+            "files."
+        )
+        if self.deletes:
+            then = "The files were deleted."
+        count = counted(len(self.removed), "partition")
+        keys = named(map(repr, self.removed))
+        complain(f"{count} removed from the source: {keys}. {then}")
+
 
 def _handle_removed(
-    settings: Settings,
-    source: Source | Sequence[Partition],
-    listed: Sequence[Partition],
-    store: Store,
-    opened: OpenedRun,
+    settings: Settings, partitions: Sequence[Partition], store: Store, opened: OpenedRun
 ) -> EndedRun:
     """Record partitions that were removed from the source, or delete their files."""
     report = opened.run.report
+    space = opened.run.space
     reporter = _TerminalReporter(settings.removed_partitions == "delete")
+    keys = {partition.key for partition in partitions}
     try:
-        refusal = _record_removed(source, listed, store, opened.run.space, reporter)
+        refusal = handle_removed(
+            OutputState(store, space.name), space, keys, reporter, delete=reporter.deletes
+        )
     except SurgeError as error:
         reason = f"Partitions that were removed from the source could not be handled: {error}"
         reason = reason.removesuffix(".")
@@ -239,28 +248,5 @@ def _handle_removed(
         return EndedRun(report, reporter.removed, reason)
 
     if reporter.removed and not refusal:
-        then = (
-            "The files were deleted."
-            if reporter.deletes
-            else "Readers leave out the rows; with removed_partitions set to delete, a run deletes "
-            "the files."
-        )
-        count = counted(len(reporter.removed), "partition")
-        keys = named(map(repr, reporter.removed))
-        complain(f"{count} removed from the source: {keys}. {then}")
+        reporter.complain()
     return EndedRun(report, reporter.removed, refusal if reporter.deletes else None)
-
-
-def _record_removed(
-    source: Source | Sequence[Partition],
-    listed: Sequence[Partition],
-    store: Store,
-    space: Space,
-    reporter: _TerminalReporter,
-) -> str | None:
-    outputs = OutputState(store, space.name)
-    keys = {partition.key for partition in listed}
-    if find_removed(outputs, space, keys):
-        # Another run may have embedded what was added to the source since.
-        keys = {partition.key for partition in source}
-    return handle_removed(outputs, space, keys, reporter, delete=reporter.deletes)

@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 from uuid import uuid4
 
 import dagster as dg
@@ -25,13 +24,10 @@ from dagster._core.scheduler.instigation import InstigatorTick, TickStatus
 
 # Dagster ignores the marks of a batch unless this variable is above 0; an operator can set it to 0.
 _BATCH_SIZE = "DAGSTER_EVENT_BATCH_SIZE"
-_PLANNED_CHECKS = 20  # newest records of a check that are looked at
 _NO_RUN = ""  # Dagster's run id and job name of events that belong to no run
 _AHEAD = 1_000  # how far into the future an event's time may be, in ms
 # the time of each asset's last event of this process, in ms since 1970
 _latest: dict[dg.AssetKey, int] = {}
-
-R = TypeVar("R", bound=dg.ConfigurableResource[Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,30 +82,6 @@ def last_tick(context: dg.SensorEvaluationContext, name: str) -> InstigatorTick 
     ).get_id()
     ended = [TickStatus.SUCCESS, TickStatus.SKIPPED, TickStatus.FAILURE]
     return next(iter(context.instance.get_ticks("", own, limit=1, statuses=ended)), None)
-
-
-def described(resource: R, text: str) -> R:
-    """Return the resource with a description that its page shows.
-
-    Dagster has no public way: the description is always the docstring of the class, which cannot
-    say where this catalog is or which devices its encoder has.
-    """
-    resource.get_resource_definition()._description = text
-    return resource
-
-
-def last_evaluation(
-    instance: dg.DagsterInstance, key: dg.AssetCheckKey
-) -> dg.AssetCheckEvaluation | None:
-    """Return the last result of a check; a run that only plans the check, as the current one may,
-    has none."""
-    for record in instance.event_log_storage.get_asset_check_execution_history(
-        key, limit=_PLANNED_CHECKS
-    ):
-        event = None if record.event is None else record.event.dagster_event
-        if event is not None and event.event_type == dg.DagsterEventType.ASSET_CHECK_EVALUATION:
-            return event.asset_check_evaluation_data
-    return None
 
 
 def latest_target(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> Target | None:

@@ -77,7 +77,6 @@ class CatalogNames:
 
         self.embeddings_op = f"{op_prefix}embeddings"  # of the asset, and of the embed job
         self.refresh_op = f"{op_prefix}refresh"
-        self.compare_op = f"{op_prefix}compare_catalog_and_output"
         self.catalog_checks_op = f"{op_prefix}catalog_checks"
         self.current_space_op = f"{op_prefix}current_space"
         self.derive_all_op = f"{op_prefix}derive"

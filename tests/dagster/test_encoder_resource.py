@@ -69,7 +69,7 @@ class TestVectors:
     @pytest.mark.parametrize(
         ("texts", "message"),
         [
-            (["a", None], r"texts\[1\] is None; expected a str"),
+            (["a", None], r"texts\[1\] is of the type NoneType; expected a str"),
             (["a", 1.5], r"texts\[1\] is of the type float; expected a str"),
             ("steel bottle", "texts is a str. Give a list of texts"),
         ],

@@ -11,9 +11,7 @@ import dagster as dg
 import pytest
 from pydantic import ValidationError
 
-from surge_dagster.config.settings import StorageSettings, load_settings
-from surge_dagster.definitions import embedding_catalog
-from surge_dagster.engine.encoder import devices
+from surge_dagster.config.settings import load_settings
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.store import StorageOptions
@@ -48,35 +46,6 @@ def test_arguments_override_the_environment_which_overrides_the_file(
 def test_resource_refuses_the_values_that_the_settings_refuse(given: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         EncoderResource(**given)
-
-
-def test_resources_describe_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_usable_gpus", lambda: (["cuda:0", "cuda:1"], ""))
-    monkeypatch.setattr("surge_dagster.resources.encoder.hardware", lambda choice: "2 x NVIDIA L4")
-
-    def descriptions(**given: Any) -> dict[str, str]:
-        storage = StorageSettings(endpoint="http://127.0.0.1:9")
-        resources = embedding_catalog(
-            source="catalog", output="s3://b/out", storage_options=storage, **given
-        ).resources
-        return {
-            name: each.get_resource_definition().description
-            for name, each in (resources or {}).items()
-        }
-
-    shown = descriptions(model="intfloat/e5-small", dimension=64)
-    for text in ("intfloat/e5-small", "float32 vectors of 64 dimensions", "in fp16"):
-        assert text in shown["encoder"]
-
-    assert "2 workers on cuda:0, cuda:1 (2 GPUs found; 2 x NVIDIA L4)" in shown["encoder"]
-    assert "devices: cuda:7 not found" in descriptions(devices="cuda:7")["encoder"], (
-        "definitions load all the same"
-    )
-    assert str(tmp_path / "catalog") in shown["catalog"]
-    assert (
-        "The output in `s3://b/out`, reached at http://127.0.0.1:9: one Parquet file"
-        in shown["output"]
-    )
 
 
 def test_surge_config_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ def test_catalog_without_a_name_has_plain_names(bench: Workbench) -> None:
         "catalog_check",
         "switch_current_space",
     }
-    assert found["ops"] == {"refresh", "embeddings", "compare_catalog_and_output", "current_space"}
+    assert found["ops"] == {"refresh", "embeddings", "catalog_checks", "current_space"}
     assert found["automation"] == {
         "new_partitions",
         "lost_runs",
