@@ -72,8 +72,7 @@ def serve(
     # a web server, and only this command needs it
     from surge_dagster.service.app import ServiceSettings
     from surge_dagster.service.server import run_service
-    from surge_dagster.service.space_lanes import LaneSettings
-    from surge_dagster.service.spaces import ServedSpaces
+    from surge_dagster.service.spaces import LaneSettings, ServedSpaces
 
     store = settings.open_store()
     space_to_read(settings, store, False, yes, queries=True)

@@ -2,26 +2,37 @@
 of tokens.
 
 A pass takes texts, not requests, from the head of the queue: small requests share one, and a large
-request is spread over several. Texts are tokenized once, when a request comes, so a lane with a
-promise refuses at once what it could not answer in time. Workers get the token ids. Some cannot
-take them, such as those of a model without a fast tokenizer: they get the texts, and a text counts
-as a token for every four bytes. A request that is cancelled gives up the texts
-that no pass has taken.
+request is spread over several. Texts are tokenized once, when a request comes, and workers get the
+token ids. Some cannot take them, such as those of a model without a fast tokenizer: they get the
+texts, and a text counts as a token for every four bytes. A request that is cancelled gives up the
+texts that no pass has taken.
+
+A lane for queries promises the seconds within which an accepted request is answered. A request is
+expected to take
+
+    expected seconds = tokens of unanswered texts, its own included / tokens per second
+
+It is accepted if one and a half times that is within the promise, and else refused with the time to
+come back. The rate follows from the pool's `Speed`, and passes that are slower lower it. The margin
+is for passes that take longer than usual, and for reading requests and writing answers. Late
+answers are rare, but possible: the promise is measured, and not proved.
 
 The pool replaces workers that are lost, and encodes their texts again. When it gives up, all
-requests are answered with 503 until the lane has started another pool.
+requests are answered with 503, and the next request starts another pool.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,17 +46,63 @@ from surge_dagster.engine.model.folder import tokenizer_file
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.waiting import wait_for_thread
 from surge_dagster.service.errors import Refusal, too_long, unusable_text
-from surge_dagster.service.promise import MARGIN, Promise
 
 log = logging.getLogger(__name__)
 
+MARGIN = 1.5
+# A request may come when a full pass has just begun: it waits for that one and for its own.
+_LEAST_PASSES = 2
+_DEFAULT_PASSES = 3
+_LEAST_DEFAULT_SECONDS = 0.1
 _NEWEST_SHARE = 0.2  # of the last pass in the measured rate
 _BYTES_PER_TOKEN = 4
 _LARGEST_TEXT_BYTES = 16 << 20
 # Of a lane without a promise, that may wait when another request comes.
 _MOST_WAITING_PASSES = 64
 _ROOM_AGAIN_SECONDS = 5.0
-_START_AGAIN_SECONDS = 30.0  # after a start of another pool has failed
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a query lane promises.
+
+    Attributes:
+        tokens_per_second: of full passes during bulk work, as expected at the start.
+        pass_tokens: of a full pass.
+        wanted_seconds: None: what three full passes need, and at least 100 ms.
+    """
+
+    tokens_per_second: float
+    pass_tokens: int
+    wanted_seconds: float | None = None
+
+    @property
+    def smallest_seconds(self) -> float:
+        """The smallest promise that can be kept."""
+        return MARGIN * _LEAST_PASSES * self.pass_tokens / self.tokens_per_second
+
+    @property
+    def promised_seconds(self) -> float:
+        """From the acceptance of a request to its answer."""
+        wanted = self.wanted_seconds
+        if wanted is None:
+            wanted = max(
+                _LEAST_DEFAULT_SECONDS, self.smallest_seconds * _DEFAULT_PASSES / _LEAST_PASSES
+            )
+        return max(wanted, self.smallest_seconds)
+
+    @property
+    def largest_tokens(self) -> int:
+        """Tokens of the largest request that is accepted."""
+        return math.floor(self.promised_seconds / MARGIN * self.tokens_per_second + 1e-6)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it by name, for clients."""
+        return asdict(self) | {
+            "promised_seconds": self.promised_seconds,
+            "smallest_seconds": self.smallest_seconds,
+            "largest_tokens": self.largest_tokens,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +248,6 @@ class Lane:
         self._arena: Arena | None = None
         self._is_closing = False
         self._is_stopping = False
-        self._has_failed = False
         self._thread = threading.Thread(target=self._run, name="surge-lane", daemon=True)
         self._thread.start()
 
@@ -201,10 +257,8 @@ class Lane:
 
     @property
     def is_alive(self) -> bool:
-        """Whether a worker is ready, or starts with the first request."""
-        if self._is_stopping or self._has_failed:
-            return False
-        return self._arena is None or self.pool.ready_workers > 0
+        """Whether a worker is ready."""
+        return not self._is_stopping and self.pool.ready_workers > 0
 
     def accept(
         self, texts: list[str], *, truncate: bool = False, answer: Future[Encoded] | None = None
@@ -242,8 +296,6 @@ class Lane:
         """Refuse a request of so many tokens if it is expected to take longer than promised."""
         if self._is_closing:
             raise self._closed()
-        if self._has_failed:
-            raise self._failed()
         if self.promise is None:
             self._require_room()
             return
@@ -281,7 +333,10 @@ class Lane:
         return (unanswered + tokens) / self._tokens_per_second
 
     def start(self) -> None:
-        """Start the pool, if the first request has not done it."""
+        """Start the pool, or another one if it has given up; requests do it otherwise."""
+        if self.pool.has_failed:
+            self.pool.close()
+            self.pool = self._new_pool()
         self._recorded.require_tokenizer(self.pool.start().tokenizer)
         if self._arena is None:
             # A single text without ids may have more bytes than a pass of tokens.
@@ -297,6 +352,7 @@ class Lane:
             self._changed.notify_all()
         self.pool.close()  # which ends a pass that is under way
         wait_for_thread(self._thread)
+        self.pool.close()  # the thread may have started another one
         self._answer_all(self._closed())
         if self._arena is not None:
             self._arena.close()
@@ -304,13 +360,6 @@ class Lane:
     def _closed(self) -> Refusal:
         message = f"The service no longer encodes for the space {self.space.name}. Send it again."
         return Refusal(503, "shutting_down", message)
-
-    def _failed(self) -> Refusal:
-        message = (
-            f"No worker encodes for the space {self.space.name} any more; the service's log says "
-            "why. Send it again later."
-        )
-        return Refusal(503, "encoder_down", message)
 
     # Below runs in the lane's own thread.
 
@@ -320,7 +369,7 @@ class Lane:
                 self.start()
                 self._encode()
             except Exception as error:
-                self._replace_pool(error)
+                self._fail(error)
 
     def _next_pass(self) -> bool:
         """Take the texts of a pass as soon as there are some; returns False at the end."""
@@ -344,29 +393,22 @@ class Lane:
             self._queue.popleft()
             self.waiting_tokens -= entry.text.tokens
 
-    def _replace_pool(self, error: Exception) -> None:
-        """Refuse all requests until another pool is started, or the lane is closed."""
-        if not self._is_closing:
-            log.error("the workers of %s failed: %s", self.space.name, str(error))
-            self._has_failed = True
-            self._answer_all(self._failed())
-        while self._has_failed and not self._is_closing:
-            self.pool.close()
-            if self._arena is not None:
-                self._arena.close()
-                self._arena = None
-            try:
-                self.pool = self._new_pool()
-                if self._is_stopping:  # `close` may not have seen this pool
-                    self.pool.close()
-                self.start()
-                self._has_failed = False
-            except Exception as error:
-                log.error("the workers of %s do not start: %s", self.space.name, str(error))
-                with self._changed:
-                    self._changed.wait_for(lambda: self._is_stopping, _START_AGAIN_SECONDS)
+    def _fail(self, error: Exception) -> None:
+        """Refuse all requests that came so far."""
+        name = self.space.name
+        message = (
+            f"No worker encodes for the space {name}; the service's log says why. Send it again "
+            "later."
+        )
+        refusal = Refusal(503, "encoder_down", message)
         if self._is_closing:
-            self._answer_all(self._closed())
+            refusal = self._closed()
+        else:
+            log.error("the workers of %s failed: %s", name, str(error))
+        self._answer_all(refusal)
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
 
     def _encode(self) -> None:
         assert self._arena is not None

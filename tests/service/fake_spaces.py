@@ -15,10 +15,8 @@ import numpy as np
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.service.errors import Refusal
-from surge_dagster.service.lane import Encoded
-from surge_dagster.service.promise import Promise
-from surge_dagster.service.space_lanes import LaneSettings
-from surge_dagster.service.spaces import ServedSpaces
+from surge_dagster.service.lane import Encoded, Promise
+from surge_dagster.service.spaces import LaneSettings, ServedSpaces
 
 DIMENSION = 16
 LONGEST = 8  # words

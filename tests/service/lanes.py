@@ -14,8 +14,7 @@ import numpy as np
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.service.lane import Encoded, Lane, TextTokens
-from surge_dagster.service.promise import Promise
+from surge_dagster.service.lane import Encoded, Lane, Promise, TextTokens
 
 SPEC = EncodingSpec("hash://16")
 BACKEND = "faults:FaultyBackend"

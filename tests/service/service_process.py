@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from surge_dagster.service.space_lanes import QUERY_NICENESS
+from surge_dagster.service.spaces import QUERY_NICENESS
 from tests.service.lanes import until
 
 

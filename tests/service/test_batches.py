@@ -24,7 +24,7 @@ from surge_dagster.service import batches as batches_module
 from surge_dagster.service.batches import Batch, Batches, BatchRequest
 from surge_dagster.service.errors import Refusal
 from surge_dagster.service.lane import TextTokens, TokenizedText
-from surge_dagster.service.space_lanes import LaneSettings
+from surge_dagster.service.spaces import LaneSettings
 from tests.engine.encoder.conftest import faulty_workers
 from tests.service.fake_spaces import FakeSpaces, vectors_of
 from tests.service.lanes import until

@@ -19,8 +19,7 @@ from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store import open_store
-from surge_dagster.service.space_lanes import LaneSettings
-from surge_dagster.service.spaces import ServedSpaces
+from surge_dagster.service.spaces import LaneSettings, ServedSpaces
 from tests.engine.encoder.conftest import tiny_model
 from tests.service.running import serving
 

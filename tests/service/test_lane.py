@@ -14,10 +14,8 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.service import lane as lane_module
 from surge_dagster.service.errors import Refusal
-from surge_dagster.service.lane import Encoded, Lane
-from surge_dagster.service.promise import MARGIN, Promise
+from surge_dagster.service.lane import MARGIN, Encoded, Lane, Promise
 from tests.engine.encoder.conftest import faulty_workers
 from tests.service.lanes import assert_encoded, open_lane, texts_of, until
 
@@ -193,7 +191,7 @@ def test_requests_are_answered_when_the_worker_is_killed_under_them(tmp_path: Pa
         assert lane.pool.worker_pids != [killed]
 
 
-def test_pool_that_gives_up_fails_all_requests_and_is_replaced(
+def test_request_after_a_pool_gave_up_starts_another(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with open_lane(max_respawns=0) as lane:
@@ -206,52 +204,28 @@ def test_pool_that_gives_up_fails_all_requests_and_is_replaced(
             error = refused("encoder_down", answer.result)
             assert "the service's log says why" in str(error)
         assert re.search(r"worker \d+ on cpu ended: SIGKILL", caplog.text)
-        until(lambda: lane.pool is not lost and lane.is_alive)
 
         assert_encoded(lane.accept(["next"]).result(), ["next"])
+        assert lane.pool is not lost
 
 
-def test_lane_refuses_requests_until_another_pool_can_be_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_lane_whose_next_pool_cannot_be_made_fails_requests_and_tries_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> EncoderPool:
         raise ConfigError("the model has changed")
 
-    monkeypatch.setattr(lane_module, "_START_AGAIN_SECONDS", 0.01)
     with open_lane(max_respawns=0) as lane:
-        waiting = [hold(lane, tmp_path / "go"), lane.accept(["waits"])]
+        [pid] = lane.pool.worker_pids
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: lane.pool.has_failed)
         with monkeypatch.context() as patched:
             patched.setattr(lane, "_new_pool", fail)
-            for pid in lane.pool.worker_pids:
-                os.kill(pid, signal.SIGKILL)
+            refused("encoder_down", lane.accept(["waits"]).result, timeout=60)
+        assert "the model has changed" in caplog.text
+        assert not lane.is_alive
 
-            for answer in waiting:
-                refused("encoder_down", answer.result, timeout=60)
-            until(lambda: "the model has changed" in caplog.text)
-            assert not lane.is_alive
-            refused("encoder_down", lane.accept, ["late"])
-
-        until(lambda: lane.is_alive)
         assert_encoded(lane.accept(["next"]).result(), ["next"])
-
-
-def test_lane_that_has_failed_closes_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail() -> EncoderPool:
-        raise ConfigError("the model has changed")
-
-    with open_lane(max_respawns=0) as lane:
-        held = hold(lane, tmp_path / "go")
-        monkeypatch.setattr(lane, "_new_pool", fail)
-        for pid in lane.pool.worker_pids:
-            os.kill(pid, signal.SIGKILL)
-        refused("encoder_down", held.result, timeout=60)
-        until(lambda: "the model has changed" in caplog.text)
-
-        lane.close(drain_seconds=1_000)
-
-        refused("shutting_down", lane.accept, ["late"])
 
 
 @pytest.mark.parametrize(

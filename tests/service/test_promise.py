@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.service.promise import MARGIN, Promise
-from surge_dagster.service.space_lanes import QUERY_NICENESS, bulk_niceness
+from surge_dagster.service.lane import MARGIN, Promise
+from surge_dagster.service.spaces import QUERY_NICENESS, bulk_niceness
 
 
 @pytest.mark.parametrize(

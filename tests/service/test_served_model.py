@@ -16,8 +16,7 @@ from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store import open_store
 from surge_dagster.service.errors import Refusal
-from surge_dagster.service.space_lanes import LaneSettings
-from surge_dagster.service.spaces import ServedSpaces
+from surge_dagster.service.spaces import LaneSettings, ServedSpaces
 from tests.engine.encoder.conftest import column, tiny_model
 from tests.engine.encoder.test_zoo import ALSO_ELSEWHERE, ZOO
 from tests.engine.encoder.test_zoo import texts as texts_of_zoo

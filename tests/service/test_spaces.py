@@ -25,8 +25,13 @@ from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
 from surge_dagster.service import spaces as spaces_module
 from surge_dagster.service.errors import Refusal
-from surge_dagster.service.space_lanes import LaneSettings, SpaceLanes, start_lanes
-from surge_dagster.service.spaces import ServedSpaces, converted
+from surge_dagster.service.spaces import (
+    LaneSettings,
+    ServedSpaces,
+    SpaceLanes,
+    converted,
+    start_lanes,
+)
 from tests.engine.runs import finish, in_memory, make_run
 from tests.service.lanes import until
 from tests.small_catalogs import numbered_rows, read_embedded
@@ -208,7 +213,7 @@ def test_model_that_cannot_be_loaded_leaves_what_is_served(
     monkeypatch.setattr(spaces_module, "_LOAD_AGAIN_SECONDS", 0.1)
     with serving(two_spaces.store) as spaces:
         until(lambda: "the model is gone" in caplog.text)
-        with pytest.raises(Refusal, match="could not be loaded, and the service's log says why"):
+        with pytest.raises(Refusal, match="the service's log says why"):
             spaces.find(b.name)
         assert spaces.find("current").space.name == two_spaces.of(A).name
 
@@ -222,8 +227,9 @@ def test_output_that_cannot_be_read_for_a_while_leaves_what_is_served(
 ) -> None:
     with serving(two_spaces.store) as spaces:
         two_spaces.pointer.write_text("{")
-        until(lambda: "the output cannot be followed" in caplog.text)
+        until(lambda: two_spaces.pointer.name in caplog.text)
         assert spaces.find("current").space.name == two_spaces.of(A).name
+    caplog.clear()  # its records keep the error, and what was open then
 
 
 @pytest.mark.parametrize("task", ["query", "document"])
