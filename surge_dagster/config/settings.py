@@ -255,9 +255,7 @@ class FileSettings(BaseModel):
     ] = False
     keep_changes_days: Annotated[
         float,
-        Field(
-            ge=0, description="days for which changes are kept for consumers that do not confirm"
-        ),
+        Field(ge=0, description="days for which recorded changes are kept"),
     ] = DEFAULT_KEEP_DAYS
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,6 @@ import pyarrow as pa
 from surge_dagster.engine.errors import Cancelled, SurgeError
 from surge_dagster.engine.feed.confirmations import (
     CHANGES,
-    confirmed_versions,
     consumers,
     read_table,
     write_table,
@@ -72,25 +71,23 @@ class ChangeFile:
 
 
 class ChangeFeed:
-    """Writes the change files of one run, as its observer, and removes those that nobody needs.
+    """Writes the change files of one run, as its observer, and removes old ones.
 
     Args:
         always: write them even if no consumer is registered in the output.
-        keep_days: how long they are kept for consumers that do not confirm.
+        keep_days: how long they are kept.
     """
 
     def __init__(self, *, always: bool = False, keep_days: float = DEFAULT_KEEP_DAYS) -> None:
         self._always = always
         self._keep_days = keep_days
-        self._is_wanted = always
         self._output: tuple[Store, str] | None = None
 
     def begin(self, store: Store, space: str) -> bool:
         """Begin to watch a run; return whether a consumer wants its changes."""
         store.sweep(f"{CHANGES}/{space}")
         self._output = store, space
-        self._is_wanted = self._always or bool(consumers(store, space))
-        return self._is_wanted
+        return self._always or bool(consumers(store, space))
 
     def follow(self, replaced: OutputFile, reserve: Callable[[int], bool]) -> RowComparison:
         return RowComparison(replaced, reserve)
@@ -116,19 +113,16 @@ class ChangeFeed:
         write_table(store, name, table, guarded_metadata(change, FORMAT))
 
     def end(self) -> None:
-        """Remove the change files that are too old, and those that no named consumer needs.
+        """Remove the change files that are too old.
 
         They do no harm: if they cannot be removed, the next run tries again.
         """
         assert self._output is not None
         store, space = self._output
+        oldest = time.time() - self._keep_days * _DAY_SECONDS
         try:
-            files = ChangeFiles(store, space)
-            oldest = time.time() - self._keep_days * _DAY_SECONDS
-            keep_all = self._always or not self._is_wanted  # for consumers without a name
-            wanted = set() if keep_all else files.ahead_of(_versions_of_consumers(store, space))
-            for file in files:
-                if file.written_at < oldest or not (keep_all or file.name in wanted):
+            for file in ChangeFiles(store, space):
+                if file.written_at < oldest:
                     store.delete(file.name)
         except (SurgeError, OSError, Cancelled) as error:
             log.warning("old change files of %s could not be removed: %s", space, error)
@@ -165,19 +159,6 @@ class ChangeFiles:
             after = last.before
         return chain[::-1]
 
-    def ahead_of(self, versions: Iterable[str]) -> set[str]:
-        """Return the names of the files that lead on from these versions."""
-        leading: dict[str, list[ChangeFile]] = {}
-        for file in self._by_after.values():
-            leading.setdefault(file.before, []).append(file)
-        names: set[str] = set()
-        reached = list(versions)
-        while reached:
-            for file in leading.pop(reached.pop(), ()):
-                names.add(file.name)
-                reached.append(file.after)
-        return names
-
     def read(self, file: ChangeFile, key: str) -> pa.Table:
         """Return the rows of a change file: id and operation (int8; see `DELETED`)."""
         facts, table = read_table(self._store, file.name, ChangeFacts, FORMAT)
@@ -190,14 +171,6 @@ class ChangeFiles:
                 f"it has {table.num_rows:,} rows of {facts.rows:,}, or an unknown operation"
             )
         return table
-
-
-def _versions_of_consumers(store: Store, space: str) -> set[str]:
-    versions: set[str] = set()
-    for consumer in consumers(store, space):
-        confirmed = confirmed_versions(store, space, consumer) or {}
-        versions.update(confirmed.values())
-    return versions
 
 
 def _folder(space: str) -> str:

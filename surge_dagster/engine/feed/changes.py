@@ -185,20 +185,16 @@ class Sample:
 
 
 def _vectors_of(reader: OutputFile, sample: Sample | None) -> Iterator[pa.RecordBatch]:
-    """Yield ids and embeddings of a file; of a sample one random part of one row group."""
-    groups = [*range(reader.groups)] if sample is None else [random.randrange(reader.groups)]
-    rows = _batch_rows(reader)
-    batches = reader.read(batch_rows=rows, columns=["id", "embedding"], groups=groups)
+    """Yield ids and embeddings of a file; of a sample some rows of one row group."""
+    columns = ["id", "embedding"]
     if sample is None:
-        yield from batches
+        yield from reader.read(columns=columns)
         return
-    chosen = None
-    for number, batch in enumerate(batches):
-        if not random.randrange(number + 1):  # each batch has the same chance
-            chosen = batch
-    if chosen is not None:
-        places = random.sample(range(len(chosen)), min(sample.of_partition, len(chosen)))
-        yield chosen.take(pa.array(sorted(places)))
+    group = random.randrange(reader.groups)
+    batches = reader.read(columns=columns, groups=[group])
+    rows = pa.Table.from_batches(batches).combine_chunks()
+    places = random.sample(range(len(rows)), min(sample.of_partition, len(rows)))
+    yield from rows.take(pa.array(sorted(places))).to_batches()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -225,11 +221,7 @@ class PartitionChanges:
         if self._error is not None:
             raise self._error
         if self._file is None:
-            others = self.feed.columns
-            if others is None:
-                schema = _batch_schema(pa.schema([("id", pa.string())]))
-            else:
-                schema = others.insert(0, _OPERATION)
+            schema = _batch_schema(pa.schema([("id", pa.string())]))
             yield _batch(schema, self.partition, pa.array(["clear"]), {})
             self.feed._read[self.partition] = None
             return
@@ -238,7 +230,9 @@ class PartitionChanges:
             schema = _batch_schema(reader.columns)
             if known is None:
                 yield _batch(schema, self.partition, pa.array(["clear"]), {})
-            yield from self._rows(reader, schema, known)
+                yield from self._all_rows(reader, schema)
+            else:
+                yield from self._changed_rows(reader, schema, known)
         self.feed._read[self.partition] = self._file.facts.rows_version
 
     def _known_changes(self, reader: OutputFile) -> _Known | None:
@@ -277,46 +271,31 @@ class PartitionChanges:
         _, first = np.unique(encoded.indices.to_numpy(), return_index=True)
         return _Known(encoded.dictionary, changed["operation"].to_numpy()[first] == ADDED)
 
-    def _rows(
-        self, reader: OutputFile, schema: pa.Schema, known: _Known | None
+    def _all_rows(self, reader: OutputFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield every row of the file."""
+        for batch in _given_rows(reader):
+            added = pa.repeat("add", len(batch))
+            yield _batch(schema, self.partition, added, _values(batch))
+
+    def _changed_rows(
+        self, reader: OutputFile, schema: pa.Schema, known: _Known
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the file, or only the changed ones and then the deleted ids."""
-        columns = [name for name in reader.columns.names if name not in _NOT_GIVEN]
-        present = np.zeros(0 if known is None else len(known.ids), np.bool_)
-        rows = 0
-        for group in range(reader.groups):
-            places = None if known is None else _places(reader, group, known)
-            if places is not None:
-                present[places.drop_null().to_numpy()] = True
-                if places.null_count == len(places):
-                    rows += len(places)
-                    continue
-            row = 0
-            for batch in reader.read(
-                columns=columns, batch_rows=_batch_rows(reader), groups=[group]
-            ):
-                here = None if places is None else places[row : row + len(batch)]
-                row += len(batch)
-                if here is None or known is None:
-                    added = pa.repeat("add", len(batch))
-                    yield _batch(schema, self.partition, added, _values(batch))
-                elif here.null_count < len(here):
-                    is_added = known.is_added[here.drop_null().to_numpy()]
-                    operations = pa.array(np.where(is_added, "add", "change"), pa.string())
-                    changed = batch.filter(here.is_valid())
-                    yield _batch(schema, self.partition, operations, _values(changed))
-            if places is not None and row != len(places):
-                raise InvalidFile(f"its row group {group} has {row:,} rows, or {len(places):,}")
-            rows += row
-        if rows != reader.facts.rows:
-            raise InvalidFile(
-                f"its metadata promise {reader.facts.rows:,} rows and it has {rows:,}"
-            )
-        if known is not None:
-            deleted = known.ids.filter(pa.array(~present))
-            for start in range(0, len(deleted), _BATCH_ROWS):
-                ids = deleted[start : start + _BATCH_ROWS]
-                yield _batch(schema, self.partition, pa.repeat("delete", len(ids)), {"id": ids})
+        """Yield the changed rows of the file, and then the deleted ids."""
+        present = np.zeros(len(known.ids), np.bool_)
+        for batch in _given_rows(reader):
+            places = pc.index_in(batch.column("id"), value_set=known.ids)  # pyright: ignore[reportAttributeAccessIssue]
+            changed = batch.filter(places.is_valid())
+            if not len(changed):
+                continue
+            found = places.drop_null().to_numpy()
+            present[found] = True
+            operations = pa.array(np.where(known.is_added[found], "add", "change"), pa.string())
+            yield _batch(schema, self.partition, operations, _values(changed))
+
+        deleted = known.ids.filter(pa.array(~present))
+        for start in range(0, len(deleted), _BATCH_ROWS):
+            ids = deleted[start : start + _BATCH_ROWS]
+            yield _batch(schema, self.partition, pa.repeat("delete", len(ids)), {"id": ids})
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,14 +304,6 @@ class _Known:
 
     ids: pa.Array
     is_added: np.ndarray
-
-
-def _places(reader: OutputFile, group: int, known: _Known) -> pa.Array:
-    """Return the place among the known ids of each row of a row group, null if it has none."""
-    places: list[pa.Array] = []
-    for batch in reader.read(columns=["id"], groups=[group]):
-        places.append(pc.index_in(batch.column("id"), value_set=known.ids))  # pyright: ignore[reportAttributeAccessIssue]
-    return pa.chunked_array(places, pa.int32()).combine_chunks()
 
 
 def changes(
@@ -352,8 +323,8 @@ def changes(
 
     Args:
         output: a path, URL or open store: the folder that holds the spaces.
-        consumer: a name of your choice. The output keeps its confirmations, and change files until
-            it has confirmed them. Two processes must not use one name at the same time.
+        consumer: a name of your choice, under which the output keeps what it has confirmed. Two
+            processes must not use one name at the same time.
         since: the version of each partition that the consumer has (`Changes.versions` of the last
             time), if it keeps them itself instead of the output.
         space: name of a space's folder; None is the current space, or the only one.
@@ -368,10 +339,12 @@ def changes(
     return Changes(open_embeddings(output, space), consumer, since)
 
 
-def _batch_rows(reader: OutputFile) -> int:
-    """Return the rows to read at a time, a few megabytes if rows are about equally large."""
+def _given_rows(reader: OutputFile) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file, a few megabytes at a time if rows are about equally large."""
+    columns = [name for name in reader.columns.names if name not in _NOT_GIVEN]
     size = sum(reader.group_bytes(group) for group in range(reader.groups))
-    return max(1, min(_BATCH_ROWS, reader.facts.rows * _BATCH_BYTES // max(1, size)))
+    batch_rows = reader.facts.rows * _BATCH_BYTES // max(1, size)
+    yield from reader.read(columns=columns, batch_rows=max(1, min(_BATCH_ROWS, batch_rows)))
 
 
 def _batch_schema(columns: pa.Schema) -> pa.Schema:

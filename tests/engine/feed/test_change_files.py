@@ -50,13 +50,6 @@ def publish(
     feed.publishing(facts_of(key, SPACE, {}, after), changes, [ids])
 
 
-def remove_passed(store: LocalStore, **options: Any) -> None:
-    """End a run that wrote nothing."""
-    feed = ChangeFeed(**options)
-    feed.begin(store, SPACE)
-    feed.end()
-
-
 def names(store: LocalStore) -> set[str]:
     """Versions that change files lead to, by their first letters."""
     return {file.after[0] for file in ChangeFiles(store, SPACE)}
@@ -106,23 +99,20 @@ def test_ids_of_two_types_or_too_many_changes_leave_a_gap(
     assert names(store) == set()
 
 
-def test_change_files_are_removed_once_every_consumer_has_passed_or_they_are_old(
+def test_change_files_are_removed_once_they_are_old(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(store, FIRST, SECOND, [1])
     write(store, SECOND, THIRD, [1])
-    confirm_versions(store, SPACE, "quick", {"p": THIRD})
-    confirm_versions(store, SPACE, "slow", {"p": FIRST})
-    remove_passed(store)
+    feed = ChangeFeed()
+    feed.begin(store, SPACE)
+
+    feed.end()
     assert names(store) == {"b", "c"}
-    confirm_versions(store, SPACE, "slow", {"p": SECOND})
-    remove_passed(store, always=True)
-    assert names(store) == {"b", "c"}
-    remove_passed(store)
-    assert names(store) == {"c"}
+
     later = time.time() + 7.1 * 24 * 3600
     monkeypatch.setattr(change_files.time, "time", lambda: later)
-    remove_passed(store, always=True)
+    feed.end()
     assert names(store) == set()
 
 

@@ -53,10 +53,6 @@ def test_consumer_gets_the_changed_rows_of_whole_and_split_partitions(
     ]
     embed(hash_pool, tmp_path, catalog, "v3")  # the same rows
     assert list(changes(tmp_path, "shop")) == []
-    catalog["small"] = catalog["small"][:4]
-    embed(hash_pool, tmp_path, catalog, "v4")
-    # those that the consumer has passed are removed
-    assert len(list((tmp_path / ".changes").glob("*/rows/*"))) == 1
 
 
 def test_changes_are_recorded_without_a_consumer_where_that_is_asked_for(
@@ -74,16 +70,13 @@ def test_changes_are_recorded_without_a_consumer_where_that_is_asked_for(
     )
 
 
-def test_old_change_files_of_a_forgotten_consumer_are_removed(
+def test_change_files_are_kept_as_long_as_the_run_says(
     hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
     catalog: dict[str, Rows] = {"a": numbered_rows("a", 5)}
     embed(hash_pool, tmp_path, catalog, "v1")
-    hand_over(changes(tmp_path, "shop"), {})
-    embed(hash_pool, tmp_path, {"a": catalog["a"][:4]}, "v2")
-    for path in (tmp_path / ".changes").glob("*/consumers/*"):
-        path.unlink()
-    embed(hash_pool, tmp_path, {"a": catalog["a"][:3]}, "v3")
+    embed(hash_pool, tmp_path, {"a": catalog["a"][:4]}, "v2", changes=True)
     assert len(list((tmp_path / ".changes").glob("*/rows/*"))) == 1
-    embed(hash_pool, tmp_path, {"a": catalog["a"][:2]}, "v4", observer=ChangeFeed(keep_days=0))
+
+    embed(hash_pool, tmp_path, {"a": catalog["a"][:3]}, "v3", observer=ChangeFeed(keep_days=0))
     assert not list((tmp_path / ".changes").glob("*/rows/*"))
