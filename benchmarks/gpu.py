@@ -448,6 +448,7 @@ def pool(bench: Bench) -> None:
             **names,
             start_seconds=encoders.start_seconds,
             lowest_cosine=facts.lowest_cosine,
+            token_budget=facts.calibration.read("token_budget"),
             detail=facts.device_reason,
         )
         share = {"minilm": 1, "bge-base": 4, "e5-large": 10}[name]

@@ -1,8 +1,8 @@
-"""What a first start measures and later starts reuse: lowest cosine and speed.
+"""What a first start measures and later starts reuse: lowest cosine, token budget, and speed.
 
 One document on disk per vector space, backend, precision, machine and set of library versions; it
-can be deleted at any time. Workers write the cosine. The pool writes its speed (`speed.py`), and
-each run what reading and publishing took.
+can be deleted at any time. Workers write the cosine and the token budget. The pool writes its speed
+(`speed.py`), and each run what reading and publishing took.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from surge_dagster.engine.model.digest import canonical_json
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support import disk_cache
 
+MEASURING_LOCK = "calibration/.measuring"
 # Increased when the way this package drives a backend, the parity texts or the rows of observations
 # change, so that older cached answers are not used.
-_REVISION = 11
+_REVISION = 10
 OBSERVATIONS = 256  # kept of each kind
 
 

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_TOKEN_BUDGET = 131_072
+_TOKEN_BUDGET = 65_536
+_BUDGETS = (65_536, 131_072, 262_144)
 _FEATURES = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "apart"})
 
 
@@ -95,6 +96,7 @@ class PackedBackend(TokenBackend):
         self._queued: deque[Mark] = deque()  # behind each pass and each chunk
         self._landings: list[torch.Tensor] = []  # those that no chunk has
         self.machine = device.name
+        self.budget_candidates = _BUDGETS
         super().__init__(
             TextTokenizer(facts, space),
             token_budget=settings.token_budget or _TOKEN_BUDGET,

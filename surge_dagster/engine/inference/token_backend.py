@@ -79,12 +79,14 @@ class TokenBackend(ABC):
         free_memory: called after memory ran out, before the pass is run again.
 
     Attributes:
-        machine: the kind of device, on which the speed depends.
+        budget_candidates: token budgets to measure at a first start, ascending.
+        machine: the kind of device, on which the best budget depends.
     """
 
     name: str
     detail: str
     machine: str
+    budget_candidates: tuple[int, ...]
 
     def __init__(
         self,
@@ -102,11 +104,6 @@ class TokenBackend(ABC):
         self._free_memory = free_memory
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(streams - 1, "surge-passes") if streams > 1 else None
-
-    @property
-    def saturation_tokens(self) -> int:
-        """Return the tokens of the passes that the device computes at the same time."""
-        return self.token_budget * self.streams
 
     def prepare(self, texts: list[str]) -> Tokens:
         return self._tokenizer.encode(texts)

@@ -84,6 +84,7 @@ class SmallDeviceBackend(PaddedBackend):
     name = "small"
     detail = "a simulated device"
     machine = "simulated"
+    budget_candidates: tuple[int, ...] = (64, 256)
 
     def __init__(self, device: Device, *, token_budget: int, streams: int = 1) -> None:
         self.device = device

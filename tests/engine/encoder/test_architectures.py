@@ -152,12 +152,13 @@ def test_reference_backend_counts_cut_texts(tmp_path: Path) -> None:
     assert metrics.tokens > 12
 
 
-def test_decoder_with_left_padding_gives_an_empty_text_a_row_of_zeros(tmp_path: Path) -> None:
+def test_decoder_with_left_padding_works_with_a_measured_token_budget(tmp_path: Path) -> None:
     model = _made("qwen2_last_token", tmp_path)
     settings = BackendSettings(device="cpu", precision="fp32", threads=2)
     loaded = load_backend(model.space, settings, "auto")
     assert loaded.lowest_cosine is not None and loaded.notes == ()
     found = _vectors(loaded.backend, model.space)[0]
     assert parity.lowest_cosine(found, model.expected) >= FLOOR
+    assert loaded.calibration.read("token_budget") >= 256
     # The empty text has no token at all here; sentence-transformers' answer is a row of zeros.
     assert not found[0].any()

@@ -18,6 +18,7 @@ from surge_dagster.engine.encoder.calibration import Calibration, calibration_na
 from surge_dagster.engine.encoder.devices import library_versions, processor
 from surge_dagster.engine.encoder.worker import parity
 from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, encode_texts
+from surge_dagster.engine.encoder.worker.token_budget import set_token_budget
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.folder import describe_model
 from surge_dagster.engine.model.spec import Space
@@ -107,6 +108,7 @@ def _attempt(space: Space, name: str, settings: BackendSettings, notes: list[str
     _probe(backend, space)
     calibration = _calibration(space, backend, settings)
     lowest = parity.check_parity(space, backend, settings, calibration)
+    set_token_budget(space, backend, settings, calibration)
     return Loaded(backend, settings.precision, calibration, lowest, tuple(notes))
 
 

@@ -30,6 +30,7 @@ from surge_dagster.engine.encoder.protocol import SlotArrays, SlotLayout, slot_a
 from surge_dagster.engine.encoder.worker.backends.base import (
     Backend,
     BackendSettings,
+    BudgetedBackend,
     LaunchedChunk,
     QueuingBackend,
     Rows,
@@ -140,6 +141,9 @@ class Worker:
         settings = BackendSettings(**message["settings"])
         loaded = load_backend(space, settings, message["backend"])
         backend = loaded.backend
+        saturation_tokens = 0
+        if isinstance(backend, BudgetedBackend):
+            saturation_tokens = backend.token_budget * backend.streams
         self._send(
             {
                 "op": "ready",
@@ -151,7 +155,7 @@ class Worker:
                 "lowest_cosine": loaded.lowest_cosine,
                 "notes": loaded.notes,
                 "tokenizer": loaded_tokenizer(space, backend),
-                "saturation_tokens": getattr(backend, "saturation_tokens", 0),
+                "saturation_tokens": saturation_tokens,
                 "truncation_side": getattr(backend, "truncation_side", ""),
             }
         )

@@ -114,6 +114,20 @@ class TokenIds(Protocol):
         ...
 
 
+@runtime_checkable
+class BudgetedBackend(Backend, Protocol):
+    """A `Backend` whose passes have at most `token_budget` tokens.
+
+    Attributes:
+        budget_candidates: token budgets to measure at a first start, ascending.
+        streams: concurrent passes.
+    """
+
+    token_budget: int
+    budget_candidates: tuple[int, ...]
+    streams: int
+
+
 def encode_texts(
     backend: Backend, texts: list[str], dimension: int, dtype: str
 ) -> tuple[np.ndarray, Costs]:
