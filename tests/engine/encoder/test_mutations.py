@@ -155,8 +155,19 @@ def _cut_without_special_tokens(patch: pytest.MonkeyPatch) -> None:
         def __init__(self, facts: TokenizerFacts, space: Space) -> None:
             super().__init__(facts, space)
             self._surplus = space.max_length  # the last token, whichever it is
+            self._words = None
 
     patch.setattr(ours, "TextTokenizer", Cutting)
+
+
+def _with_another_end(patch: pytest.MonkeyPatch) -> None:
+    class Ending(TextTokenizer):
+        def __init__(self, facts: TokenizerFacts, space: Space) -> None:
+            super().__init__(facts, space)
+            assert self._words is not None
+            self._words._suffix = self._words._prefix
+
+    patch.setattr(ours, "TextTokenizer", Ending)
 
 
 def _truncated_on_the_left(patch: pytest.MonkeyPatch) -> None:
@@ -200,6 +211,7 @@ FAULTS = (
     Fault("segment of a second text", _in_modules(_features(0, token_type_ids=_ones))),
     Fault("normalization too many", _in_space(normalize=True), "bert_several_poolings"),
     Fault("special tokens cut off", _cut_without_special_tokens),
+    Fault("words put together with another end", _with_another_end),
     Fault("truncation at the other end", _truncated_on_the_left),
     Fault(
         "lower-casing lost",

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import string
+from functools import cache
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts
+from surge_dagster.engine.encoder.worker import main, word_cache
+from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
 from surge_dagster.engine.model.spec import EncodingSpec
 
 LENGTH = 8
@@ -88,6 +94,142 @@ def test_digest_of_tokens_tells_tokenizers_apart_and_not_spellings(document: str
 def test_prompt_precedes_every_text(document: str) -> None:
     tokenizer = _tokenizer(document, "query: ")
     assert _found(tokenizer, _TEXTS) == _expected(document, ["query: " + text for text in _TEXTS])
+
+
+def _in_bytes(texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The bytes of all texts, and where each begins and ends."""
+    encoded = [text.encode() for text in texts]
+    ends = np.cumsum([0, *map(len, encoded)])
+    return np.frombuffer(b"".join(encoded), np.uint8), ends[:-1], ends[1:]
+
+
+def _equal(one: Tokens, other: Tokens) -> bool:
+    return all(
+        np.array_equal(getattr(one, part), getattr(other, part))
+        for part in ("ids", "offsets", "truncated")
+    )
+
+
+_CHOICES = [
+    "Steel ",
+    "ß",
+    "[SEP]",
+    "[",
+    "x" * 100,
+    "y" * 101,
+    "don't",
+    "\x0b",
+    "\x7f",
+    "東京 ",
+    "\t",
+    "##a",
+    "_",
+    " ",
+    "Bottle,",
+    "-7",
+]
+_MIXED = st.lists(
+    st.text(string.printable, max_size=40) | st.lists(st.sampled_from(_CHOICES)).map("".join),
+    max_size=30,
+)
+
+
+@cache
+def _prompted(document: str, prompt: str, length: int) -> TextTokenizer:
+    space = EncodingSpec("hash://8", max_length=length, document_prompt=prompt).resolve()
+    return TextTokenizer(TokenizerFacts(document), space)
+
+
+# Making a tokenizer takes far longer than a comparison. The smallest length leaves room for one
+# token after a prompt.
+@settings(max_examples=100)
+@given(
+    _MIXED,
+    st.sampled_from(["", "query: ", "query:", "query"]),
+    st.sampled_from([5, 6, 7, 40]),
+    st.randoms(),
+)
+def test_texts_put_together_from_words_have_the_library_s_ids(
+    document: str, texts: list[str], prompt: str, length: int, random: Random
+) -> None:
+    tokenizer = _prompted(document, prompt, length)
+    data, starts, stops = _in_bytes(texts)
+    chosen = sorted(random.sample(range(len(texts)), random.randint(0, len(texts))))
+    assert _equal(tokenizer.encode_bytes(data, starts, stops), tokenizer.encode(texts))
+    of_chosen = tokenizer.encode_bytes(data, starts[chosen], stops[chosen])
+    assert _equal(of_chosen, tokenizer.encode([texts[row] for row in chosen]))
+
+
+def test_texts_of_printable_ascii_only_are_put_together(document: str) -> None:
+    words = _tokenizer(document)._words
+    assert words is not None
+    data, starts, stops = _in_bytes(
+        ["steel\tmug\r\n", "", "~!", "a\x7fb", "a\x1fb", "\x0b", "é", "[SEP]"]
+    )
+    assert words.fitting(data, np.append(starts, stops[-1])).tolist() == [True] * 3 + [False] * 5
+
+
+def test_worker_makes_no_strings_for_a_backend_that_takes_bytes() -> None:
+    data, starts, _ = _in_bytes(["oak", "", "東京", "steel"])
+    arrays: Any = SimpleNamespace(data=data, offsets=np.append(starts, len(data)))
+    work = main._Work(np.array([0, 2, 3]), arrays, holds_ids=False)
+
+    def from_bytes(data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Any:
+        return [
+            data[start:stop].tobytes().decode() for start, stop in zip(starts, stops, strict=True)
+        ]
+
+    backend: Any = SimpleNamespace(prepare=lambda texts: ["strings", *texts])
+    assert main._prepare(backend, work) == ["strings", "oak", "東京", "steel"]
+    backend.prepare_bytes = from_bytes
+    assert main._prepare(backend, work) == ["oak", "東京", "steel"]
+
+
+def test_words_are_tokenized_once_and_kept_within_bounds(
+    document: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, plain = _tokenizer(document), _tokenizer(document)
+    words = tokenizer._words
+    assert words is not None
+    monkeypatch.setattr(word_cache, "_MOST_WORDS", 50)
+    monkeypatch.setattr(
+        tokenizer, "_ids", lambda texts: pytest.fail("went through the library") if texts else []
+    )
+    for number in range(20):
+        texts = [f"item {number * 70 + row} and steel, {'z' * row}" for row in range(70)]
+        assert _equal(tokenizer.encode_bytes(*_in_bytes(texts)), plain.encode(texts))
+        assert 0 < len(words._ids) <= 50
+    words._tokenizer = None  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(AttributeError):
+        tokenizer.encode_bytes(*_in_bytes(["new"]))
+
+
+def test_texts_of_ever_new_words_go_through_the_library(
+    document: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, plain = _tokenizer(document), _tokenizer(document)
+    monkeypatch.setattr(word_cache, "_FEW_WORDS", 10)
+    texts = [f"{number}x{number * 7919:x}{' é' * (number % 2)}" for number in range(60)]
+    assert _equal(tokenizer.encode_bytes(*_in_bytes(texts)), plain.encode(texts))
+    assert tokenizer._words is not None and not tokenizer._words._ids
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("pre_tokenizer", {"type": "Whitespace"}),
+        ("normalizer", {"type": "NFC"}),
+        ("added_tokens", [{"content": "steel", "id": 5, "special": True}]),
+        ("added_tokens", [{"content": "日", "id": 5, "special": True}]),
+    ],
+)
+def test_other_tokenizers_put_no_texts_together(document: str, part: str, change: Any) -> None:
+    changed = json.loads(document) | {part: change}
+    if part == "added_tokens":
+        changed[part] = [{**json.loads(document)[part][0], **change[0]}]
+    assert _tokenizer(document)._words is not None
+    assert _tokenizer(json.dumps(changed))._words is None
+    assert _tokenizer(document, side="left")._words is None
 
 
 _ORDINARY = [
