@@ -67,22 +67,16 @@ class FileRead:
         return select(pa.RecordBatch.from_arrays(arrays, needed), self.columns)
 
     @contextmanager
-    def decompressed(self, encoding: str = "utf-8") -> Iterator[io.BufferedReader]:
-        """Open the file as bytes of UTF-8 text."""
-        ending = PurePath(self.file.relative).suffix.lower()
-        codec = _CODECS.get(ending)
+    def decompressed(self) -> Iterator[io.BufferedReader]:
+        """Open the file for reading its text as bytes."""
+        codec = _CODECS.get(PurePath(self.file.relative).suffix.lower())
         with self.file.open() as opened:
             stream = pa.CompressedInputStream(opened, codec) if codec else opened
-            if encoding != "utf-8":
-                stream = pa.transcoding_input_stream(stream, encoding, "utf-8")
             with stream:
                 yield io.BufferedReader(stream, _HEAD_BYTES)  # pyright: ignore[reportArgumentType]
 
-    def head(self, stream: io.BufferedReader, remedy: str) -> bytes:
-        """Return the beginning of a text file without its mark; refuse what is not UTF-8."""
-        head = stream.peek()
-        if head.startswith(_UTF16_MARKS):
+    def refuse_utf16(self, stream: io.BufferedReader, remedy: str) -> None:
+        """Refuse a text file that begins with the mark of UTF-16, or as Latin text does in it."""
+        head = stream.peek()[:1024]
+        if head.startswith(_UTF16_MARKS) or 4 * head.count(0) > len(head):
             raise self.refused("is not UTF-8 text but UTF-16", remedy)
-        if b"\0" in head[:1024]:
-            raise self.refused("is not UTF-8 text but UTF-16 or binary", remedy)
-        return head.removeprefix(b"\xef\xbb\xbf")

@@ -1,178 +1,183 @@
-"""JSON lines as record batches.
+"""JSON lines as record batches. A field that an object does not have is null.
 
-A column has the type of its values in the first block, and a value of another type later is
-refused: with a type guessed for each block, one partition would get numbers and the next strings.
+A column has the type of its values in the first block, or of its first value after it, and a value
+of another type is refused: with a type guessed for each block, one partition would get numbers and
+the next strings.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import re
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from types import NoneType
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.json as pajson
 
 from surge_dagster.engine.sources.file_read import BLOCK_BYTES, FileRead
-from surge_dagster.engine.sources.nested import nested_fields, select
 from surge_dagster.engine.sources.partition import row_in_words
 from surge_dagster.engine.support.unreadable import first_line
 
 _LONGEST_LINE = 64 * 1024 * 1024
-_TYPES = (pa.string(), pa.bool_(), pa.int64(), pa.float64())
-_LARGE_INTEGER = re.compile(r"couldn't parse:\s*-?\d+(?: in row \d+)?$")
-_IN_ROW = re.compile(r" in row (\d+)$")
-_VALUE_BEGINS = re.compile(r"\S")
-_BEFORE_VALUE = b"\xef\xbb\xbf \t\r\n"
-_DECODER = json.JSONDecoder(parse_int=str)  # an integer may have any number of digits
-_Path = tuple[str, ...]
+_TYPES = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+_ONE_TYPE = (
+    "Write each value of a column with the same type, for example all ids in quotes, and lists and "
+    "objects as strings; name the needed fields of an object, as in doc.title."
+)
+_NOT_OF_TYPE = (pa.ArrowException, TypeError, OverflowError, UnicodeError)
+_Object = dict[str, Any]
 
 
 def read_json(request: FileRead) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file with one JSON object per line."""
     with request.decompressed() as stream:
-        remedy = "Convert it, for example with: iconv -f UTF-16 -t UTF-8 OLD > NEW."
-        if request.head(stream, remedy).lstrip().startswith(b"["):
-            raise request.refused(
-                "is one JSON array; expected one object per line",
-                "Convert it, for example with: jq -c '.[]' OLD > NEW.",
-            )
+        request.refuse_utf16(
+            stream, "Convert it, for example with: iconv -f UTF-16 -t UTF-8 OLD > NEW."
+        )
         blocks = _blocks(request, stream)
-        first = next(blocks, b"")
+        first = next(blocks, [])
         schema = _schema(request, first)
         yield request.empty(schema)
 
         first_row = 0
         for block in chain([first] if first else [], blocks):
-            batch = _parsed(request, block, schema, first_row)
-            first_row += len(batch)
-            yield select(batch, request.columns)
+            yield _batch(request, schema, first_row, block)
+            first_row += len(block)
 
 
-def _blocks(request: FileRead, stream: io.BufferedReader) -> Iterator[bytes]:
-    """Yield blocks of whole lines."""
-    rest = b""
-    piece = stream.read(BLOCK_BYTES)
-    while piece:
-        following = stream.read(BLOCK_BYTES)
-        end = piece.rfind(b"\n") + 1 if following else len(piece)
-        if end:
-            yield rest + piece[:end]
-            rest = piece[end:]
-        else:
-            rest += piece
-        if len(rest) > _LONGEST_LINE:
-            reason = f"has a line of more than {_LONGEST_LINE:,} bytes"
-            raise request.refused(reason, "Write one object per line.")
-        piece = following
-    if rest.strip():
-        yield rest
-
-
-def _schema(request: FileRead, block: bytes) -> pa.Schema:
-    """Return the schema of the wanted columns, from the objects of the first block."""
-    columns = request.columns
-    paths = {name: (name,) for name in columns}
+def _blocks(request: FileRead, stream: io.BufferedReader) -> Iterator[list[_Object]]:
+    """Yield the objects of a few megabytes at a time; empty lines are no rows."""
+    row = 0
+    block: list[_Object] = []
+    size = 0
+    while line := stream.readline(_LONGEST_LINE + 1):
+        if not row:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if not line.strip():
+            continue
+        block.append(_parsed(request, line, row))
+        row += 1
+        size += len(line)
+        if size > BLOCK_BYTES:
+            yield block
+            block = []
+            size = 0
     if block:
-        paths = _paths_in(block, columns)
-    request.require_columns(list(paths))
+        yield block
+
+
+def _parsed(request: FileRead, line: bytes, row: int) -> _Object:
+    remedy = "Write one JSON object per line, in UTF-8."
+    if not row and line.lstrip().startswith(b"["):
+        remedy = "Convert it, for example with: jq -c '.[]' OLD > NEW."
+    try:
+        if len(line) > _LONGEST_LINE:
+            raise ValueError(f"a line of more than {_LONGEST_LINE:,} bytes")
+        document = _DECODER.decode(line.decode())
+        if not isinstance(document, dict):
+            raise ValueError("expected one JSON object per line")
+    except (ValueError, RecursionError) as error:
+        reason = f"cannot be read at {row_in_words(row)} ({first_line(error)})"
+        raise request.refused(reason, remedy) from error
+    return document
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+
+
+def _schema(request: FileRead, first: Sequence[_Object]) -> pa.Schema:
+    """Return the types of the wanted columns; null for a column that has no value in the file."""
+    columns = request.columns
+    types = _types(columns, first)
+    if first and len(types) < len(columns):
+        names = dict.fromkeys(types)
+        with request.decompressed() as again:
+            for block in _blocks(request, again):
+                types = _types(columns, block) | types
+                for each in block:
+                    names |= dict.fromkeys(_names(each))
+        request.require_columns(list(names))
+    return pa.schema([(name, types.get(name, pa.null())) for name in columns])
+
+
+def _types(columns: Sequence[str], objects: Sequence[_Object]) -> dict[str, pa.DataType]:
+    """Return the types of the columns that have values; of lists and objects that of strings, which
+    they are refused as."""
+    types: dict[str, pa.DataType] = {}
     for name in columns:
-        path = paths[name]
-        inner = [paths[other] for other in columns if other != name]
-        if any(other[: len(path)] == path for other in inner):
-            reason = f"has objects in {name!r}, which are not read as a whole"
-            raise request.refused(reason, "Name the needed fields of them.")
-    types = {paths[name]: _type_of(block, paths[name]) for name in columns}
-    return pa.schema(nested_fields(types))
+        values = (_value(each, name) for each in objects)
+        kinds = list(dict.fromkeys(type(value) for value in values if value is not None))
+        if kinds:
+            is_number = kinds[0] is int and float in kinds
+            types[name] = pa.float64() if is_number else _TYPES.get(kinds[0], pa.string())
+    return types
 
 
-def _paths_in(block: bytes, wanted: Sequence[str]) -> dict[str, _Path]:
-    """Return the names in the objects of a block, with dots for fields, and the path of each.
-
-    Reading ends when all wanted columns are found. An object ends where it does for pyarrow, which
-    may be in the middle of a line; lines that Python cannot parse are skipped.
-    """
-    paths: dict[str, _Path] = {}
-    missing = set(wanted)
-    text = block.decode("utf-8-sig", "replace")
-    place = 0
-    while missing and (start := _VALUE_BEGINS.search(text, place)):
-        try:
-            document, place = _DECODER.raw_decode(text, start.start())
-            for path in sorted(_paths(document), key=len):
-                paths.setdefault(".".join(path), path)
-        except (ValueError, AttributeError, RecursionError):
-            place = text.find("\n", start.start()) + 1 or len(text)
-        missing -= paths.keys()
-    return dict(sorted(paths.items(), key=lambda item: len(item[1])))
-
-
-def _paths(document: dict[str, Any], above: _Path = ()) -> Iterator[_Path]:
-    for name, value in document.items():
-        path = (*above, name)
-        yield path
-        if isinstance(value, dict):
-            yield from _paths(value, path)
-
-
-def _type_of(block: bytes, path: _Path) -> pa.DataType:
-    """Return the type of a column: that of all its values, else that of its first ones."""
-    rows_before_other: dict[pa.DataType, int] = {}
-    for kind in _TYPES:
-        reason = _error_of(block, pa.schema(nested_fields({path: kind})))
-        if reason is None:
-            return kind
-        if pa.types.is_integer(kind) and _LARGE_INTEGER.search(reason):
-            return kind  # as a floating-point number it would be another one
-        row = _IN_ROW.search(reason)
-        rows_before_other[kind] = int(row[1]) if row else 0
-    return max(rows_before_other, key=lambda kind: rows_before_other[kind])
-
-
-def _parsed(request: FileRead, block: bytes, schema: pa.Schema, first_row: int) -> pa.RecordBatch:
-    try:
-        table = _read(block, schema)
-    except pa.ArrowInvalid as error:
-        row = row_in_words(first_row + _first_wrong_row(block, schema))
-        reason = _IN_ROW.sub("", first_line(error))
-        raise request.refused(
-            f"cannot be read at {row} ({reason}); the types of its columns are those of its first "
-            "values",
-            "Write each value of a column with the same type, for example all ids in quotes, "
-            "lists and objects as strings, and one object per line.",
-        ) from error
-    if not table.num_rows:
-        return request.empty(schema)
-    return table.combine_chunks().to_batches()[0]
-
-
-def _first_wrong_row(block: bytes, schema: pa.Schema) -> int:
-    lines = [line for line in block.split(b"\n") if line.strip()]
-
-    def is_wrong_until(row: int) -> bool:
-        return _error_of(b"\n".join(lines[: row + 1]), schema) is not None
-
-    return bisect_left(range(len(lines) - 1), True, key=is_wrong_until)
-
-
-def _read(block: bytes, schema: pa.Schema) -> pa.Table:
-    first = block.lstrip(_BEFORE_VALUE)
-    if first.startswith(b"null"):  # pyarrow ends the process if a block begins with null
-        block = b"{}" + first.removeprefix(b"null")
-    if not block:
-        return schema.empty_table()
-    options = pajson.ReadOptions(use_threads=False, block_size=len(block) + 1)
-    parse = pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
-    return pajson.read_json(pa.BufferReader(block), options, parse)
-
-
-def _error_of(block: bytes, schema: pa.Schema) -> str | None:
-    try:
-        _read(block, schema)
-    except pa.ArrowInvalid as error:
-        return first_line(error)
+def _value(document: _Object, name: str) -> Any:
+    """Return the value of a field, or of one inside of an object, such as `doc.title`."""
+    if name in document:
+        return document[name]
+    place = name.find(".")
+    while place >= 0:
+        inside = document.get(name[:place])
+        if isinstance(inside, dict):
+            value = _value(inside, name[place + 1 :])
+            if value is not None:
+                return value
+        place = name.find(".", place + 1)
     return None
+
+
+def _names(document: _Object, above: str = "") -> Iterator[str]:
+    for name, value in document.items():
+        yield above + name
+        if isinstance(value, dict):
+            yield from _names(value, f"{above}{name}.")
+
+
+def _batch(
+    request: FileRead, schema: pa.Schema, first_row: int, objects: Sequence[_Object]
+) -> pa.RecordBatch:
+    arrays: list[pa.Array] = []
+    for column in schema:
+        values = [_value(each, column.name) for each in objects]
+        try:
+            arrays.append(_array(values, column.type))
+        except _NOT_OF_TYPE as error:
+            raise _refused_value(request, column, first_row, values) from error
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Return the values as a column; Arrow itself would take 1.5 for the integer 1."""
+    for found in set(map(type, values)):
+        is_number = found is int and pa.types.is_floating(kind)
+        if found is not NoneType and _TYPES.get(found) != kind and not is_number:
+            raise TypeError(f"it is of type {found.__name__}")
+    return pa.array(values, kind)
+
+
+def _refused_value(
+    request: FileRead, column: pa.Field, first_row: int, values: Sequence[Any]
+) -> Exception:
+    """Return the error for the first of some values that does not have the column's type."""
+    row = 0
+    reason = ""
+    while not reason:
+        try:
+            _array([values[row]], column.type)
+            row += 1
+        except _NOT_OF_TYPE as error:
+            reason = first_line(error)
+    where = row_in_words(first_row + row)
+    return request.refused(
+        f"cannot be read at {where}: the column {column.name!r} is {column.type} by its first "
+        f"value, and this one is not ({reason})",
+        _ONE_TYPE,
+    )

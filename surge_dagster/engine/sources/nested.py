@@ -35,17 +35,6 @@ def select(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([_inside(arrays, name) for name in columns], list(columns))
 
 
-def nested_fields(types: Mapping[tuple[str, ...], pa.DataType]) -> list[pa.Field]:
-    """Return the fields that have values of these types, by their path."""
-    fields: dict[str, dict[tuple[str, ...], pa.DataType]] = {}
-    for (name, *path), kind in types.items():
-        fields.setdefault(name, {})[tuple(path)] = kind
-    return [
-        pa.field(name, inner.get(()) or pa.struct(nested_fields(inner)))
-        for name, inner in fields.items()
-    ]
-
-
 def _inside(arrays: Mapping[str, pa.Array], name: str) -> pa.Array | None:
     if name in arrays:
         return arrays[name]
