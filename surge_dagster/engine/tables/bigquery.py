@@ -31,7 +31,7 @@ from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.store.gcp import CLOUD_SCOPE, GcpOptions
 from surge_dagster.engine.support.keys import joined_key
 from surge_dagster.engine.support.unreadable import first_line
-from surge_dagster.engine.tables.table_rows import NO_KEY_NAME, without_key
+from surge_dagster.engine.tables.table_rows import NO_KEY, without_key
 
 if TYPE_CHECKING:
     from google.cloud.bigquery import Client
@@ -185,7 +185,7 @@ class BigQueryCatalog:
         return sorted(listing, key=lambda listed: listed.key.encode())
 
     def _key(self, values: Sequence[str | None]) -> str:
-        named = [NO_KEY_NAME if value is None else value for value in values]
+        named = [NO_KEY if value is None else value for value in values]
         return joined_key(dict(zip(self._partition_by, named, strict=True)))
 
     def _current(self, key: str, version: str) -> str | None:
@@ -397,8 +397,8 @@ def _literal(value: str | None) -> str:
 
 
 def _key_value(column: str) -> str:
-    """Return a value of a key as a string; null if it is empty or is `NO_KEY_NAME`."""
-    return f"NULLIF(NULLIF(CAST({_quoted(column)} AS STRING), ''), '{NO_KEY_NAME}')"
+    """Return a value of a key as a string; null if it is empty or is `NO_KEY`."""
+    return f"NULLIF(NULLIF(CAST({_quoted(column)} AS STRING), ''), '{NO_KEY}')"
 
 
 def _quoted(name: str) -> str:

@@ -1,42 +1,30 @@
 """Frames as partitions: polars, pyarrow, pandas, Hugging Face datasets, Delta tables.
 
 A mapping of keys to frames has one partition for each frame, which a function may open when it is
-read. One frame is divided by the values of its columns: in memory a partition is a list of row
-numbers, eight bytes each, and the rows of a lazy frame are grouped on the disk. The version of a
-partition is the digest of its rows, as in a table of files, and finding it reads every row once.
+read. One frame is divided by the values of its columns, and its rows are grouped on the disk of the
+cache. The version of a partition is the digest of its rows, as in a table of files, and finding it
+reads every row once.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Unpack
 
-import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError, SurgeError, TransientError
 from surge_dagster.engine.sources.nested import names_with_fields, outer_columns, select
-from surge_dagster.engine.sources.partition import Partition, Place, RowBatch, row_in_words
+from surge_dagster.engine.sources.partition import Partition, RowBatch, row_in_words
 from surge_dagster.engine.sources.rows import canonical_type, small, without_dictionary
 from surge_dagster.engine.sources.selection import Selection
-from surge_dagster.engine.support import disk_cache
 from surge_dagster.engine.support.unreadable import first_line
 from surge_dagster.engine.tables.column_settings import ColumnSettings, column_names, selected
-from surge_dagster.engine.tables.grouping import (
-    Block,
-    Gathered,
-    Group,
-    codes_of_rows,
-    grouped,
-    open_groups,
-    rows_of,
-)
-from surge_dagster.engine.tables.table_rows import NO_KEY, NO_KEY_NAME, keys_of, without_key
+from surge_dagster.engine.tables.grouped_partitions import grouped_partition
+from surge_dagster.engine.tables.grouping import Block, Gathered, GroupedRows
+from surge_dagster.engine.tables.table_rows import keys_of
 
 # See `_TAKES`; also any other object with `__arrow_c_stream__` that can be read again.
 Frame = Any
@@ -99,8 +87,8 @@ class FrameTable:
     """One frame, divided by the values of some of its columns, as a `Source`.
 
     For example `FrameTable(frame, "category", id="sku", text="{title}")`. Partitions come in the
-    order of their keys, and the rows of each in the frame's order. The rows of a lazy frame are in
-    a folder of the cache, which is removed with the last of its partitions.
+    order of their encoded keys, and the rows of each in the frame's order. The grouped rows take
+    room on the disk until the last partition is gone.
     """
 
     def __init__(
@@ -116,62 +104,16 @@ class FrameTable:
         self.selection = selected(selection, columns)
         self._partition_by = column_names(partition_by)
         try:
-            # The rows of a Hugging Face dataset may be in a mapped file.
-            is_in_memory = hasattr(frame, "__arrow_c_stream__")
-            self._partitions = self._in_memory(frame) if is_in_memory else self._on_disk(frame)
+            self._rows = GroupedRows(self._blocks(frame))
         except DataError as error:
             raise ConfigError(f"{url}: {error.reason}. {error.remedy}") from error
-        except OSError as error:
-            raise ConfigError(
-                f"{url}: its rows cannot be grouped on the disk ({first_line(error)})."
-            ) from error
 
     def __iter__(self) -> Iterator[Partition]:
-        return iter(self._partitions)
-
-    def _in_memory(self, frame: Frame) -> list[Partition]:
-        blocks = [block for block in self._blocks(frame) if len(block.places)]
-        if not blocks:
-            return []
-        codes: dict[str, int] = {}
-        rows = pa.Table.from_batches([block.rows for block in blocks])
-        of_rows = np.concatenate([codes_of_rows(block, codes) for block in blocks])
-        groups = np.split(np.argsort(of_rows, kind="stable"), np.cumsum(np.bincount(of_rows))[:-1])
-        by_key = dict(zip(codes, groups, strict=True))
-        partitions: list[Partition] = []
-        for key in sorted(by_key, key=str.encode):
-            batches = partial(_taken, rows, by_key[key])
-            row_of = by_key[key].item
-            partitions.append(self._partition(key, _digested(key, batches), batches, row_of))
-        return partitions
-
-    def _on_disk(self, frame: Frame) -> list[Partition]:
-        place = disk_cache.place("frames/rows")
-        disk_cache.make_folder(place.parent)
-        folder = tempfile.TemporaryDirectory(dir=place.parent)
-        groups = grouped(self._blocks(frame), Path(folder.name, "rows"))
-        partitions: list[Partition] = []
-        for group in sorted(groups, key=lambda group: group.key.encode()):
-            batches = partial(_stored, folder, group, 0)
-            row_of = partial(_row_of, partial(_stored, folder, group, 1))
-            partitions.append(self._partition(group.key, group, batches, row_of))
-        return partitions
-
-    def _partition(
-        self, key: str, group: Group, batches: _Open, row_of: Callable[[int], int]
-    ) -> Partition:
-        def place(row: int) -> str:
-            return row_in_words(row_of(row))
-
-        version = group.digest + self.selection.version_suffix
-        read = partial(_read, key, batches, self.selection, place)
-        if key == NO_KEY:
-            key = NO_KEY_NAME
-            read = partial(self._refuse, group)
-        return Partition(key, version, read, partial(str, version), group.rows, group.value_bytes)
-
-    def _refuse(self, group: Group) -> Iterator[RowBatch]:
-        raise without_key(NO_KEY_NAME, group.rows, self._partition_by)
+        rows = self._rows
+        for group in rows.groups.values():
+            yield grouped_partition(
+                group, lambda: rows, self.selection, self._partition_by, str, row_in_words
+            )
 
     def _blocks(self, frame: Frame) -> Iterator[Block]:
         """Yield all rows with their keys, of the selected columns only."""
@@ -194,52 +136,22 @@ def _labels(url: str, name: str, column: pa.Array) -> pa.Array:
         ) from error
 
 
-def _taken(table: pa.Table, rows: np.ndarray) -> Iterator[pa.RecordBatch]:
-    for start in range(0, len(rows), _BATCH_ROWS):
-        places = rows[start : start + _BATCH_ROWS]
-        first = int(places[0])
-        if int(places[-1]) - first == len(places) - 1:
-            taken = table.slice(first, len(places))
-        else:
-            taken = table.take(pa.array(places))
-        for batch in taken.combine_chunks().to_batches():
-            yield from _pieces(batch)
-
-
-def _stored(folder: tempfile.TemporaryDirectory[str], group: Group, part: int) -> Iterator[Any]:
-    """Yield the columns of a group's batches (part 0), or their rows in the frame (part 1)."""
-    # The folder exists as long as one of its partitions.
-    with open_groups(Path(folder.name, "rows"), group.file) as reader:
-        for place in range(group.first_batch, group.first_batch + group.batches):
-            yield rows_of(reader.get_batch(place))[part]
-
-
-def _row_of(rows: Callable[[], Iterator[pa.Array]], row: int) -> int:
-    return next(itertools.islice(itertools.chain.from_iterable(rows()), row, None)).as_py()
-
-
-def _read(
-    key: str, batches: _Open, selection: Selection, place: Place = row_in_words
-) -> Iterator[RowBatch]:
-    return selection.rows(key, batches(), place=place)
-
-
-def _digested(key: str, batches: _Open) -> Group:
-    gathered = Gathered(key, 0)
-    for batch in batches():
-        gathered.add(batch)
-    return gathered.group()
+def _read(key: str, batches: _Open, selection: Selection) -> Iterator[RowBatch]:
+    return selection.rows(key, batches())
 
 
 def _listed(
     key: str, batches: _Open, read: Callable[[], Iterator[RowBatch]], suffix: str
 ) -> Partition:
     """Return a partition whose version is the digest of its rows, or of why reading fails."""
+    gathered = Gathered(key)
     try:
-        group = _digested(key, batches)
+        for batch in batches():
+            gathered.add(batch)
     except (DataError, TransientError) as error:
         reason = hashlib.sha256(str(error).encode("utf-8", "surrogatepass")).hexdigest()
         return Partition(key, f"refused-{reason[:24]}{suffix}", read, lambda: None)
+    group = gathered.group()
     version = group.digest + suffix
     return Partition(key, version, read, partial(str, version), group.rows, group.value_bytes)
 

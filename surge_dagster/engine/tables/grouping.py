@@ -1,18 +1,19 @@
-"""Grouping the rows of a table by their key in bounded memory, without sorting them.
+"""Grouping the rows of a table by their key in bounded memory.
 
-    blocks of rows ──► 128 spill files, by key ──► one file of groups for each
+    blocks of rows ──► 128 files, by the numbers of their keys ──► one file, key after key
 
-The order within a key is kept. Keys are numbered as they appear, and a key's number chooses its
-file, so that each file gets about as many keys. A file that is small enough is grouped in memory, a
-larger one is divided again by the next digits of the numbers. A table whose equal keys are next to
-each other needs no files: `groups_in_order` finds where each group begins.
+Keys are numbered as they appear. Rows that fit in memory are sorted by these numbers; the order
+within a key is kept. Others are divided among files by the last digit of their numbers, and each
+file is grouped alike, by the next digit. The files lie in the cache and have no names, so that the
+disk frees them when the process ends, however it ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+import itertools
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -20,20 +21,19 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources.content import ContentDigest
+from surge_dagster.engine.sources.rows import small, together
+from surge_dagster.engine.support import disk_cache
+from surge_dagster.engine.support.keys import encode_key
 
 _FILES = 128
-# Of a spill file that is grouped in memory, which makes three copies of it.
-_FILE_BYTES = 32 * 1024 * 1024
-_WORKERS = 2  # files that are grouped concurrently
-_PIECE_BYTES = 2 * 1024 * 1024  # of a batch in a file of groups
+_HELD_BYTES = 32 * 1024 * 1024  # of rows that are grouped in memory, which makes three copies
 _WRITE_BUFFER = 64 * 1024
 _LZ4 = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)  # batches are small
 _READ = pa.ipc.IpcReadOptions(use_threads=False)
-_HEAD = [pa.field(".code", pa.int32()), pa.field(".row", pa.int64())]
 
 Item = TypeVar("Item")
-_Writers = dict[int, pa.ipc.RecordBatchStreamWriter]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,238 +53,196 @@ class Block:
 
 
 class Group(NamedTuple):
-    """The rows of one key.
-
-    Attributes:
-        digest: of their columns.
-        file, first_batch, batches: where they are in a folder of groups; -1, 0 and 0 if they are
-            next to each other in the table.
-    """
+    """What is known of the rows of one key; the digest is that of their columns."""
 
     key: str
     first_row: int
     rows: int
     value_bytes: int
     digest: str
-    file: int = -1
-    first_batch: int = 0
-    batches: int = 0
+
+
+class GroupedRows:
+    """The rows of a table, which can be read by key.
+
+    Attributes:
+        groups: by key, in the order of the encoded keys.
+
+    Raises:
+        ConfigError: the disk of the cache does not take the rows.
+    """
+
+    def __init__(self, blocks: Iterable[Block]) -> None:
+        self.groups: dict[str, Group] = {}
+        self._batches: dict[str, range] = {}
+        self._reader: pa.ipc.RecordBatchFileReader | None = None
+        folder = disk_cache.place("tables/rows")
+        try:
+            disk_cache.make_folder(folder)
+            self._write(blocks, folder)
+        except OSError as error:
+            raise ConfigError(
+                f"the rows of the table cannot be grouped in {str(folder)!r}: "
+                f"{error.strerror or error}. Set SURGE_CACHE_DIR to a folder on a disk with as "
+                "much room as the columns that are read."
+            ) from error
+        self.groups = {key: self.groups[key] for key in sorted(self.groups, key=encode_key)}
+
+    def read(self, key: str) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
+        """Yield the columns of a key's rows, each batch with its rows in the table."""
+        assert self._reader is not None  # a table without rows has no keys
+        for place in self._batches[key]:
+            batch = self._reader.get_batch(place)
+            yield _columns(batch), batch.column(1)
+
+    def _write(self, blocks: Iterable[Block], folder: Path) -> None:
+        names: list[str] = []
+        numbered = _numbered(_ahead(blocks), names)
+        first = next(numbered, None)
+        if first is None:
+            return
+
+        file = _RowFile(folder, first.schema)
+        runs = _by_number(itertools.chain([first], numbered), names, folder)
+        for number, of_key in itertools.groupby(runs, key=_number):
+            key = names[number]
+            gathered = Gathered(key)
+            begin = file.batches
+            for run in of_key:
+                for piece in small(run):
+                    gathered.add(_columns(piece), piece.column(1)[0].as_py())
+                    file.write(piece)
+            self.groups[key] = gathered.group()
+            self._batches[key] = range(begin, file.batches)
+        self._reader = file.finish()
 
 
 class Gathered:
     """A group while its rows are added."""
 
-    def __init__(self, key: str, first_row: int) -> None:
-        self._key, self.first_row = key, first_row
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._first_row: int | None = None
         self._digest = ContentDigest()
-        self._rows = self._bytes = 0
+        self._rows = 0
+        self._bytes = 0
 
-    def add(self, rows: pa.RecordBatch) -> None:
+    def add(self, rows: pa.RecordBatch, first_row: int = 0) -> None:
+        if self._first_row is None:
+            self._first_row = first_row
         self._digest.update_raw(rows)
         self._rows += len(rows)
         self._bytes += rows.nbytes
 
-    def group(self, *place: int) -> Group:
-        return Group(
-            self._key, self.first_row, self._rows, self._bytes, self._digest.hexdigest(), *place
+    def group(self) -> Group:
+        first_row = self._first_row or 0
+        return Group(self._key, first_row, self._rows, self._bytes, self._digest.hexdigest())
+
+
+class _RowFile:
+    """Batches in a file without a name."""
+
+    def __init__(self, folder: Path, schema: pa.Schema) -> None:
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+        self._path = f"/proc/self/fd/{self._file.fileno()}"
+        self._sink = pa.output_stream(self._path, buffer_size=_WRITE_BUFFER)
+        self._writer = pa.ipc.new_file(self._sink, schema, options=_LZ4)
+        self.batches = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(batch)
+        self.batches += 1
+
+    def finish(self) -> pa.ipc.RecordBatchFileReader:
+        self._writer.close()
+        self._sink.close()
+        with self._file:
+            return pa.ipc.open_file(pa.OSFile(self._path), options=_READ)
+
+
+def _numbered(blocks: Iterable[Block], names: list[str]) -> Iterator[pa.RecordBatch]:
+    """Yield rows with the numbers of their keys and their own; add each new key to the names."""
+    numbers: dict[str, int] = {}
+    for block in blocks:
+        if not len(block.rows):
+            continue
+        for key in block.keys:
+            if key not in numbers:
+                numbers[key] = len(names)
+                names.append(key)
+        of_keys = np.array([numbers[key] for key in block.keys], np.int32)
+        rows = np.arange(block.first_row, block.first_row + len(block.rows), dtype=np.int64)
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(of_keys[block.places]), pa.array(rows), *block.rows.columns],
+            [".key", ".row", *block.rows.schema.names],
         )
 
 
-def groups_in_order(blocks: Iterable[Block]) -> list[Group] | None:
-    """Return the groups of a table whose equal keys are next to each other, else None."""
-    codes: dict[str, int] = {}
-    groups: list[Group] = []
-    gathered: Gathered | None = None
-    last = -1
-    for block in _ahead(blocks):
-        if not len(block.places):
-            continue
-        of_rows = codes_of_rows(block, codes)
-        begins = [0, *(np.flatnonzero(np.diff(of_rows)) + 1).tolist()]
-        runs = of_rows[begins]
-        # Numbers are given in the order of first rows: a run of a new key has the next one.
-        if runs[0] not in (last, last + 1) or (np.diff(runs) != 1).any():
-            return None
-        keys = list(codes) if len(runs) > 1 or runs[0] != last else []
-        for run, begin, end in zip(runs.tolist(), begins, [*begins[1:], len(of_rows)], strict=True):
-            if run != last or gathered is None:
-                if gathered is not None:
-                    groups.append(gathered.group())
-                gathered, last = Gathered(keys[run], block.first_row + begin), run
-            gathered.add(block.rows.slice(begin, end - begin))
-    return groups if gathered is None else [*groups, gathered.group()]
+def _by_number(
+    batches: Iterator[pa.RecordBatch], names: Sequence[str], folder: Path, divisor: int = 1
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of one key after the other.
 
-
-def codes_of_rows(block: Block, codes: dict[str, int]) -> np.ndarray:
-    """Return the numbers of the rows' keys; new keys get the next numbers."""
-    numbers = [codes.setdefault(key, len(codes)) for key in block.keys]
-    return np.array(numbers, np.int32)[block.places]
-
-
-def grouped(blocks: Iterable[Block], folder: Path) -> list[Group]:
-    """Group a table in a new folder, and return the groups; `open_groups` reads them."""
-    folder.mkdir(mode=0o700, parents=True)
-    keys = _spill(blocks, folder)
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        files = range(min(_FILES, len(keys)))
-        return [
-            group
-            for groups in pool.map(lambda file: _group_file(folder, file, keys), files)
-            for group in groups
-        ]
-
-
-def open_groups(folder: Path, file: int) -> pa.ipc.RecordBatchFileReader:
-    """Open a file of groups for `rows_of`; it stays readable when the folder is removed."""
-    return pa.ipc.open_file(pa.OSFile(str(folder / f"groups-{file}.arrow")), options=_READ)
-
-
-def rows_of(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:
-    """Return the columns of a batch of a group, and their rows in the table."""
-    return batch.select(range(1, batch.num_columns)), batch.column(0)
-
-
-def _spill(blocks: Iterable[Block], folder: Path) -> list[str]:
-    """Write all rows to the spill files; return the keys, each at the place of its number."""
-    codes: dict[str, int] = {}
-    with ExitStack() as opened:
-        writers: _Writers = {}
-        for block in _ahead(blocks):
-            if len(block.places):
-                _divide(_numbered(block, codes), 1, folder / "spill", writers, opened)
-    return list(codes)
-
-
-def _numbered(block: Block, codes: dict[str, int]) -> pa.RecordBatch:
-    """Return the rows with their keys' numbers and their own."""
-    rows = np.arange(block.first_row, block.first_row + len(block.places), dtype=np.int64)
-    head = [pa.array(codes_of_rows(block, codes)), pa.array(rows)]
-    schema = pa.schema([*_HEAD, *block.rows.schema])
-    return pa.RecordBatch.from_arrays([*head, *block.rows.columns], schema=schema)
-
-
-def _divide(
-    rows: pa.RecordBatch, divisor: int, prefix: Path, writers: _Writers, opened: ExitStack
-) -> None:
-    """Write each row to the file of its number divided by the divisor."""
-    files = (rows.column(0).to_numpy() // divisor % _FILES).astype(np.uint8)
-    order = np.argsort(files, kind="stable")  # a radix sort for so few values
-    by_file = rows.take(pa.array(order))
-    ends = np.cumsum(np.bincount(files, minlength=_FILES)).tolist()
-    begin = 0
-    for file, end in enumerate(ends):
-        if end > begin:
-            if file not in writers:
-                sink = opened.enter_context(
-                    pa.output_stream(f"{prefix}-{file}.arrow", buffer_size=_WRITE_BUFFER)
-                )
-                writers[file] = opened.enter_context(
-                    pa.ipc.new_stream(sink, rows.schema, options=_LZ4)
-                )
-            writers[file].write_batch(by_file.slice(begin, end - begin))
-        begin = end
-
-
-def _group_file(folder: Path, file: int, keys: list[str]) -> list[Group]:
-    spilled = folder / f"spill-{file}.arrow"
-    with ExitStack() as opened:
-        sink = pa.output_stream(str(folder / f"groups-{file}.arrow"), buffer_size=_WRITE_BUFFER)
-        writer = _GroupWriter(opened.enter_context(sink), opened, file, keys)
-        groups = writer.group(spilled, range(file, len(keys), _FILES), _FILES)
-    spilled.unlink()
-    return groups
-
-
-class _GroupWriter:
-    """Writes the groups of one spill file, one after the other."""
-
-    def __init__(self, sink: pa.NativeFile, opened: ExitStack, file: int, keys: list[str]) -> None:
-        self._sink = sink
-        self._opened = opened
-        self._file = file
-        self._keys = keys
-        self._writer: pa.ipc.RecordBatchFileWriter | None = None
-        self._batches = 0
-
-    def group(self, path: Path, codes: range, divisor: int) -> list[Group]:
-        """Write the groups of a spill file with keys of these numbers.
-
-        Args:
-            divisor: of the numbers' next digits, for `_divide`.
-        """
-        if len(codes) == 1:
-            read = (batch.select(range(1, batch.num_columns)) for batch in _batches(path))
-            return [self._add(codes[0], (piece for batch in read for piece in _pieces(batch)))]
-        with closing(_batches(path)) as read:
-            held = _at_most(_FILE_BYTES, read)
-        if held is None:
-            return self._divided(path, codes, divisor)
-        rows = pa.concat_batches(held)
-        held.clear()
-        of_rows = (rows.column(0).to_numpy() - codes.start) // codes.step
-        if len(codes) < 1 << 16:
-            of_rows = of_rows.astype(np.uint16)  # which numpy sorts faster
-        order = np.argsort(of_rows, kind="stable")
-        rows = rows.select(range(1, rows.num_columns)).take(pa.array(order))
-        ends = np.cumsum(np.bincount(of_rows, minlength=len(codes))).tolist()
-        begins = [0, *ends[:-1]]
-        return [
-            self._add(code, _pieces(rows.slice(begin, end - begin)))
-            for code, begin, end in zip(codes, begins, ends, strict=True)
-        ]
-
-    def _divided(self, path: Path, codes: range, divisor: int) -> list[Group]:
-        prefix = path.with_suffix("")
-        with ExitStack() as opened:
-            writers: _Writers = {}
-            for batch in _batches(path):
-                _divide(batch, divisor, prefix, writers, opened)
-        groups: list[Group] = []
-        for place in range(min(_FILES, len(codes))):
-            part = prefix.with_name(f"{prefix.name}-{place}.arrow")
-            # The next digits of these numbers are their places among the codes.
-            groups += self.group(part, codes[place::_FILES], divisor * _FILES)
-            part.unlink()
-        return groups
-
-    def _add(self, code: int, pieces: Iterable[pa.RecordBatch]) -> Group:
-        gathered = Gathered(self._keys[code], -1)
-        first_batch = self._batches
-        for piece in pieces:
-            if self._writer is None:
-                self._writer = self._opened.enter_context(
-                    pa.ipc.new_file(self._sink, piece.schema, options=_LZ4)
-                )
-            columns, rows = rows_of(piece)
-            if self._batches == first_batch:
-                gathered.first_row = rows[0].as_py()
-            gathered.add(columns)
-            self._writer.write_batch(piece)
-            self._batches += 1
-        return gathered.group(self._file, first_batch, self._batches - first_batch)
-
-
-def _batches(path: Path) -> Generator[pa.RecordBatch]:
-    with pa.OSFile(str(path)) as source, pa.ipc.open_stream(source, options=_READ) as reader:
-        yield from reader
-
-
-def _at_most(most_bytes: int, batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch] | None:
-    """Return all batches, None if they have more bytes."""
+    Args:
+        names: of all keys, once the batches have ended.
+        divisor: the numbers of all rows have the same remainder by it.
+    """
     held: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
-        size += batch.nbytes
-        if size > most_bytes:
-            return None
         held.append(batch)
-    return held
+        size += batch.nbytes
+        if size > _HELD_BYTES:
+            break
+    else:
+        if held:
+            rows = pa.concat_batches(held)
+            held.clear()
+            yield from _runs(rows, rows.column(0).to_numpy() // divisor)
+        return
+
+    batches = itertools.chain(held, batches)
+    if 1 < divisor >= len(names):  # the rows of one key do not fit in memory
+        yield from together(batches)
+        return
+    files = _divided(batches, folder, divisor)
+    held.clear()
+    while files:
+        reader = files.pop().finish()
+        of_file = map(reader.get_batch, range(reader.num_record_batches))
+        yield from _by_number(of_file, names, folder, divisor * _FILES)
 
 
-def _pieces(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    count = max(1, _PIECE_BYTES * len(rows) // max(1, rows.nbytes))
-    for begin in range(0, len(rows), count):
-        yield rows.slice(begin, count)
+def _divided(batches: Iterable[pa.RecordBatch], folder: Path, divisor: int) -> list[_RowFile]:
+    """Write each row to the file of the next digit of its number."""
+    files: dict[int, _RowFile] = {}
+    for batch in batches:
+        digits = batch.column(0).to_numpy() // divisor % _FILES
+        for rows in _runs(batch, digits):
+            digit = _number(rows) // divisor % _FILES
+            if digit not in files:
+                files[digit] = _RowFile(folder, rows.schema)
+            files[digit].write(rows)
+    return list(files.values())
+
+
+def _runs(rows: pa.RecordBatch, numbers: np.ndarray) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of one number after the other, in the order that they have."""
+    if numbers.max() < 1 << 16:
+        numbers = numbers.astype(np.uint16)  # which numpy sorts faster
+    order = np.argsort(numbers, kind="stable")
+    ordered = rows.take(pa.array(order))
+    begins = np.flatnonzero(np.diff(numbers[order], prepend=-1)).tolist()
+    for begin, end in itertools.pairwise([*begins, len(rows)]):
+        yield ordered.slice(begin, end - begin)
+
+
+def _number(rows: pa.RecordBatch) -> int:
+    return rows.column(0)[0].as_py()
+
+
+def _columns(rows: pa.RecordBatch) -> pa.RecordBatch:
+    return rows.select(range(2, rows.num_columns))
 
 
 def _ahead(items: Iterable[Item]) -> Iterator[Item]:

@@ -17,9 +17,8 @@ from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.keys import joined_key
 from surge_dagster.engine.tables.grouping import Block
 
-NO_KEY = ""  # stands for every value that cannot be a key
-# The name that hive writers give to the partition of rows without a key.
-NO_KEY_NAME = "__HIVE_DEFAULT_PARTITION__"
+# Stands for every value that cannot be a key, as hive writers name it.
+NO_KEY = "__HIVE_DEFAULT_PARTITION__"
 _BLOCK_BYTES = 16 * 1024 * 1024
 _BLOCK_ROWS = 256 * 1024
 
@@ -57,16 +56,6 @@ class TableRows:
                 if len(batch):
                     yield batch
 
-    def columns(self, first_file: int) -> Iterator[pa.RecordBatch]:
-        """Yield the selected columns of all rows from a file on, without keys."""
-        if first_file:  # the columns have the types of the first file
-            first = self._files[0]
-            self._uniform(first, next(batches(first, self._columns, encoding=self._encoding)))
-        for file in self._files[first_file:]:
-            for raw in batches(file, self._columns, encoding=self._encoding):
-                if len(raw):
-                    yield self._uniform(file, raw).select(list(self._columns))
-
     def _uniform(self, file: SourceFile, raw: pa.RecordBatch) -> pa.RecordBatch:
         """Return the selected columns in the types of the first file, and key columns as strings.
 
@@ -76,9 +65,8 @@ class TableRows:
         for name in self._columns:
             columns[name] = self._in_type(file, name, without_dictionary(raw.column(name)))
         for name in self._partition_by:
-            if name in raw.schema.names:
-                key = without_dictionary(raw.column(name))
-                columns[f"\0{name}"] = _key_strings(file, name, key)
+            key = without_dictionary(raw.column(name))
+            columns[f"\0{name}"] = _key_strings(file, name, key)
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
     def _in_type(self, file: SourceFile, name: str, column: pa.Array) -> pa.Array:
@@ -135,7 +123,7 @@ def keys_of(columns: Sequence[tuple[str, pa.Array]]) -> tuple[list[str], np.ndar
 def _joined(names: Sequence[str], values: Sequence[str | None]) -> str:
     key: dict[str, str] = {}
     for name, value in zip(names, values, strict=True):
-        if not value or value == NO_KEY_NAME:
+        if not value or value == NO_KEY:
             return NO_KEY
         key[name] = value
     return joined_key(key)

@@ -3,7 +3,6 @@ be read by name."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -192,22 +191,6 @@ def test_order_is_kept_beyond_a_batch_of_rows() -> None:
         assert [id for batch in partition.read() for id in batch.ids.to_pylist()] == list(rows)[
             number::3
         ]
-
-
-def test_rows_of_a_lazy_frame_are_grouped_on_the_disk_and_removed_with_it(tmp_path: Path) -> None:
-    frame = pl.DataFrame(shuffled())
-    folder = Path(os.environ["SURGE_CACHE_DIR"]) / "frames"
-    before = set(folder.glob("*"))
-    source = FrameTable(frame.lazy(), ["category"])
-    assert len(set(folder.glob("*")) - before) == 1
-    in_memory = FrameTable(frame, ["category"])
-    expected = [(each.key, each.source_version, each.rows) for each in in_memory]
-    assert [(each.key, each.source_version, each.rows) for each in source] == expected
-    partitions = list(source)
-    del source
-    assert [rows_of(each) for each in partitions] == [rows_of(each) for each in in_memory]
-    partitions.clear()
-    assert set(folder.glob("*")) == before
 
 
 def test_version_is_that_of_the_same_rows_in_a_table_of_files(tmp_path: Path) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,9 +13,8 @@ import pytest
 
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.sources import csv_files
-from surge_dagster.engine.support import disk_cache
 from surge_dagster.engine.support.keys import joined_key
-from surge_dagster.engine.tables import grouping, table_rows
+from surge_dagster.engine.tables import grouping, table, table_rows
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import refusal, rows_of
 from tests.engine.sources.tables import (
@@ -46,12 +42,11 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 @pytest.fixture
 def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bounds so small that blocks, spill files and pieces are all divided."""
+    """Bounds so small that blocks are divided, and files of rows are divided again."""
     monkeypatch.setattr(csv_files, "BLOCK_BYTES", 4096)
     monkeypatch.setattr(table_rows, "_BLOCK_ROWS", 700)
     monkeypatch.setattr(grouping, "_FILES", 4)
-    monkeypatch.setattr(grouping, "_FILE_BYTES", 2_000)
-    monkeypatch.setattr(grouping, "_PIECE_BYTES", 300)
+    monkeypatch.setattr(grouping, "_HELD_BYTES", 2_000)
 
 
 class TestRows:
@@ -81,20 +76,6 @@ class TestRows:
             write_parquet(tmp_path / f"{place}.parquet", ROWS[place * 1000 : (place + 1) * 1000])
         assert contents(table_of(tmp_path)) == by_key(ROWS)
         assert contents(table_of(f"{tmp_path}/*.parquet")) == by_key(ROWS)
-
-    def test_order_in_which_partitions_are_read_does_not_matter(self, tmp_path: Path) -> None:
-        rows = SORTED
-        listed = list(table_of(write_csv(tmp_path / "t.csv", rows)))
-        for partition in [*reversed(listed[-3:]), listed[0], listed[0], listed[7]]:
-            read = [value for batch in partition.read() for value in batch.ids.to_pylist()]
-            assert read == [identity for identity, _ in by_key(rows)[partition.key]]
-
-    def test_reading_that_is_given_up_does_not_disturb_the_next_one(self, tmp_path: Path) -> None:
-        rows = SORTED
-        source = table_of(write_csv(tmp_path / "t.csv", rows))
-        for partition in source:
-            assert next(partition.read())
-        assert contents(source) == by_key(rows)
 
     @pytest.mark.parametrize(
         "keys", [[5, 7, 5], [True, False, True], [datetime.date(2024, 1, 2)] * 3]
@@ -130,15 +111,11 @@ class TestVersions:
         now[0] = 4.0
         assert partition.current_source_version() is None
 
-    @pytest.mark.parametrize("is_sorted", [False, True])
-    def test_table_that_is_replaced_before_it_is_read_is_transient(
-        self, tmp_path: Path, is_sorted: bool
-    ) -> None:
-        rows = SORTED if is_sorted else ROWS
-        source = table_of(write_csv(tmp_path / "t.csv", rows))
+    def test_table_that_is_replaced_before_it_is_read_is_transient(self, tmp_path: Path) -> None:
+        source = table_of(write_csv(tmp_path / "t.csv", ROWS))
         listed = list(source)
         source.close()
-        write_csv(tmp_path / "t.csv", [(f"x{row[0]}", *row[1:]) for row in rows])
+        write_csv(tmp_path / "t.csv", [(f"x{row[0]}", *row[1:]) for row in ROWS])
         with pytest.raises(TransientError, match="changed"):
             list(listed[3].read())
 
@@ -166,18 +143,14 @@ class TestRefusals:
         with pytest.raises(DataError, match=r"row 0 of t\.csv"):
             list(refused.read())
 
-    @pytest.mark.parametrize("is_sorted", [False, True])
-    def test_bad_row_is_named_with_its_place_in_the_file(
-        self, tmp_path: Path, is_sorted: bool
-    ) -> None:
-        rows = SORTED if is_sorted else ROWS
-        write_parquet(tmp_path / "0.parquet", rows[:2_000])
-        bad = [*rows[2_000:3_000], ("x", None, rows[3_000][2]), *rows[3_000:]]
+    def test_bad_row_is_named_with_its_place_in_the_file(self, tmp_path: Path) -> None:
+        write_parquet(tmp_path / "0.parquet", ROWS[:2_000])
+        bad = [*ROWS[2_000:3_000], ("x", None, ROWS[3_000][2]), *ROWS[3_000:]]
         write_parquet(tmp_path / "1.parquet", bad)
-        [partition] = [each for each in table_of(tmp_path) if each.key == rows[3_000][2]]
+        [partition] = [each for each in table_of(tmp_path) if each.key == ROWS[3_000][2]]
         with pytest.raises(DataError, match=r"row 1,000 of 1\.parquet") as caught:
             list(partition.read())
-        assert caught.value.row == [row[2] for row in rows[:3_000]].count(rows[3_000][2])
+        assert caught.value.row == [row[2] for row in ROWS[:3_000]].count(ROWS[3_000][2])
 
     def test_files_of_different_types_are_refused_with_both_names(self, tmp_path: Path) -> None:
         write_parquet(tmp_path / "a.parquet", [("1", "t", "k")])
@@ -198,120 +171,53 @@ class TestRefusals:
 
 
 class TestGroupedRows:
-    def folders(self, cache: Path) -> list[str]:
-        return [path.name for path in cache.glob("tables/*/rows/*")]
-
-    def test_same_files_are_grouped_once(
+    def test_same_files_are_read_once_to_be_listed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         path = write_csv(tmp_path / "t.csv", ROWS)
         first = versions(table_of(path))
-        monkeypatch.setattr(grouping, "_spill", None)
+        monkeypatch.setattr(table, "GroupedRows", None)
         assert versions(table_of(path)) == first
+
+    def test_partitions_that_another_process_listed_are_read(self, tmp_path: Path) -> None:
+        path = write_csv(tmp_path / "t.csv", ROWS)
+        list(table_of(path))
         assert contents(table_of(path)) == by_key(ROWS)
 
-    def test_folder_is_removed_at_the_end_and_made_again_where_it_is_needed(
-        self, tmp_path: Path, own_cache: Path
-    ) -> None:
+    def test_rows_are_grouped_again_after_they_were_freed(self, tmp_path: Path) -> None:
         source = table_of(write_csv(tmp_path / "t.csv", ROWS))
         list(source)
-        assert len(self.folders(own_cache)) == 1
         source.close()
-        assert self.folders(own_cache) == []
         assert contents(source) == by_key(ROWS)
 
-    def test_part_of_a_folder_is_made_again(self, tmp_path: Path, own_cache: Path) -> None:
-        """A process may have been killed while it removed the folder."""
+    @pytest.mark.usefixtures("small_memory")
+    def test_grouped_rows_are_files_without_names(self, tmp_path: Path, own_cache: Path) -> None:
         source = table_of(write_csv(tmp_path / "t.csv", ROWS))
         list(source)
-        next(path for path in own_cache.glob("tables/*/rows/**/*") if path.is_file()).unlink()
-        other = table_of(tmp_path / "t.csv")
-        assert contents(other) == by_key(ROWS)
+        assert list((own_cache / "tables" / "rows").iterdir()) == []
 
-    def test_rows_that_are_read_stay_readable_when_another_process_removes_their_folder(
-        self, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("content", [b"", b"{}", b'{"version": 1}', b'{"groups": [[]]}'])
+    def test_damaged_index_is_made_again(
+        self, tmp_path: Path, own_cache: Path, content: bytes
     ) -> None:
         path = write_csv(tmp_path / "t.csv", ROWS)
-        one, two = table_of(path), table_of(path)
-        list(one)
-        [partition, *_] = list(two)
-        next(partition.read())
-        one.close()
-        assert self.folders(own_cache) == []
-        monkeypatch.setattr(grouping, "_spill", None)
-        assert contents(two) == by_key(ROWS)
-
-    def test_processes_that_list_a_table_concurrently_group_it_once(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        path, spill, spilled = write_csv(tmp_path / "t.csv", ROWS), grouping._spill, list[Path]()
-
-        def counted(blocks: Iterable[grouping.Block], folder: Path) -> list[str]:
-            spilled.append(folder)
-            return spill(blocks, folder)
-
-        monkeypatch.setattr(grouping, "_spill", counted)
-        with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(contents, [table_of(path) for _ in range(4)]))
-        assert found == [by_key(ROWS)] * 4 and len(spilled) == 1
-
-    @pytest.mark.parametrize("step", ["_spill", "_group_file", "index"])
-    def test_grouping_that_was_interrupted_begins_again(
-        self, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, step: str
-    ) -> None:
-        path = write_csv(tmp_path / "t.csv", ROWS)
-        holder, name = (disk_cache, "write_json") if step == "index" else (grouping, step)
-        do, calls = getattr(holder, name), itertools.count(1)
-
-        def interrupted(*arguments: Any) -> Any:
-            made = do(*arguments)
-            if step != "_group_file" or next(calls) == 2:
-                raise KeyboardInterrupt
-            return made
-
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(holder, name, interrupted)
-            list(table_of(path))
+        list(table_of(path))
+        [index] = own_cache.glob("tables/*.json")
+        index.write_bytes(content)
         assert contents(table_of(path)) == by_key(ROWS)
-        assert len(self.folders(own_cache)) == 1
 
-    def test_folder_of_an_earlier_version_is_removed(self, tmp_path: Path, own_cache: Path) -> None:
-        source = table_of(write_csv(tmp_path / "t.csv", ROWS))
-        list(source)
-        [before] = self.folders(own_cache)
-        write_csv(tmp_path / "t.csv", ROWS[:-1])
-        list(source)
-        [after] = self.folders(own_cache)
-        assert before != after
-
-    def test_sorted_table_needs_no_folder(self, tmp_path: Path, own_cache: Path) -> None:
-        list(table_of(write_csv(tmp_path / "t.csv", SORTED)))
-        assert self.folders(own_cache) == []
-
-    @pytest.mark.parametrize(
-        "damaged", ["a batch", "the name of a column", "the number of batches"]
-    )
-    def test_damaged_group_is_never_read_as_rows_and_made_again(
-        self, tmp_path: Path, own_cache: Path, damaged: str
+    def test_rows_that_differ_from_the_index_are_not_read(
+        self, tmp_path: Path, own_cache: Path
     ) -> None:
-        list(table_of(write_csv(tmp_path / "t.csv", ROWS)))
-        for path in own_cache.glob("tables/*/rows/*/groups-*.arrow"):
-            content = bytearray(path.read_bytes())
-            content[len(content) // 2 if damaged == "a batch" else content.rindex(b"text")] ^= 1
-            if damaged == "the number of batches":
-                pa.ipc.new_file(path, pa.ipc.open_file(path).schema).close()
-            else:
-                path.write_bytes(content)
-        listed, good = list(table_of(tmp_path / "t.csv")), 0  # in another process
-        for partition in listed:
-            try:
-                rows = [row for batch in partition.read() for row in batch.ids.to_pylist()]
-            except TransientError:
-                continue
-            good += 1
-            assert rows == [identity for identity, _ in by_key(ROWS)[partition.key]]
-        assert 0 < good < len(listed)
-        assert contents(table_of(tmp_path / "t.csv")) == by_key(ROWS)
+        path = write_csv(tmp_path / "t.csv", ROWS)
+        before = versions(table_of(path))
+        [index] = own_cache.glob("tables/*.json")
+        index.write_text(index.read_text().replace(before[ROWS[0][2]], "0" * 32))
+        partitions = {each.key: each for each in table_of(path)}
+
+        with pytest.raises(TransientError, match="its rows are not those that were listed"):
+            list(partitions[ROWS[0][2]].read())
+        assert versions(table_of(path)) == before
 
     def test_cache_that_cannot_be_written_is_refused_with_the_setting_that_helps(
         self, tmp_path: Path, own_cache: Path
@@ -345,21 +251,6 @@ def test_column_of_nulls_in_a_later_file_refuses_only_its_own_rows(tmp_path: Pat
     ) == [1, 2, 3]
     with pytest.raises(DataError, match="the id is null"):
         list(partitions["b"].read())
-
-
-def test_table_in_order_is_read_once_whatever_the_order_of_its_keys(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_csv(tmp_path / "t.csv", [(str(row), "x", f"key {-row % 50}") for row in range(50)])
-    source = table_of(path)
-    partitions = list(source)
-    opened: list[int] = []
-    read = source._rows
-    monkeypatch.setattr(source, "_rows", lambda index: opened.append(1) or read(index))
-    assert [batch.ids[0].as_py() for partition in partitions for batch in partition.read()] == list(
-        map(str, range(50))
-    )
-    assert len(opened) == 1
 
 
 def test_csv_table_that_is_not_utf8_is_refused_with_the_setting_and_read_with_it(
