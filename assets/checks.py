@@ -1,7 +1,7 @@
 """The checks at the end of every run that was not interrupted; they cover what the run did.
 
 The engine refuses a vector that cannot be right before it is published. At the end of a run the
-footer of each published file is compared with its source; adopted files are read in full before.
+footer of each published file is compared with its source.
 One check says whether all of the run's partitions are published, names those that are not, and
 carries the run's metrics. Two compare the footers of what the run published or found fresh with the
 space and the source (`footer_checks`). The others look at what was encoded and warn.
@@ -98,6 +98,10 @@ class Findings:
     unit: str = "partition"
 
 
+def _faults(judged: Mapping[str, str]) -> list[tuple[str, str]]:
+    return [(key, fault) for key, fault in judged.items() if fault]
+
+
 def run_check_results(
     names: CatalogNames, policy: CheckPolicy, outcome: Outcome
 ) -> list[dg.AssetCheckResult]:
@@ -106,7 +110,8 @@ def run_check_results(
     truncation = outcome.truncation
     drift = outcome.drift
     failed = {"failed": len(outcome.failures)}
-    uncounted = {"without a row count of the source": len(footers.uncounted)}
+    uncounted = len(footers.dimensions.keys() - footers.rows.keys())
+    without_count = {"without a row count of the source": uncounted}
     texts: dict[str, Any] = {}
     if truncation.rows:
         texts = {"texts": truncation.rows, **truncation.metrics()}
@@ -114,15 +119,15 @@ def run_check_results(
     found = [
         Findings(
             "dimensions_match",
-            list(footers.dimensions.items()),
-            len(footers.judged_dimensions),
+            _faults(footers.dimensions),
+            len(footers.dimensions),
             failed,
         ),
         Findings(
             "row_counts_match",
-            list(footers.rows.items()),
-            len(footers.judged_rows),
-            failed | uncounted,
+            _faults(footers.rows),
+            len(footers.rows),
+            failed | without_count,
         ),
         Findings("few_texts_are_truncated", truncation.above, truncation.partitions, failed, texts),
         Findings(

@@ -25,7 +25,6 @@ from surge_dagster.orchestration.asset_events import CODE_VERSION
 from surge_dagster.orchestration.failures import (
     allow_run_retry,
     failure_of,
-    forget_overtaken,
     report_failures,
 )
 from surge_dagster.orchestration.heartbeats import executing
@@ -205,7 +204,7 @@ class _Run:
         context = self._context
         outcome = self._outcome
         try:
-            self._config.require_keys(context.run_tags)
+            self._config.require_keys()
             keys = chosen if self._config.keys is None else self._config.keys
             Refresh(names, context, self._config, outcome).run(keys)
         except Exception as error:
@@ -222,7 +221,6 @@ class _Run:
                 raise self._failure() from error
             allow_run_retry(context, _is_passing(error))
             raise
-        forget_overtaken(names, context, outcome)
         report_failures(names, context, outcome)
         context.log.info(outcome.sum_up())
 

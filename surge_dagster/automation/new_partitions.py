@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import dagster as dg
 
 from surge_dagster.config.settings import Settings
-from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.active_runs import Held, held_by_active_runs
 from surge_dagster.orchestration.discovery import (
@@ -32,9 +32,9 @@ from surge_dagster.orchestration.discovery import (
     report_changes,
     states_of_unfinished,
 )
-from surge_dagster.orchestration.divided import cut_keys, piece_tags
+from surge_dagster.orchestration.divided import cut_keys
 from surge_dagster.orchestration.failures import refusal_fingerprint, still_refused
-from surge_dagster.orchestration.launch import POOL, Unattended, config_of, record_pool_limit
+from surge_dagster.orchestration.launch import config_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.removed_partitions import removed_keys
 from surge_dagster.orchestration.requests import (
@@ -87,7 +87,6 @@ def new_partitions(
         instance = context.instance
         resources = names.resources(context)
         fingerprint = refusal_fingerprint(resources)
-        is_limited = record_pool_limit(instance)
         # before the output is listed: a run may end in the time between
         held = held_by_active_runs(names, instance)
         try:
@@ -109,21 +108,14 @@ def new_partitions(
             return dg.SkipReason(summary)
 
         context.log.info(summary)
-        if not is_limited:
-            context.log.warning(
-                f"this Dagster instance has no limit for the pool {POOL!r}, so that its queue "
-                "starts any number of runs, each with an encoder of its own: use the dagster.yaml "
-                "that comes with surge-dagster"
-            )
         keys = keys[: settings.max_runs * _KEYS_PER_RUN]
         pieces = cut_keys(listing, keys, settings.max_runs)
         tags = request_tags(names, instance, listing.catalogued, attempt, fingerprint)
-        tags |= _unattended(space).tags
+        tags |= settings.run_tags
         requests = []
-        for number, piece in enumerate(pieces, 1):
-            config = config_of(names.embeddings_op, {"keys": piece})
-            of_piece = tags | piece_tags(number, len(pieces), settings.run_tags)
-            requests.append(dg.RunRequest(run_config=config, tags=of_piece))
+        for piece in pieces:
+            config = config_of(names.embeddings_op, {"keys": piece, "unattended": True})
+            requests.append(dg.RunRequest(run_config=config, tags=tags))
         return requests
 
     return sensor
@@ -144,18 +136,11 @@ def _request_listing(
     if has_succeeded(context.instance, names.embed_job, target):
         return dg.SkipReason(f"a run has embedded the last materialization ({unlisted.version})")
 
-    resources = names.resources(context)
-    space = known_space(names, resources, resources.output.open())
-    options = {} if settings.refresh_stale else {"select": "missing"}
+    options: dict[str, Any] = {"unattended": True}
+    if not settings.refresh_stale:
+        options["select"] = "missing"
     config = config_of(names.embeddings_op, options)
-    tags = _unattended(space).tags | settings.run_tags
-    return request_for(context.instance, names.embed_job, target, config, tags)
-
-
-def _unattended(space: Space | None) -> Unattended:
-    """Return what a run keeps to that is requested now: it fills this space, or begins the first
-    one."""
-    return Unattended(space.name if space else None)
+    return request_for(context.instance, names.embed_job, target, config, settings.run_tags)
 
 
 def _message(

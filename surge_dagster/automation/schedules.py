@@ -1,10 +1,9 @@
 """The schedules: the nightly refresh, and the weekly check of the whole catalog.
 
-No schedule begins a second vector space: the nightly tick names the space in the config of its
-runs. After an error, or if the settings describe a space that the output does not have, the
-tick requests the run all the same, which tries again and whose failure is alerted. A schedule is on
-from the start if the settings contain its cron; the check of the catalog also if they contain that
-of the nightly refresh.
+No schedule begins a second vector space: the config of its runs says that they are unattended.
+After an error the nightly tick requests the run all the same, which tries again and whose failure
+is alerted. A schedule is on from the start if the settings contain its cron; the check of the
+catalog also if they contain that of the nightly refresh.
 """
 
 from __future__ import annotations
@@ -36,9 +35,7 @@ def nightly_refresh(
     )
     def schedule(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
         resources = names.resources(context)
-        # The next tick is a day away, so this one leaves partitions only to runs that embed
-        # everything they hold.
-        held = held_by_active_runs(names, context.instance, entirely=True)
+        held = held_by_active_runs(names, context.instance)
         requests = refresh_requests(names, context.instance, resources, settings, held)
         return requests or dg.SkipReason(f"Every partition to embed is held by {held.by}.")
 

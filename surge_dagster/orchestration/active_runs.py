@@ -10,7 +10,6 @@ from typing import Any
 import dagster as dg
 
 from surge_dagster.engine.support.counts import named
-from surge_dagster.orchestration.launch import Select
 from surge_dagster.orchestration.names import CatalogNames
 
 _ACTIVE = [
@@ -65,24 +64,16 @@ def embeds(names: CatalogNames, instance: dg.DagsterInstance, run: dg.DagsterRun
 
 
 def held_by_active_runs(
-    names: CatalogNames,
-    instance: dg.DagsterInstance,
-    *,
-    entirely: bool = False,
-    besides: str | None = None,
+    names: CatalogNames, instance: dg.DagsterInstance, *, besides: str | None = None
 ) -> Held:
     """Return the partitions that active runs may touch.
 
     Args:
-        entirely: leave out runs that select a state.
         besides: a run that does not count.
     """
     op_names = (names.embeddings_op, names.refresh_op)
-    runs = [
-        run
-        for run in active_runs(instance, partial(embeds, names, instance))
-        if run.run_id != besides and not (entirely and _selects_a_state(run, op_names))
-    ]
+    runs = active_runs(instance, partial(embeds, names, instance))
+    runs = [run for run in runs if run.run_id != besides]
     registered = (
         dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name)) if runs else {}
     )
@@ -118,13 +109,6 @@ def held_keys(
         return None
     ordered = list(registered)
     return set(ordered[ordered.index(first) : ordered.index(last) + 1])
-
-
-def _selects_a_state(run: dg.DagsterRun, op_names: Sequence[str]) -> bool:
-    return any(
-        (config.get("select") or Select.all.name) != Select.all.name
-        for config in _configs(run, op_names)
-    )
 
 
 def _configs(run: dg.DagsterRun, op_names: Sequence[str]) -> Iterator[Mapping[str, Any]]:

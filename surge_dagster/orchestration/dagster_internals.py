@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -25,9 +25,8 @@ from dagster._core.scheduler.instigation import InstigatorTick, TickStatus
 # Dagster ignores the marks of a batch unless this variable is above 0; an operator can set it to 0.
 _BATCH_SIZE = "DAGSTER_EVENT_BATCH_SIZE"
 _NO_RUN = ""  # Dagster's run id and job name of events that belong to no run
-_AHEAD = 1_000  # how far into the future an event's time may be, in ms
-# the time of each asset's last event of this process, in ms since 1970
-_latest: dict[dg.AssetKey, int] = {}
+# the time of each asset's last event of this process, in seconds since 1970
+_latest: dict[dg.AssetKey, float] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +52,18 @@ def store_batch(
     batch = uuid4().hex
     run_id, level = (_NO_RUN, logging.INFO) if context is None else (context.run_id, logging.DEBUG)
     dagster_events = [_dagster_event(context, event) for event in events]
-    times = _times(events[0].asset_key, len(events))
-    for number, (event, at) in enumerate(zip(dagster_events, times, strict=True), 1):
+    for number, event in enumerate(dagster_events, 1):
         mark = internal.DagsterEventBatchMetadata(batch, is_end=number == len(dagster_events))
+        at = _time_of_next(events[0].asset_key)
         instance.report_dagster_event(event, run_id, level, batch_metadata=mark, timestamp=at)
 
 
-def _times(asset_key: dg.AssetKey, count: int) -> Iterator[float]:
-    # Dagster's page of events shows one of those that an asset has in the same millisecond. So
-    # events are a millisecond apart and after the asset's earlier ones. A batch that is stored
-    # faster than that ends up to a second ahead.
-    now = int(time.time() * 1_000)
-    begin = max(min(_latest.get(asset_key, 0), now + _AHEAD), now - count)
-    end = _latest[asset_key] = min(begin + count, now + _AHEAD)
-    return (
-        (begin + (end - begin) * number // count + 0.5) / 1_000 for number in range(1, count + 1)
-    )
+def _time_of_next(asset_key: dg.AssetKey) -> float:
+    """Return now, or a millisecond after the asset's last event of this process: of several events
+    in one millisecond, Dagster's page of events shows one."""
+    at = max(time.time(), _latest.get(asset_key, 0.0) + 0.001)
+    _latest[asset_key] = at
+    return at
 
 
 def last_tick(context: dg.SensorEvaluationContext, name: str) -> InstigatorTick | None:

@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 # one by one.
 _REPORT_SECONDS = 20.0
 _BATCH = 1_000
-_MOST_REPORTED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ def list_catalog(names: CatalogNames, instance: dg.DagsterInstance, source: Sour
     # In this order a run that ends in the time between is not missed.
     listed = list(source)
     catalogued = read_catalogued(names, instance)
-    short = with_short_keys(listed, catalogued.registered)
+    short = with_short_keys(listed)
     return Listing({to_partition_key(partition.key): partition for partition in short}, catalogued)
 
 
@@ -58,7 +57,7 @@ def report_changes(names: CatalogNames, instance: dg.DagsterInstance, listing: L
             unreported.append(key)
 
     remaining = set(unreported)
-    for start in range(0, min(len(unreported), _MOST_REPORTED), _BATCH):
+    for start in range(0, len(unreported), _BATCH):
         if time.monotonic() > until:
             break
         keys = unreported[start : start + _BATCH]

@@ -119,25 +119,6 @@ def failure_of(
     )
 
 
-def forget_overtaken(names: CatalogNames, context: dg.OpExecutionContext, outcome: Outcome) -> None:
-    """Count partitions as up to date that another run has embedded in the time of this run.
-
-    The other run read a newer source, for example after this one had been declared lost.
-    """
-    failed: set[str] = set()
-    for key, failure in outcome.failures.items():
-        if failure.transient and failure.key not in outcome.published:
-            failed.add(key)
-    if not failed:
-        return
-
-    kind = dg.DagsterEventType.ASSET_MATERIALIZATION
-    newest = context.instance.get_latest_storage_id_by_partition(names.embeddings, kind, failed)
-    for key in failed:
-        if newest.get(key, -1) > outcome.embedding_ids.get(key, -1):
-            outcome.fresh.add(outcome.failures.pop(key).key)
-
-
 def report_failures(names: CatalogNames, context: dg.OpExecutionContext, outcome: Outcome) -> None:
     """Make Dagster show exactly these partitions as failed: planned and not materialized."""
     if not outcome.failures:

@@ -9,8 +9,8 @@ The rows are compared with the row count of the source, if the source knows it w
 folders of Parquet files and tables do. Otherwise they are compared with what the run encoded. If
 the file was fresh, nothing is known to compare with, and `row_counts_match` does not judge it.
 
-A file with a violation is not valid: the run that finds it encodes the partition again, if its
-config selects missing partitions. The check still fails in this run, and passes in the next one.
+A file with a fault is not valid: the run that finds it encodes the partition again, if its config
+selects missing partitions. The check still fails in this run, and passes in the next one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.files.facts import Flaw
-from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.files.rows import embedding_type
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import Freshness, OutputState
@@ -33,27 +31,15 @@ _MOVE_AWAY = "Move the file away and run again."
 
 @dataclass(slots=True)
 class FooterChecks:
-    """What both checks found in a run, by catalog key.
+    """What both checks found in a run, by the catalog keys of the partitions that they judged.
 
     Attributes:
-        sound: partitions whose footer was judged without a violation.
-        dimensions: reasons why `dimensions_match` fails.
-        rows: reasons why `row_counts_match` fails.
-        uncounted: sound partitions of whose rows the source has no count.
+        dimensions: why `dimensions_match` fails; "" if the footer is right.
+        rows: the same for `row_counts_match`.
     """
 
-    sound: set[str] = field(default_factory=set)
     dimensions: dict[str, str] = field(default_factory=dict)
     rows: dict[str, str] = field(default_factory=dict)
-    uncounted: set[str] = field(default_factory=set)
-
-    @property
-    def judged_dimensions(self) -> set[str]:
-        return self.sound | self.dimensions.keys()
-
-    @property
-    def judged_rows(self) -> set[str]:
-        return (self.sound - self.uncounted) | self.rows.keys()
 
     def record(
         self,
@@ -61,59 +47,56 @@ class FooterChecks:
         freshness: Freshness,
         space: Space,
         receipt_rows: int | None = None,
-    ) -> str | None:
-        """Record what the footer of a partition's file shows, and return its violation.
+    ) -> str:
+        """Record what the footer of a partition's file shows; return its fault or "".
+
+        A fault stays on record if the run encodes the partition again.
 
         Args:
             receipt_rows: rows of the file's receipt; None before the run has one.
         """
-        found = _violation(partition, freshness, space, receipt_rows)
-        if found is None:
-            if freshness.status == "fresh":
-                self.sound.add(partition.key)
-                if partition.rows is None and receipt_rows is None:
-                    self.uncounted.add(partition.key)
-                else:
-                    self.uncounted.discard(partition.key)
-            return None
-
-        flaw, reason = found
-        violations = self.dimensions if flaw == "dimension" else self.rows
-        violations[partition.key] = reason
-        return reason
+        dimension_fault = _dimension_fault(freshness, space)
+        if dimension_fault is not None:
+            self.dimensions[partition.key] = self.dimensions.get(partition.key) or dimension_fault
+        rows_fault = _rows_fault(partition, freshness, receipt_rows)
+        if rows_fault is not None:
+            self.rows[partition.key] = self.rows.get(partition.key) or rows_fault
+        return dimension_fault or rows_fault or ""
 
 
-def _violation(
-    partition: Partition, freshness: Freshness, space: Space, receipt_rows: int | None
-) -> tuple[Flaw, str] | None:
+def _dimension_fault(freshness: Freshness, space: Space) -> str | None:
+    """Return why a file has other vectors than its space, or ""; None if that cannot be judged."""
     invalid = freshness.invalid
-    if invalid is not None and invalid.flaw in ("dimension", "rows"):
-        return invalid.flaw, f"{invalid}."
-
+    if invalid is not None and invalid.flaw == "dimension":
+        return f"{invalid}."
     file = freshness.file
     if file is None or freshness.status != "fresh":
         return None
 
     vectors = file.columns.field("embedding").type
-    expected_vectors = embedding_type(space.dimension, space.dtype)
-    if vectors != expected_vectors:
-        finding = f"its file has vectors of type {vectors}; the space has {expected_vectors}."
-        return "dimension", finding
-
-    expected_rows = _rows_of_source(partition, file, receipt_rows)
-    if expected_rows is not None and file.facts.rows != expected_rows:
-        return "rows", f"its file has {file.facts.rows:,} rows; its source has {expected_rows:,}."
-    return None
+    expected = embedding_type(space.dimension, space.dtype)
+    if vectors == expected:
+        return ""
+    return f"its file has vectors of type {vectors}; the space has {expected}."
 
 
-def _rows_of_source(
-    partition: Partition, file: PublishedFile, receipt_rows: int | None
-) -> int | None:
-    """Return the rows that the file should have; None if only its own facts tell, which the footer
-    agrees with."""
+def _rows_fault(partition: Partition, freshness: Freshness, receipt_rows: int | None) -> str | None:
+    """Return why a file has other rows than its source, or ""; None if that cannot be judged."""
+    invalid = freshness.invalid
+    if invalid is not None and invalid.flaw == "rows":
+        return f"{invalid}."
+    file = freshness.file
+    if file is None or freshness.status != "fresh":
+        return None
+
+    expected = receipt_rows
     if partition.rows is not None:
-        return partition.rows - file.facts.skipped_rows
-    return receipt_rows
+        expected = partition.rows - file.facts.skipped_rows
+    if expected is None:
+        return None
+    if file.facts.rows == expected:
+        return ""
+    return f"its file has {file.facts.rows:,} rows; its source has {expected:,}."
 
 
 def footer_failures(
@@ -133,12 +116,12 @@ def footer_failures(
     for key, published_rows in rows.items():
         partition = partitions[key]
         freshness = outputs.freshness(partition)
-        violation = checks.record(partition, freshness, space, published_rows)
+        fault = checks.record(partition, freshness, space, published_rows)
         file = freshness.file
         if freshness.error is not None:
             yield unreadable(key, freshness.error)
-        elif violation is not None:
-            yield _failure(key, violation, _ENCODE_AGAIN)
+        elif fault:
+            yield _failure(key, fault, _ENCODE_AGAIN)
         elif file is None:
             finding = "its published file is missing or damaged."
             yield _failure(key, finding, _ENCODE_AGAIN, transient=True)

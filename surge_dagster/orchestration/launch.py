@@ -10,12 +10,10 @@ as bad data, forbids it by a tag of its own: see `failures.run_failure`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import Any, Literal, Self
+from typing import Any
 
 import dagster as dg
 from pydantic import Field, field_validator
@@ -27,9 +25,6 @@ from surge_dagster.engine.support.counts import counted, named
 POOL = "gpu"
 RETRY_TAG = "dagster/retry_on_asset_or_op_failure"
 RUN_TAGS = {RETRY_TAG: "true", "dagster/max_retries": "2"}
-# Dagster's UI leaves out tags with this prefix, and Dagster copies them to a run that takes another
-# one's place.
-_UNATTENDED_TAG = ".dagster/surge_unattended"
 
 
 class Select(Enum):
@@ -46,29 +41,12 @@ class Select(Enum):
         return self is Select.all or status == self.value
 
 
-@dataclass(frozen=True, slots=True)
-class Unattended:
-    """Constraints of a run requested by a sensor or a schedule. Manual launches have none.
+class RemovedPartitions(Enum):
+    """What becomes of partitions that the source no longer lists."""
 
-    They are a tag of the run, so that no operator finds them among the options of a launch.
-
-    Attributes:
-        expected_space: the run refuses another one; with None, any but the first of its output.
-        removed_partitions: what becomes of partitions removed from the source; None leaves them.
-    """
-
-    expected_space: str | None = None
-    removed_partitions: Literal["report", "delete"] | None = None
-
-    @classmethod
-    def of(cls, tags: Mapping[str, str]) -> Self | None:
-        if _UNATTENDED_TAG not in tags:
-            return None
-        return cls(**json.loads(tags[_UNATTENDED_TAG]))
-
-    @property
-    def tags(self) -> dict[str, str]:
-        return {_UNATTENDED_TAG: json.dumps(asdict(self))}
+    leave = "leave"
+    report = "report"
+    delete = "delete"
 
 
 class MistypedKeys(ConfigError):
@@ -91,19 +69,32 @@ class LaunchConfig(dg.Config):
         ),
     )
 
+    unattended: bool = Field(
+        False,
+        description="begin no second vector space; runs of sensors and schedules are unattended",
+    )
+    removed_partitions: RemovedPartitions = Field(
+        RemovedPartitions.leave,
+        description=(
+            "what becomes of partitions that the source no longer lists; the nightly refresh has "
+            "the setting of this name"
+        ),
+    )
+
     @field_validator("select", mode="before")
     @classmethod
     def _all_when_left_empty(cls, value: Any) -> Any:
         # `select:` in the launchpad, which Dagster lets through
         return Select.all.value if value is None else value
 
-    def is_typed(self, tags: Mapping[str, str]) -> bool:
-        """Return whether an operator typed the partition keys."""
-        return Unattended.of(tags) is None and self.keys is not None
+    @property
+    def is_typed(self) -> bool:
+        """Whether an operator typed the partition keys."""
+        return self.keys is not None and not self.unattended
 
-    def require_keys(self, tags: Mapping[str, str]) -> None:
+    def require_keys(self) -> None:
         """Refuse an empty list of an operator."""
-        if self.is_typed(tags) and not self.keys:
+        if self.is_typed and not self.keys:
             raise MistypedKeys(
                 "keys holds no partition key, so that there is nothing to do. Name at least one, "
                 "or leave keys out for everything that the run was launched for."

@@ -118,8 +118,6 @@ class Outcome:
     partitions: dict[str, Partition] = field(default_factory=dict)  # of the run, by catalog key
     # refused or not published, by partition key
     failures: dict[str, Failure] = field(default_factory=dict)
-    # Storage ids of the last materializations before this run, by partition key.
-    embedding_ids: dict[str, int] = field(default_factory=dict)
     # catalog keys that were removed from the source; they are skipped
     removed: list[str] = field(default_factory=list)
     published: set[str] = field(default_factory=set)  # catalog keys

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TypeVar
@@ -63,14 +63,11 @@ def from_partition_key(partition_key: str) -> str:
         return partition_key
 
 
-def with_short_keys(
-    partitions: Iterable[Partition], registered: Container[str]
-) -> Iterator[Partition]:
-    """Yield the partitions; reading one raises `DataError` if its key is new and too long."""
+def with_short_keys(partitions: Iterable[Partition]) -> Iterator[Partition]:
+    """Yield the partitions; reading one raises `DataError` if its key is too long."""
     for partition in partitions:
-        partition_key = to_partition_key(partition.key)
-        size = len(partition_key.encode())
-        if size <= MOST_BYTES or partition_key in registered:
+        size = len(to_partition_key(partition.key).encode())
+        if size <= MOST_BYTES:
             yield partition
         else:
             name = encode_key(partition.key)
@@ -81,14 +78,6 @@ def in_chunks(values: Sequence[T]) -> Iterator[list[T]]:
     """Yield keys or ids in chunks that one statement of Dagster's storage accepts as parameters."""
     for start in range(0, len(values), _VALUES_PER_STATEMENT):
         yield list(values[start : start + _VALUES_PER_STATEMENT])
-
-
-def is_canonical(partition_key: str) -> bool:
-    """Return whether `to_partition_key` writes a key this way; operators may spell it otherwise."""
-    try:
-        return to_partition_key(from_partition_key(partition_key)) == partition_key
-    except ValueError:
-        return False
 
 
 def _is_unsafe(character: str) -> bool:

@@ -20,7 +20,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.spaces import list_spaces, model_difference, nearest_spaces
+from surge_dagster.engine.output.spaces import model_difference
 from surge_dagster.engine.run.following import Follower, Run
 from surge_dagster.engine.run.report import Failure, Receipt, RunReport, SuperBatchReport
 from surge_dagster.engine.run.staging import remove_staged
@@ -29,7 +29,7 @@ from surge_dagster.engine.support.counts import counted, named
 from surge_dagster.engine.tables.opening import release
 from surge_dagster.orchestration.discovery import known_space
 from surge_dagster.orchestration.footer_checks import footer_failures
-from surge_dagster.orchestration.launch import LaunchConfig, Unattended, is_by_operator
+from surge_dagster.orchestration.launch import LaunchConfig, RemovedPartitions
 from surge_dagster.orchestration.names import PUBLISH_SHARE, CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import (
@@ -44,7 +44,7 @@ from surge_dagster.orchestration.run_events import FAILURES_LOGGED, RunEvents
 from surge_dagster.orchestration.worklist import (
     OnRecord,
     Worklist,
-    done_before,
+    forced_since,
     make_worklist,
     requested_partitions,
 )
@@ -65,7 +65,6 @@ class Refresh:
         self._names = names
         self._context = context
         self._config = config
-        self._unattended = Unattended.of(context.run_tags)
         self._outcome = outcome
         self._resources = names.resources(context)
         self._store = self._resources.output.open()
@@ -73,10 +72,9 @@ class Refresh:
         # run.
         self._in_backfill = "dagster/backfill" in context.run_tags
         self._catalogued = read_catalogued(names, context.instance)
-        outcome.embedding_ids = self._catalogued.embedding_ids
-        done = done_before(names, context) if config.force else set[str]()
         failed = set(map(from_partition_key, failed_on_record(names, context.instance)))
-        self._record = OnRecord(self._catalogued, failed, done)
+        since = forced_since(context) if config.force else None
+        self._record = OnRecord(self._catalogued, failed, since)
         events_seconds = (1 - PUBLISH_SHARE) * self._resources.encoder.grace_seconds
         self._events = RunEvents(names, context, self._catalogued, outcome, events_seconds)
 
@@ -84,33 +82,23 @@ class Refresh:
         """Embed what is missing or stale and report it to Dagster; None is the whole catalog."""
         _return_freed_memory()
         source = self._resources.catalog.open()
-        is_typed = self._config.is_typed(self._context.run_tags)
-        registered = self._catalogued.registered
-        requested = requested_partitions(source, registered, partition_keys, is_typed=is_typed)
+        is_typed = self._config.is_typed
+        requested = requested_partitions(source, partition_keys, is_typed=is_typed)
         self._outcome.partitions = requested.partitions
-        self._fail_unknown(requested.unknown)
         self._register(requested.partitions)
         with self._events:
             self._skip_removed(requested.removed)
             space = self._bring_up_to_date(list(requested.partitions.values()))
         report_readers_space(self._names, self._context, self._store)
 
-        if self._unattended and self._unattended.removed_partitions:
-            action = self._unattended.removed_partitions
-            if is_by_operator(self._context.run_tags):  # who may not know that an old run deletes
-                action = "report"
+        action = self._config.removed_partitions
+        if action is not RemovedPartitions.leave:
             outputs = OutputState(self._store, space.name)
-            handle_removed_partitions(self._names, self._context, source, outputs, space, action)
-        release(source)
-
-    def _fail_unknown(self, unknown: Sequence[str]) -> None:
-        remedy = "Delete it in Dagster."
-        for key in unknown:
-            reason = (
-                f"partition {key!r} was added to Dagster and is not how a key of the catalog is "
-                f"written. {remedy}"
+            delete = action is RemovedPartitions.delete
+            handle_removed_partitions(
+                self._names, self._context, source, outputs, space, delete=delete
             )
-            self._outcome.failures[key] = Failure(key, reason, remedy=remedy, in_source=False)
+        release(source)
 
     def _register(self, partitions: Iterable[str]) -> None:
         keys = map(to_partition_key, partitions)
@@ -134,7 +122,8 @@ class Refresh:
                 self._events.repeated(event)
 
     def _bring_up_to_date(self, candidates: Sequence[Partition]) -> Space:
-        known = self._known_space()
+        unattended = self._config.unattended
+        known = known_space(self._names, self._resources, self._store, unattended=unattended)
         with self._resources.encoder.pool() as pool:
             self._require_same_model(pool, known)
             space = pool.space
@@ -176,22 +165,8 @@ class Refresh:
         for failure in work.failures:
             self._events.failure(failure)
 
-    def _known_space(self) -> Space | None:
-        is_unattended = self._unattended is not None
-        space = known_space(self._names, self._resources, self._store, unattended=is_unattended)
-        expected = self._unattended.expected_space if self._unattended else None
-        if expected and (space is None or space.name != expected):
-            now = repr(space.name) if space else "one that the output does not have"
-            known = [each for each in list_spaces(self._store) if each.name == expected]
-            was = nearest_spaces(self._resources.encoder.encoding_spec(), known) or repr(expected)
-            raise ConfigError(
-                f"the run was launched for the space {was}, and the settings now mean {now}. "
-                f"Launch {self._names.refresh_job} by hand to use that space."
-            )
-        return space
-
     def _require_same_model(self, pool: EncoderPool, space: Space | None) -> None:
-        if self._unattended and space and pool.space.spec_sha256 != space.spec_sha256:
+        if self._config.unattended and space and pool.space.spec_sha256 != space.spec_sha256:
             raise ConfigError(
                 f"the model {self._resources.encoder.model!r} is not as it was for the space "
                 f"{space.name!r}: {model_difference(pool.space, space)}. Nothing was encoded. "
@@ -229,10 +204,10 @@ class Refresh:
     def _report_superbatch(self, superbatch: SuperBatchReport, run: Run) -> None:
         if superbatch.index == 0:
             self._context.log.info(_encoder_line(run.report))
+            # Now and not at the end: the run may take days.
+            report_readers_space(self._names, self._context, self._store)
         if superbatch.is_slow:
             self._context.log.warning(superbatch.slow_message)
-        # Now and not at the end: the run may take days.
-        report_readers_space(self._names, self._context, self._store)
         self._events.superbatch(superbatch, run.space)
 
     def _judge_footers(self, outputs: OutputState, rows: dict[str, int], space: Space) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Literal
 
 import dagster as dg
 
@@ -26,7 +25,6 @@ from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import (
     from_partition_key,
-    is_canonical,
     to_partition_key,
 )
 
@@ -40,7 +38,8 @@ def handle_removed_partitions(
     source: Source,
     outputs: OutputState,
     space: Space,
-    action: Literal["report", "delete"],
+    *,
+    delete: bool,
 ) -> None:
     """Report or delete the partitions that the source no longer lists.
 
@@ -58,10 +57,10 @@ def handle_removed_partitions(
         space,
         listed,
         reporter,
-        delete=action == "delete",
+        delete=delete,
         without_file=without_file,
     )
-    if refusal and action == "delete":
+    if refusal and delete:
         raise ConfigError(
             f"{refusal}, and delete them in Dagster on the page of the asset source_partitions."
         )
@@ -117,5 +116,5 @@ class _DagsterReporter:
 def removed_keys(listing: Listing) -> list[str]:
     """Return the partition keys of Dagster that the source no longer lists."""
     listed = {partition.key for partition in listing.partitions.values()}
-    keys = filter(is_canonical, listing.catalogued.registered)
-    return [key for key in keys if is_removed(from_partition_key(key), listed)]
+    registered = listing.catalogued.registered
+    return [key for key in registered if is_removed(from_partition_key(key), listed)]

@@ -64,7 +64,6 @@ class RunEvents(EventWriter[Event | _Embedding]):
         self._superbatch_ids: dict[int | None, int] = {}
         newest = context.instance.fetch_materializations(names.superbatches, limit=1).records
         self._newest_superbatch = newest[0].storage_id if newest else 0
-        self._has_embedding = False
 
     def superbatch(self, report: SuperBatchReport, space: Space) -> None:
         self.put(asset_events.superbatch(self._names, report, space))
@@ -96,10 +95,7 @@ class RunEvents(EventWriter[Event | _Embedding]):
         partition_key = to_partition_key(receipt.key)
         if partition_key in self._planned:
             self.put(Planned(self._names.embeddings, partition_key))
-        # The first partition of a run appears immediately, before events of SuperBatches that were
-        # encoded after it.
-        self.put(_Embedding(receipt, reused, adopted), immediately=not self._has_embedding)
-        self._has_embedding = True
+        self.put(_Embedding(receipt, reused, adopted))
 
     def unchanged(self, receipt: Receipt) -> None:
         """Enter a fresh partition that is on record; only its source version is reported, if it has

@@ -1,41 +1,35 @@
 """What a run has to do: the partitions that it was launched for, and which of them need work.
 
 A fresh file that Dagster does not show as materialized is adopted: a run that was killed published
-it without its event, or another program made it. A footer does not prove what a file has. So such a
-file is first read in full and compared with its source, and its partition is encoded again if the
-two differ.
+it without its event, or another program made it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import dagster as dg
 
-from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import Freshness, OutputState
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.sources.partition import Partition, Source
-from surge_dagster.engine.store.concurrent_reads import reads_ahead
-from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.verify.verification import Violation, verify_partition
 from surge_dagster.orchestration.footer_checks import FooterChecks, unreadable
 from surge_dagster.orchestration.launch import LaunchConfig, require_known
-from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import (
     from_partition_key,
-    is_canonical,
     to_partition_key,
     with_short_keys,
 )
 from surge_dagster.orchestration.records import Catalogued
 
-_RECORDS_PER_PAGE = 1_000
+# When the first attempt of a forced run began. Dagster copies it to the runs that continue it. Its
+# UI leaves out tags with this prefix.
+_FORCED_SINCE_TAG = ".dagster/surge/forced_since"
 # Tags that Dagster leaves out when an operator executes a run again as a whole.
-_PARENT_RUN_TAG = "dagster/parent_run_id"
 _CONTINUES_TAGS = ("dagster/is_resume_retry", "dagster/retry_number")
 
 
@@ -45,43 +39,30 @@ class Requested:
 
     Attributes:
         partitions: that the catalog has, by key.
-        removed: keys that the catalog no longer has; their files and events stay.
-        unknown: partition keys of Dagster that are not how a key of the catalog is written.
+        removed: keys that the catalog does not have; their files and events stay.
     """
 
     partitions: dict[str, Partition]
     removed: list[str]
-    unknown: list[str]
 
 
 def requested_partitions(
-    catalog: Source,
-    registered: Collection[str],
-    partition_keys: Sequence[str] | None,
-    *,
-    is_typed: bool,
+    catalog: Source, partition_keys: Sequence[str] | None, *, is_typed: bool
 ) -> Requested:
     """Look up in the catalog what a run was launched for.
 
     Args:
         is_typed: whether an operator typed the keys, who may be mistaken.
     """
-    listed = {partition.key: partition for partition in with_short_keys(catalog, registered)}
+    listed = {partition.key: partition for partition in with_short_keys(catalog)}
     if partition_keys is None:
-        return Requested(listed, [], [])
+        return Requested(listed, [])
     if is_typed:
         require_known(partition_keys, {to_partition_key(key) for key in listed}, catalog.url)
 
-    wanted = dict[str, None]()
-    unknown = list[str]()
-    for partition_key in partition_keys:
-        key = from_partition_key(partition_key)
-        if key in listed or is_canonical(partition_key):
-            wanted[key] = None
-        else:  # an operator can add any text to Dagster's partitions
-            unknown.append(partition_key)
+    wanted = dict.fromkeys(map(from_partition_key, partition_keys))
     partitions = {key: partition for key, partition in listed.items() if key in wanted}
-    return Requested(partitions, [key for key in wanted if key not in partitions], unknown)
+    return Requested(partitions, [key for key in wanted if key not in listed])
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +71,12 @@ class OnRecord:
 
     Attributes:
         failed: catalog keys that Dagster shows as failed.
-        done: catalog keys that a forced run does not encode again; see `done_before`.
+        forced_since: a forced run does not encode again what was encoded since then, in UTC.
     """
 
     catalogued: Catalogued
     failed: set[str]
-    done: set[str]
+    forced_since: str | None = None
 
     def shows(self, file: PublishedFile, source_version: str) -> bool:
         key = file.facts.partition_key
@@ -104,40 +85,25 @@ class OnRecord:
         partition_key = to_partition_key(key)
         return self.catalogued.knows(partition_key, file.facts.desired_version, source_version)
 
+    def has_forced(self, file: PublishedFile | None) -> bool:
+        """Return whether an earlier attempt of a forced run has encoded a file."""
+        if file is None or self.forced_since is None:
+            return False
+        return file.facts.oldest_encoded_at >= self.forced_since
 
-def done_before(names: CatalogNames, context: dg.OpExecutionContext) -> set[str]:
-    """Return the catalog keys that a forced run need not encode again.
 
-    A run continues others if Dagster launched it after a failure, or an operator "from failure".
-    One that is executed again as a whole starts from the beginning.
+def forced_since(context: dg.OpExecutionContext) -> str | None:
+    """Return when the first attempt of a forced run began; None if this run is the first one.
+
+    A run continues another one if Dagster launched it after a failure, or an operator "from
+    failure". One that is executed again as a whole starts from the beginning.
     """
-    instance = context.instance
-    done: set[str] = set()
-    run = instance.get_run_by_id(context.run_id)
-    while run is not None:
-        parent = run.tags.get(_PARENT_RUN_TAG)
-        if parent is None or not any(tag in run.tags for tag in _CONTINUES_TAGS):
-            break
-        done.update(_embedded(names, instance, parent))
-        run = instance.get_run_by_id(parent)
-    return done
-
-
-def _embedded(names: CatalogNames, instance: dg.DagsterInstance, run_id: str) -> Iterator[str]:
-    """Yield catalog keys that a run has embedded, without files that it only reported again."""
-    kind = dg.DagsterEventType.ASSET_MATERIALIZATION
-    cursor = None
-    has_more = True
-    while has_more:  # in pages: the events of a large run take many times the memory of its keys
-        page = instance.get_records_for_run(run_id, cursor, kind, limit=_RECORDS_PER_PAGE)
-        cursor = page.cursor
-        has_more = page.has_more
-        for record in page.records:
-            event = record.asset_materialization
-            if event is None or event.asset_key != names.embeddings or event.partition is None:
-                continue
-            if "reused" not in event.metadata:
-                yield from_partition_key(event.partition)
+    tags: Mapping[str, str] = context.run_tags
+    if any(tag in tags for tag in _CONTINUES_TAGS):
+        return tags.get(_FORCED_SINCE_TAG)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    context.instance.add_run_tags(context.run_id, {_FORCED_SINCE_TAG: now})
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +115,7 @@ class Worklist:
         todo: partitions that are selected and need work.
         known: their freshness, by catalog key.
         fresh: of files that stay as they are and are on record.
-        adopted: of files that were read in full and are not on record.
+        adopted: of files that stay as they are and are not on record.
         differing: how files differ from their facts, space or source.
         failures: partitions whose files cannot be read now.
     """
@@ -161,10 +127,6 @@ class Worklist:
     adopted: list[Receipt] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
-
-    def add(self, partition: Partition, freshness: Freshness) -> None:
-        self.todo.append(partition)
-        self.known[partition.key] = freshness
 
     def receipt(self, file: PublishedFile) -> Receipt:
         location = self.outputs.store.location(file.stored.name)
@@ -181,81 +143,32 @@ def make_worklist(
 ) -> Worklist:
     """Sort the partitions of a run into fresh ones and ones that need work; judge their footers."""
     work = Worklist(outputs)
-    unrecorded: dict[str, PublishedFile] = {}
     for partition in outputs.looked_at(candidates):
         freshness = _judged(partition, work, space, checks)
-        file = freshness.file
-        is_fresh = file is not None and freshness.status == "fresh"
+        fresh_file = freshness.file if freshness.status == "fresh" else None
         is_selected = config.select.takes(freshness.status, partition.key in record.failed)
-        is_forced = config.force and partition.key not in record.done
+        must_be_forced = config.force and not record.has_forced(fresh_file)
 
         if freshness.error is not None:
             work.failures.append(unreadable(partition.key, freshness.error))
-        elif is_selected and (not is_fresh or is_forced):
-            work.add(partition, freshness)
-        elif file is None or not is_fresh:
-            continue  # it needs work that this launch did not select
-        elif record.shows(file, partition.source_version):
-            work.fresh.append(work.receipt(file))
-        else:
-            unrecorded[partition.key] = file
-
-    partitions = [partition for partition in candidates if partition.key in unrecorded]
-    for partition, found in zip(
-        partitions, read_back(partitions, outputs.store, space), strict=True
-    ):
-        file = unrecorded[partition.key]
-        if found is None:
-            work.adopted.append(work.receipt(file))
-        elif isinstance(found, Failure):
-            work.failures.append(found)
-        else:
-            work.differing.append(found)
-            outputs.refuse(file, found)
-            if config.select.takes("missing", partition.key in record.failed):
-                work.add(partition, Freshness("missing"))
+        elif is_selected and (fresh_file is None or must_be_forced):
+            work.todo.append(partition)
+            work.known[partition.key] = freshness
+        elif fresh_file is not None:
+            is_on_record = record.shows(fresh_file, partition.source_version)
+            receipts = work.fresh if is_on_record else work.adopted
+            receipts.append(work.receipt(fresh_file))
     return work
 
 
 def _judged(partition: Partition, work: Worklist, space: Space, checks: FooterChecks) -> Freshness:
     """Return the freshness of a partition; a file whose footer is wrong counts as missing."""
     freshness = work.outputs.freshness(partition)
-    violation = checks.record(partition, freshness, space)
-    if violation is not None:
-        work.differing.append(f"partition {partition.key!r}: {violation}")
-        if freshness.file is not None:
-            work.outputs.refuse(freshness.file, violation)
-        return Freshness("missing")
-    if freshness.invalid is not None:
-        work.differing.append(f"partition {partition.key!r}: {freshness.invalid}.")
-    return freshness
-
-
-def read_back(
-    partitions: Sequence[Partition], store: Store, space: Space
-) -> Iterator[str | Failure | None]:
-    """Read files in full; yield how each differs from its source, or why it cannot be read."""
-    by_key = {partition.key: partition for partition in partitions}
-
-    def read(store: Store, key: str) -> str | Failure | None:
-        try:
-            return difference(by_key[key], store, space)
-        except StoreUnavailable:
-            raise  # each further file would wait for the store again
-        except TransientError as error:
-            return unreadable(key, error)
-
-    return reads_ahead(store, list(by_key), read)
-
-
-def difference(partition: Partition, store: Store, space: Space) -> str | None:
-    """Return how a partition's file differs from its source, row by row."""
-    verified = verify_partition(partition, store, space)
-    if not isinstance(verified, Violation):
-        return None
-    # A source that has changed since it was listed proves nothing: the next run will read it.
-    if partition.current_source_version() != partition.source_version:
-        return None
-    if verified.kind == "unread":
-        raise TransientError(verified.finding, partition.key)
-    return f"partition {partition.key!r}: {verified.finding}"
+    fault = checks.record(partition, freshness, space)
+    if fault or freshness.invalid is not None:
+        work.differing.append(f"partition {partition.key!r}: {fault or freshness.invalid}")
+    if not fault:
+        return freshness
+    if freshness.file is not None:
+        work.outputs.refuse(freshness.file, fault)
+    return Freshness("missing")

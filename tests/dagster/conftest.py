@@ -27,7 +27,7 @@ from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.asset_events import superbatch_metrics
 from surge_dagster.orchestration.footer_checks import footer_failures
-from surge_dagster.orchestration.launch import Unattended, job_of
+from surge_dagster.orchestration.launch import job_of
 from surge_dagster.orchestration.names import LOST_RUNS, CatalogNames
 from surge_dagster.resources import EncoderResource
 from tests.dagster import private_dagster
@@ -233,12 +233,9 @@ class Workbench:
         }
         return self.run(run.job_name, run.run_config, {**run.tags, **numbered})
 
-    def refresh(self, *, unattended: Unattended | None = None, **options: Any) -> Ran:
-        """Launch `catalog_refresh`; `unattended` as a schedule does."""
-        tags = unattended.tags if unattended else {}
-        return self.run(
-            "catalog_refresh", {"ops": {"refresh": {"config": options}}} if options else {}, tags
-        )
+    def refresh(self, **options: Any) -> Ran:
+        """Launch `catalog_refresh`."""
+        return self.run("catalog_refresh", {"ops": {"refresh": {"config": options}}})
 
     def embed_keys(self, tags: Mapping[str, str] | None = None, **options: Any) -> Ran:
         """Launch `embed_partitions` from its launchpad: no partition is chosen, the config names

@@ -6,14 +6,14 @@ The tests with processes of their own take their seconds for starting them.
 
 from __future__ import annotations
 
+from typing import Any
+
 import dagster as dg
 import pytest
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.orchestration import divided
-from surge_dagster.orchestration.launch import Unattended
 from tests.dagster.conftest import NAMES, Workbench, requested
-from tests.small_catalogs import DIMENSION
 
 
 @pytest.fixture
@@ -31,9 +31,6 @@ def test_the_sensor_requests_pieces_and_no_key_that_one_of_them_holds(
     found = bench.tick()
 
     assert requested(found) == [["a", "b"], ["c", "d"], ["e", "f"]]
-
-    tags = [request.tags for request in found.run_requests]
-    assert [tag["surge/piece"] for tag in tags] == ["1 of 3", "2 of 3", "3 of 3"]
 
     second = (found.run_requests)[1]
 
@@ -93,17 +90,15 @@ def test_new_space_begun_by_one_partition_is_then_divided(
     found = bench.tick()
     assert requested(found) == [["a", "b"], ["d", "e"]] == nightly(bench)
 
-    bench.settings["model"] = f"hash://{DIMENSION}"
 
-    [queued, _] = bench.launch(found)
-
-    assert "the run was launched for the space " in queued.failure()
-    assert not queued.materialized()
+def options_of(request: dg.RunRequest) -> dict[str, Any]:
+    """The config of the op of a requested run of the whole catalog."""
+    return request.run_config["ops"]["refresh"]["config"]
 
 
 def named(request: dg.RunRequest) -> list[str] | None:
     """The partition keys that a requested run of the whole catalog names, None for all."""
-    return request.run_config["ops"]["refresh"]["config"].get("keys")
+    return options_of(request)["keys"]
 
 
 def nightly(bench: Workbench) -> list[list[str] | None] | str:
@@ -127,8 +122,7 @@ def test_first_run_of_a_divided_refresh_reports_removed_partitions(
     assert nightly(bench) == [["a", "b"], ["c", "d"]]
     assert not isinstance(requests, str)
 
-    unattended = filter(None, (Unattended.of(request.tags) for request in requests))
-    assert [each.removed_partitions for each in unattended] == ["report", None]
+    assert [options_of(each)["removed_partitions"] for each in requests] == ["report", "leave"]
     assert bench.refresh().success
     assert nightly(bench) == [None], "one run that finds nothing to do"
 
@@ -165,22 +159,6 @@ def test_nightly_refresh_names_the_run_that_holds_everything(bench: Workbench) -
 
     assert f"held by active runs ({run.run_id}" in said
     assert "terminate one that makes no progress" in said
-    assert run.run_id in bench.tick().skip_message
-
-
-def test_nightly_refresh_does_not_wait_for_runs_that_select_a_state(bench: Workbench) -> None:
-    """What such a run embeds is known only when it begins. The sensor waits for it."""
-    bench.fill("ab")
-
-    assert bench.refresh().success
-
-    bench.write("a", 4, version="v2")
-    bench.write("d")
-    config = {"ops": {"embeddings": {"config": {"select": "missing"}}}}
-
-    run = bench.pretend_run(NAMES.embed_job, dg.DagsterRunStatus.QUEUED, run_config=config)
-
-    assert nightly(bench) == [None]
     assert run.run_id in bench.tick().skip_message
 
 

@@ -19,7 +19,6 @@ from surge_dagster.orchestration import asset_events, run_events
 from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG, superbatch_metrics
 from surge_dagster.orchestration.dagster_internals import Event
 from surge_dagster.orchestration.events import report_events
-from surge_dagster.orchestration.launch import Unattended
 from surge_dagster.orchestration.partition_keys import MOST_BYTES, with_short_keys
 from surge_dagster.orchestration.refresh import Refresh
 from tests.dagster.conftest import NAMES, Workbench, run_op, shown, stale_status, values_of
@@ -175,7 +174,7 @@ def test_postgres_has_room_for_the_longest_key_and_version(postgres_bench: Workb
 
     partition = Partition(key, version, lambda: iter(()), lambda: version)
 
-    assert [listed.key for listed in with_short_keys([partition], ())] == [key]
+    assert [listed.key for listed in with_short_keys([partition])] == [key]
 
     receipt = Receipt(key, "encoded", "/a", 1, 8, 2**60, "d", 0, version, "c", "w", "space")
     events = [
@@ -321,7 +320,7 @@ def test_source_partition_that_was_removed_says_so(bench: Workbench) -> None:
     bench.launch(bench.tick())
     shutil.rmtree(partition_folder(bench.catalog, "b"))
 
-    bench.refresh(unattended=Unattended(removed_partitions="report"))
+    bench.refresh(removed_partitions="report")
 
     found = shown_entries(bench)["b"]
 

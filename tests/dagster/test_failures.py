@@ -72,23 +72,6 @@ def test_last_attempt_on_the_page_is_the_run_that_fixed_the_partition(bench: Wor
     assert shown(bench) == ({"a", "b"}, set())
 
 
-def test_unknown_partition_keys_fail_without_stopping_others(bench: Workbench) -> None:
-    """`%FE` is a key of the catalog, whose partition has another name in Dagster."""
-    bench.fill(("a", "%FE", "b"))
-    bench.instance.add_dynamic_partitions("catalog", ["a", "%FF", "50%", "%25FE", "b"])
-
-    ran = bench.embed("a", "b")
-
-    assert not ran.success
-    assert set(ran.materialized()) == {"a", "%25FE", "b"}
-    assert "partition '%FF' was added to Dagster" in ran.failure()
-
-    rows = str(ran.metrics()["failed"]).splitlines()[2:]
-    assert len(rows) == 2
-    assert all(row.endswith("| `Delete it in Dagster.` |") for row in rows)
-    assert shown(bench) == ({"a", "%25FE", "b"}, {"%FF", "50%"})
-
-
 @pytest.mark.parametrize("kind", [OperationalError, InterfaceError])
 def test_run_whose_database_restarts_is_retried_and_keeps_its_files(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, kind: Any

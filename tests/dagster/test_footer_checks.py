@@ -3,6 +3,7 @@ reads anyway."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration.footer_checks import FooterChecks
-from tests.dagster.conftest import NAMES, Ran, Workbench
+from tests.dagster.conftest import NAMES, Ran, Workbench, shown, when_footers_are_checked
 from tests.engine.outputs import Output
 from tests.small_catalogs import (
     narrow,
@@ -24,6 +25,7 @@ from tests.small_catalogs import (
 )
 
 CHECKS = ("dimensions_match", "row_counts_match")
+SOUND = FooterChecks(dimensions={"k": ""}, rows={"k": ""})
 Change = Callable[[pa.Table], pa.Table]
 
 
@@ -81,14 +83,14 @@ def violations(ran: Ran, check: str) -> str:
 
 
 def test_footer_with_the_rows_of_the_source_is_sound(output: Output) -> None:
-    assert judged(output, 3) == FooterChecks(sound={"k"})
+    assert judged(output, 3) == SOUND
 
 
 def test_rows_of_a_fresh_file_are_not_judged_without_a_known_count(output: Output) -> None:
     checks = judged(output, None)
 
-    assert checks.judged_dimensions == {"k"}
-    assert checks.judged_rows == set()
+    assert checks.dimensions == {"k": ""}
+    assert checks.rows == {}
 
 
 def test_footer_is_compared_with_the_row_count_that_the_source_knows(output: Output) -> None:
@@ -102,16 +104,13 @@ def test_footer_is_compared_with_what_was_encoded_without_a_known_count(output: 
 def test_rows_that_the_source_has_and_the_file_skips_are_no_violation(output: Output) -> None:
     rewrite(output.path("k"), lambda table: table, skipped_rows=2)
 
-    assert judged(output, 5) == FooterChecks(sound={"k"})
+    assert judged(output, 5) == SOUND
 
 
 def test_vectors_of_another_type_than_the_space_has_are_a_violation(output: Output) -> None:
     output.space = replace(output.space, dtype="float16")
 
-    found = judged(output, 3)
-
-    assert "halffloat" in found.dimensions["k"]
-    assert not found.sound
+    assert "halffloat" in judged(output, 3).dimensions["k"]
 
 
 def test_stale_file_is_not_judged(output: Output) -> None:
@@ -163,3 +162,39 @@ def test_run_judges_what_it_published_and_what_it_found_fresh(embedded: Workbenc
     assert {ran.checks()[name].description for name in CHECKS} == {
         "4 partitions judged, 0 violations"
     }
+
+
+def test_published_file_with_a_damaged_footer_fails_its_partition(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = run_that_damages_b(bench, monkeypatch)
+
+    assert not ran.success
+    assert "partition 'b': its published file is missing or damaged" in ran.failure()
+    assert "| `Run again: it is encoded again.` |" in str(ran.metrics()["failed"])
+    assert shown(bench) == ({"a"}, {"b"})
+
+
+def test_partition_with_a_damaged_footer_is_encoded_again(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_that_damages_b(bench, monkeypatch)
+
+    fixed = bench.refresh()
+
+    assert fixed.success
+    assert set(fixed.materialized()) == {"b"}
+    assert shown(bench) == ({"a", "b"}, set())
+
+
+def run_that_damages_b(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Ran:
+    """Return a run over a and b; the file of b is cut short before its footer is checked."""
+
+    def cut_short(key: str) -> None:
+        if key == "b":
+            os.truncate(bench.file(key), bench.file(key).stat().st_size - 8)
+
+    bench.fill("ab", 50)
+    with monkeypatch.context() as patch:
+        when_footers_are_checked(patch, cut_short)
+        return bench.refresh()

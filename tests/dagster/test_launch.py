@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import dagster as dg
 import pytest
 
 from surge_dagster.orchestration.launch import LaunchConfig, Select
 from surge_dagster.orchestration.partition_keys import to_partition_key
-from tests.dagster.conftest import NAMES, Workbench
+from tests.dagster.conftest import NAMES, Ran, Workbench
 
 NULL_TEXT = [("x", None)]
 
@@ -93,29 +94,35 @@ def test_state_selects_among_the_partitions_of_a_launch(
     assert set(ran.materialized()) == embedded
 
 
-def test_forced_run_that_continues_another_encodes_only_the_rest(bench: Workbench) -> None:
+@pytest.fixture
+def forced(bench: Workbench) -> Ran:
+    """A forced run that encoded the three rows of a and failed for b, which has five rows now."""
     bench.write("a", 3)
-    bench.write("b", 4)
-    bench.refresh()
-    bench.write("b", NULL_TEXT, version="v2")
+    bench.write("b", NULL_TEXT)
+    ran = bench.embed_keys(force=True)
+    assert not ran.success
+    bench.write("b", 5, version="v2")
+    return ran
 
-    first = bench.embed_keys(force=True)
 
-    assert not first.success
-    assert first.metrics()["texts_encoded"] == 3
+def tags_of(ran: Ran) -> dict[str, str]:
+    """Return the tags that Dagster copies to a run which is executed again."""
+    [run] = ran.instance.get_runs(dg.RunsFilter([ran.run_id]))
+    return {**run.tags, "dagster/parent_run_id": ran.run_id, "dagster/root_run_id": ran.run_id}
 
-    bench.write("b", 5, version="v3")
-    parent = {"dagster/parent_run_id": first.run_id, "dagster/root_run_id": first.run_id}
 
-    resumed = bench.embed_keys({**parent, "dagster/is_resume_retry": "true"}, force=True)
+def test_forced_run_that_continues_another_encodes_only_the_rest(
+    bench: Workbench, forced: Ran
+) -> None:
+    resumed = bench.embed_keys(tags_of(forced) | {"dagster/retry_number": "1"}, force=True)
 
     assert resumed.success
-    assert set(resumed.materialized()) == {"b"}
     assert resumed.metrics()["texts_encoded"] == 5
 
-    whole = bench.embed_keys(parent, force=True)
-    assert whole.metrics()["texts_encoded"] == 8, "executed again as a whole, it begins anew"
 
+def test_forced_run_that_is_executed_again_as_a_whole_begins_anew(
+    bench: Workbench, forced: Ran
+) -> None:
+    whole = bench.embed_keys(tags_of(forced), force=True)
 
-def test_operator_sees_no_option_that_only_sensors_and_schedules_set() -> None:
-    assert set(LaunchConfig.model_fields) == {"force", "keys", "select"}
+    assert whole.metrics()["texts_encoded"] == 8

@@ -10,12 +10,10 @@ import pytest
 
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.orchestration.launch import Unattended
 from surge_dagster.orchestration.records import failed_on_record
 from tests.dagster.conftest import NAMES, Workbench, requested, stale_status
 from tests.small_catalogs import partition_folder
 
-DELETING = Unattended(removed_partitions="delete")
 REUSED = dg.MetadataValue.bool(True)
 
 
@@ -89,7 +87,7 @@ def test_file_of_a_partition_that_dagster_does_not_have_is_deleted(bench: Workbe
 
     bench.instance.delete_dynamic_partition(NAMES.partitions_name, "b")
 
-    assert bench.refresh(unattended=DELETING).success
+    assert bench.refresh(removed_partitions="delete").success
     assert registered(bench) == ["a"]
     assert not file.exists()
 
@@ -123,22 +121,6 @@ def test_deleted_partition_that_returns_is_embedded(bench: Workbench) -> None:
     assert ran.success
     assert set(ran.materialized()) == {"b"}
     assert bench.file("b").exists()
-
-
-def test_nightly_run_that_an_operator_repeats_only_reports_removals(bench: Workbench) -> None:
-    catalog_of(bench, *"ab")
-    remove(bench, "b")
-    by_operator = {"dagster/parent_run_id": "of last night"}
-
-    assert bench.run(NAMES.refresh_job, tags=DELETING.tags | by_operator).success
-    assert registered(bench) == ["a", "b"]
-    assert bench.file("b").exists()
-    assert history(bench, "b") == ["removed", "v1"]
-
-    by_dagster = by_operator | {"dagster/retry_number": "1"}
-    assert bench.run(NAMES.refresh_job, tags=DELETING.tags | by_dagster).success
-    assert registered(bench) == ["a"]
-    assert history(bench, "b")[0] == "deleted"
 
 
 def test_a_run_that_no_schedule_requested_leaves_removed_partitions_alone(bench: Workbench) -> None:
@@ -178,11 +160,11 @@ def test_partition_that_an_active_run_holds_is_not_deleted(bench: Workbench) -> 
 
     run = bench.pretend_run("embed_partitions", dg.DagsterRunStatus.STARTED, run_config=config)
 
-    assert bench.refresh(unattended=DELETING).success
+    assert bench.refresh(removed_partitions="delete").success
     assert registered(bench) == ["a", "b"]
 
     bench.instance.report_run_failed(run)
-    assert bench.refresh(unattended=DELETING).success
+    assert bench.refresh(removed_partitions="delete").success
     assert registered(bench) == ["a"]
 
 
@@ -199,13 +181,13 @@ def test_file_is_deleted_after_its_deletion_is_on_record(
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalStore, "delete", refuse)
-        ran = bench.refresh(unattended=DELETING)
+        ran = bench.refresh(removed_partitions="delete")
         assert not ran.success
         assert "does not answer" in ran.failure()
 
     assert file.exists()
     assert registered(bench) == ["a", "b"]
-    assert bench.refresh(unattended=DELETING).success
+    assert bench.refresh(removed_partitions="delete").success
     assert not file.exists()
     assert registered(bench) == ["a"]
     assert history(bench, "b") == ["deleted", "removed", "v1"]

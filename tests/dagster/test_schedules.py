@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 from unittest import mock
 
 import dagster as dg
@@ -11,9 +12,7 @@ import pytest
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.orchestration import divided
-from surge_dagster.orchestration.launch import Unattended
 from tests.dagster.conftest import NAMES, Workbench
-from tests.spaces import Spaces
 
 
 def test_cron_and_timezone_come_from_the_settings(bench: Workbench) -> None:
@@ -33,20 +32,29 @@ def test_cron_and_timezone_come_from_the_settings(bench: Workbench) -> None:
     assert {schedule.execution_timezone for schedule in schedules} == {"Europe/Berlin"}
 
 
-@pytest.mark.parametrize("failing", ["divided.known_space", "divided.states_of_unfinished"])
-def test_nightly_refresh_without_an_answering_store_begins_no_space(
-    bench: Workbench, three_spaces: Spaces, monkeypatch: pytest.MonkeyPatch, failing: str
+def test_requested_run_is_unattended_whoever_launches_it(bench: Workbench) -> None:
+    """A test launch of the tick keeps the config and drops hidden tags."""
+    [request] = bench.scheduled()
+
+    assert options_of(request) == {
+        "keys": None,
+        "unattended": True,
+        "removed_partitions": "report",
+    }
+
+
+@pytest.mark.parametrize("failing", ["known_space", "states_of_unfinished"])
+def test_nightly_refresh_without_an_answering_store_is_one_run(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
-    space = three_spaces.copy_to(bench.root, ("hash://16",)).of("hash://16").name
+    bench.fill("ab")
     bench.settings["max_runs"] = 2
     down = mock.Mock(side_effect=StoreUnavailable("GET failed (503: SlowDown) after 3 attempts."))
-    monkeypatch.setattr(f"surge_dagster.orchestration.{failing}", down)
-    expected = space if failing == "divided.states_of_unfinished" else None
+    monkeypatch.setattr(divided, failing, down)
 
-    assert expected_by(bench.scheduled()) == expected
+    [request] = bench.scheduled()
 
-    bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.QUEUED)
-    assert "held by active runs" in str(bench.scheduled()), "there is one that tries again"
+    assert options_of(request)["keys"] is None
 
 
 def test_nightly_refresh_whose_store_hangs_is_one_run(
@@ -62,12 +70,14 @@ def test_nightly_refresh_whose_store_hangs_is_one_run(
         assert limits[0].wait(60)
         raise Cancelled  # as an object store does then
 
+    bench.settings["max_runs"] = 2
     monkeypatch.setattr(LocalStore, "until", until)
     monkeypatch.setattr(divided, "known_space", hang)
-
     monkeypatch.setattr(divided, "_LOOK_SECONDS", 0.1)
 
-    assert expected_by(bench.scheduled()) is None
+    [request] = bench.scheduled()
+
+    assert options_of(request)["keys"] is None
 
 
 def test_scheduled_check_is_skipped_while_another_check_is_active(bench: Workbench) -> None:
@@ -82,14 +92,10 @@ def test_scheduled_check_is_skipped_while_another_check_is_active(bench: Workben
     assert len(bench.scheduled(NAMES.check_schedule)) == 1
 
 
-def expected_by(requests: list[dg.RunRequest] | str) -> str | None:
-    """Return the space that the only requested run expects, which covers the whole catalog."""
-    [request] = requests
-    assert isinstance(request, dg.RunRequest), requests
-    assert request.run_config["ops"][NAMES.refresh_op]["config"] == {}
-    unattended = Unattended.of(request.tags)
-    assert unattended is not None
-    return unattended.expected_space
+def options_of(request: object) -> dict[str, Any]:
+    """The config of the op of a requested run."""
+    assert isinstance(request, dg.RunRequest), request
+    return request.run_config["ops"][NAMES.refresh_op]["config"]
 
 
 def schedules_of(bench: Workbench) -> dict[str, bool]:

@@ -12,6 +12,7 @@ from surge_dagster.config.settings import load_settings
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, StoreUnavailable
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.orchestration.names import LOST_RUNS
 from tests.dagster.conftest import NAMES, Workbench, requested
 
 
@@ -89,33 +90,16 @@ def test_partitions_of_a_range_that_an_active_run_holds_are_not_requested(bench:
     assert requested(bench.tick()) == [["a", "d"]]
 
 
-@pytest.mark.parametrize("sensor", ["lost_runs", "new_partitions"])
-def test_pool_limit_is_recorded_before_the_first_run_is_queued(
-    bench: Workbench, sensor: str
-) -> None:
+def test_pool_limit_is_recorded_before_the_first_run_is_queued(bench: Workbench) -> None:
     """Dagster would start every run that is queued when it first looks at its queue."""
-    bench.write("a")
     storage = bench.instance.event_log_storage
 
     assert storage.get_pool_limits() == []
 
-    bench.tick(sensor)
+    bench.tick(LOST_RUNS)
     assert [(pool.name, pool.limit, pool.from_default) for pool in storage.get_pool_limits()] == [
         ("gpu", 1, True)
     ]
-
-
-def test_tick_that_requests_runs_warns_when_the_pool_has_no_limit(
-    bench: Workbench, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on an instance without the project's dagster.yaml."""
-    monkeypatch.setattr(dg.DagsterInstance, "global_op_concurrency_default_limit", None)
-    bench.write("a")
-    bench.refresh()
-    for expected in (0, 1):
-        bench.tick()
-        assert capfd.readouterr().err.count("no limit for the pool 'gpu'") == expected
-        bench.write("b")
 
 
 def test_run_gets_a_limited_number_of_partitions(
@@ -134,20 +118,12 @@ def test_run_gets_a_limited_number_of_partitions(
 def test_tick_out_of_time_leaves_partitions_to_the_next_tick(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surge_dagster.orchestration.discovery._BATCH", 2)
     bench.fill("abc")
     with monkeypatch.context() as patch:
-        patch.setattr("surge_dagster.orchestration.discovery._MOST_REPORTED", 2)
-        found = bench.tick()
-        assert requested(found) == [["a", "b"]]
-        assert set(bench.sources()) == {"a", "b"}
-        bench.pretend(found, dg.DagsterRunStatus.QUEUED)
-        monkeypatch.setattr("surge_dagster.orchestration.discovery._REPORT_SECONDS", -1)
-        assert "1 to be registered by the next ticks" in bench.tick().skip_message
+        patch.setattr("surge_dagster.orchestration.discovery._REPORT_SECONDS", -1)
+        assert "3 to be registered by the next ticks" in bench.tick().skip_message
 
-    monkeypatch.setattr("surge_dagster.orchestration.discovery._REPORT_SECONDS", 20)
-
-    assert requested(bench.tick()) == [["c"]]
+    assert requested(bench.tick()) == [["a", "b", "c"]]
 
 
 def test_changed_partition_is_reported_and_not_requested(bench: Workbench) -> None:

@@ -203,8 +203,8 @@ class TestRunTags:
         ("tags", "message"),
         [
             (
-                {"surge/piece": "1"},
-                "'surge/piece' is set by Dagster or by this project; of its tags",
+                {"surge/attempt": "1"},
+                "'surge/attempt' is set by Dagster or by this project; of its tags",
             ),
             ({".dagster/surge/heartbeat": "1"}, "'.dagster/surge/heartbeat' is set by"),
             (
