@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from surge_dagster.cluster.cluster_run import OpenedRun, open_run
-from surge_dagster.config.catalog_settings import FRAMES, CatalogSettings
+from surge_dagster.config.catalog_settings import FRAMES
 from surge_dagster.config.run_setup import RunSetup
-from surge_dagster.config.settings import EncoderSettings, FileSettings, Settings, load_settings
-from surge_dagster.engine.errors import ConfigError, SurgeError
+from surge_dagster.config.settings import Settings, load_settings
+from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.readers.removed_partitions import handle_removed
 from surge_dagster.engine.run.following import Follower, Progress
@@ -24,16 +24,6 @@ from surge_dagster.engine.tables.frames import Frame
 from surge_dagster.engine.tables.opening import release
 from surge_dagster.terminal import complain, progress_bar
 
-_SETTINGS = frozenset(
-    {
-        *CatalogSettings.model_fields,
-        *EncoderSettings.model_fields,
-        *FileSettings.model_fields,
-        "gcp",
-        "storage_options",
-        "removed_partitions",
-    }
-)
 _NAMED = 10
 _UPDATE_SECONDS = 0.5  # of the progress of a run
 
@@ -111,18 +101,15 @@ def embed(
         DeletionRefused: removed partitions were too many to delete, or an error ended their
             handling; all else is done.
     """
-    unknown = sorted(settings.keys() - _SETTINGS)
-    if unknown:
-        known = ", ".join(sorted(_SETTINGS))
-        raise ConfigError(f"embed has no setting {unknown[0]}; it has {known}")
-
-    settings["output"] = str(output) if isinstance(output, Path) else output
-    if source is None or isinstance(source, str | Path):
-        place = None if source is None else str(source)
-        read = load_settings(source=place, **settings)
+    if isinstance(output, Path):
+        output = str(output)
+    if isinstance(source, Path):
+        source = str(source)
+    if source is None or isinstance(source, str):
+        read = load_settings(source=source, output=output, **settings)
         catalog = read.open_source()
     else:
-        read = load_settings(**settings)
+        read = load_settings(output=output, **settings)
         catalog = read.open_frames(source)
         read = read.model_copy(update={"source": FRAMES})
 

@@ -166,7 +166,7 @@ def test_failed_partitions_are_only_reported_on_request() -> None:
             {"partition_by": "kind", "id": "ean"},
             "no column 'ean'; its columns are 'kind', 'sku', 'title'",
         ),
-        (FRAME, {"idd": "sku"}, "embed has no setting idd; it has b_max, b_min"),
+        (FRAME, {"idd": "sku"}, "setting idd is unknown; there are alert_webhook, b_max"),
         (
             [{"id": 1}],
             {"partition_by": "kind"},

@@ -13,8 +13,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,14 +29,15 @@ from surge_dagster.commands.spaces import (
     space_to_read,
 )
 from surge_dagster.config.settings import Settings, require_text
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, SurgeError
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space, read_current
 from surge_dagster.engine.output.spaces import find_space, model_difference
 from surge_dagster.engine.readers.search import search as search_space
 from surge_dagster.engine.run.report import RunReport
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
-from surge_dagster.engine.support.urls import is_object_store
 from surge_dagster.engine.tables.opening import release
 from surge_dagster.engine.verify.switching import switch_space
 from surge_dagster.engine.verify.verification import Compared, Verified, Violation
@@ -85,7 +85,8 @@ def embed(
     as_json: Json = False,
 ) -> None:
     """Embed what is missing or stale, without Dagster. After a crash, run it again to continue."""
-    catalog, store = settings.open_source(), settings.open_store()
+    catalog = settings.open_source()
+    store = settings.open_store()
     with terminable():
         try:
             ended = run_catalog(settings, catalog, store, force=force, quiet=quiet)
@@ -124,44 +125,22 @@ def verify(
         settings, store, describes_space(settings), yes or rows == 0, space_name
     )
     catalog = recorded_source(settings, store, space)
-    pool = start_pool(settings, spec) if rows != 0 and not space.derived else None
-    partitions = 0
-    texts = 0
-    violations: list[Violation] = []
-    warnings: list[Violation] = []
-    compared = Compared(0, 0, 0, None)
+    pool = None
+    if rows != 0 and not space.derived:
+        pool = start_pool(settings, spec)
+
+    found = _Verification(partial)
     with pool or nullcontext(), progress_bar("partitions", quiet=quiet) as show:
         total = sum(1 for _ in catalog)
         for event in verify_output(catalog, store, space, pool=pool, reencode=rows):
-            if isinstance(event, Verified):
-                partitions += 1
-                texts += event.rows
-                show(partitions, total)
-            elif isinstance(event, Compared):
-                compared = event
-            else:
-                is_warning = event.is_warning or (partial and event.has_no_file)
-                (warnings if is_warning else violations).append(event)
-                label = "warning" if is_warning else "violation"
-                complain(f"{label} ({event.kind}): partition {event.key!r}: {event.reason}")
+            found.add(event)
+            show(found.partitions, total)
     release(catalog)
-    findings = [*violations, *warnings]
-    without_file = sum(violation.has_no_file for violation in findings)
-    verdict = counted(len(violations), "violation") if violations else "no violation"
-    if warnings:
-        verdict += f", {counted(len(warnings), 'warning')}"
     if not quiet:
-        print(
-            f"{space.name}: {counted(partitions, 'partition')}, {without_file:,} without a file, "
-            f"{counted(texts, 'text')} read, {_in_words(compared)}: {verdict}"
-        )
+        print(f"{space.name}: {found.in_words()}")
     if as_json:
-        listed = [asdict(violation) | {"reason": violation.reason} for violation in findings]
-        counts = {"partitions": partitions, "partitions_without_file": without_file, "texts": texts}
-        counts |= {"vectors_compared": compared.vectors, "seed": compared.seed}
-        counts |= {"partitions_not_compared": compared.partitions_not_compared}
-        print_json({"space": space.name} | counts | {"violations": listed})
-    raise typer.Exit(1 if violations else 0)
+        print_json({"space": space.name} | found.as_dict())
+    raise typer.Exit(1 if found.violations else 0)
 
 
 @app.command()
@@ -191,7 +170,7 @@ def switch(
 
 
 @app.command()
-@takes_settings(*SPACE, "devices", leading="output")
+@takes_settings("output", *SPACE, "devices")
 def search(
     settings: Settings,
     context: typer.Context,
@@ -210,11 +189,6 @@ def search(
     Searches the current space, or the one that the options name or describe.
     """
     require_text("the text to search for", text)
-    if not context.params["output"] and (is_object_store(text) or Path(text).is_dir()):
-        raise ConfigError(
-            f"{text!r} is an output, and the text to search for is missing: surge-dagster search "
-            f"{text} TEXT"
-        )
     store = settings.open_store()
     given = any(context.params[name] is not None for name in SPACE)
     described = given or (describes_space(settings) and read_current(store) is None)
@@ -223,15 +197,10 @@ def search(
         asked = find_space(store, settings.encoding_spec())
         if asked is None or asked.spec_sha256 != space.encoder_sha256:
             complain(f"searching the current space {space.name}, which is not that of the settings")
+
     with start_pool(settings, spec, task="query") as pool:
-        if pool.space.spec_sha256 != space.encoder_sha256:
-            encoded = space.derived.parent if space.derived else space.name
-            raise ConfigError(
-                f"the model {spec.model!r} encodes into {pool.space.name}, not into {encoded}: "
-                f"{model_difference(pool.space, space)}. Restore it, or name the settings of the "
-                "other space."
-            )
-        hits = search_space(store, pool, [text], k, space, removed=removed)[0]
+        _require_space(pool, space)
+        [hits] = search_space(store, pool, [text], k, space, removed=removed)
     for hit in hits:
         print(f"{hit.score:.3f}  {one_line(hit.key)}  {one_line(hit.id)}")
         print(f"       {one_line(hit.text)}")
@@ -294,12 +263,84 @@ def main() -> None:
         sys.exit(1)
 
 
+def _require_space(pool: EncoderPool, space: Space) -> None:
+    """Refuse a model that does not encode into a space, or into the one it was derived from."""
+    if pool.space.spec_sha256 == space.encoder_sha256:
+        return
+    encoded = space.derived.parent if space.derived else space.name
+    raise ConfigError(
+        f"the model {pool.space.requested.model!r} encodes into {pool.space.name}, not into "
+        f"{encoded}: {model_difference(pool.space, space)}. Restore it, or name the settings of "
+        "the other space."
+    )
+
+
 def _rows_to_reencode(value: str) -> int | None:
     if value == "all":
         return None
     if value.isdecimal():
         return int(value)
     raise ConfigError(f"--reencode is {value!r}; expected a number of rows, or `all`.")
+
+
+class _Verification:
+    """Counts what a verification finds, and names each fault on standard error."""
+
+    def __init__(self, accepts_missing: bool) -> None:
+        self.partitions = 0
+        self.violations: list[Violation] = []
+        self._accepts_missing = accepts_missing
+        self._warnings: list[Violation] = []
+        self._texts = 0
+        self._compared = Compared(0, 0, 0, None)
+
+    def add(self, event: Verified | Violation | Compared) -> None:
+        match event:
+            case Verified():
+                self.partitions += 1
+                self._texts += event.rows
+            case Compared():
+                self._compared = event
+            case Violation():
+                self._add_violation(event)
+
+    def _add_violation(self, violation: Violation) -> None:
+        label = "violation"
+        listed = self.violations
+        if violation.is_warning or (self._accepts_missing and violation.has_no_file):
+            label = "warning"
+            listed = self._warnings
+        listed.append(violation)
+        complain(f"{label} ({violation.kind}): partition {violation.key!r}: {violation.reason}")
+
+    @property
+    def _without_file(self) -> int:
+        return sum(each.has_no_file for each in (*self.violations, *self._warnings))
+
+    def in_words(self) -> str:
+        verdict = "no violation"
+        if self.violations:
+            verdict = counted(len(self.violations), "violation")
+        if self._warnings:
+            verdict += f", {counted(len(self._warnings), 'warning')}"
+        return (
+            f"{counted(self.partitions, 'partition')}, {self._without_file:,} without a file, "
+            f"{counted(self._texts, 'text')} read, {_in_words(self._compared)}: {verdict}"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        listed: list[dict[str, Any]] = []
+        for violation in (*self.violations, *self._warnings):
+            listed.append(asdict(violation) | {"reason": violation.reason})
+        return {
+            "partitions": self.partitions,
+            "partitions_without_file": self._without_file,
+            "texts": self._texts,
+            "vectors_compared": self._compared.vectors,
+            "seed": self._compared.seed,
+            "partitions_not_compared": self._compared.partitions_not_compared,
+            "violations": listed,
+        }
 
 
 def _in_words(compared: Compared) -> str:

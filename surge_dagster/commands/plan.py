@@ -20,7 +20,7 @@ from surge_dagster.engine.plan.cost_model import CALL_SECONDS
 from surge_dagster.engine.plan.io_costs import io_costs
 from surge_dagster.engine.plan.planned_run import plan as plan_run
 from surge_dagster.engine.plan.planned_run import plan_partitions
-from surge_dagster.engine.plan.planner import Fleet, Plan, RunCosts
+from surge_dagster.engine.plan.planner import Fleet, PaperModel, Plan, RunCosts
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.tables.opening import release
 from surge_dagster.terminal import Json, messages, print_json
@@ -54,16 +54,9 @@ def plan(
         str | None,
         typer.Option(help="Size the workers and machines for it: 90s, 30m, 2h.", metavar="TIME"),
     ] = None,
-    bandwidth: Annotated[
-        float | None,
-        typer.Option(help="Bytes per second to the output. Default: as measured.", min=1),
-    ] = None,
     texts_per_second: Annotated[
         float | None, typer.Option(help="Plan for another machine: speed of one worker.", min=0.001)
     ] = None,
-    call_seconds: Annotated[
-        float, typer.Option(help="c_ipc in seconds, with --texts-per-second.", min=0)
-    ] = CALL_SECONDS,
     workers: Annotated[
         int, typer.Option(help="Encoder workers, with --texts-per-second.", min=1)
     ] = 1,
@@ -78,26 +71,16 @@ def plan(
         raise ConfigError(
             "--calibrate measures this machine, and --texts-per-second describes another: give one."
         )
-    goals: dict[str, Any] = {
-        "price_per_hour": settings.price_per_hour,
-        "deadline_seconds": None if deadline is None else _seconds(deadline),
-        "bandwidth": bandwidth,
-    }
+    goals: dict[str, Any] = {"price_per_hour": settings.price_per_hour}
+    if deadline is not None:
+        goals["deadline_seconds"] = _seconds(deadline)
     if texts_per_second is None:
         shown = _planned_here(settings, goals, calibrate_first)
     else:
-        speed = Speed.given(call_seconds, 1 / texts_per_second, workers)
+        speed = Speed.given(CALL_SECONDS, 1 / texts_per_second, workers)
         shown = _planned_elsewhere(settings, goals, speed)
 
-    lines = _lines(shown, settings.price_per_hour) if shown.plan.partitions else []
-    lines += _left_out(shown.plan)
-    if not shown.plan.partitions:
-        lines.append(_why_nothing(shown.plan))
-    elif explain:
-        lines += ["", *_explained(shown)]
-    else:
-        lines.append(_MORE)
-    print("\n".join(lines))
+    print("\n".join(_summary(shown, settings.price_per_hour, explain)))
     if as_json:
         print_json(shown.plan.as_dict() | shown.pool)
 
@@ -153,6 +136,17 @@ def _planned_elsewhere(settings: Settings, goals: dict[str, Any], speed: Speed) 
     return _Shown(planned, costs)
 
 
+def _summary(shown: _Shown, price_per_hour: float | None, explain: bool) -> list[str]:
+    planned = shown.plan
+    if not planned.partitions:
+        return [*_left_out(planned), _why_nothing(planned)]
+
+    lines = _lines(shown, price_per_hour) + _left_out(planned)
+    if explain:
+        return [*lines, "", *_explained(shown)]
+    return [*lines, _MORE]
+
+
 def _left_out(planned: Plan) -> list[str]:
     """Say which partitions are not in the plan, and why."""
     counts = {
@@ -160,33 +154,37 @@ def _left_out(planned: Plan) -> list[str]:
         "of unknown size": planned.partitions_uncounted,
         "refused": len(planned.partitions_refused),
     }
-    lines = [
-        f"{counted(number, 'partition')} {why}: not in this plan"
-        for why, number in counts.items()
-        if number
-    ]
+    lines: list[str] = []
+    for why, number in counts.items():
+        if number:
+            lines.append(f"{counted(number, 'partition')} {why}: not in this plan")
     return lines + [failure.reason for failure in planned.partitions_refused[:_SHOWN_REASONS]]
 
 
 def _why_nothing(planned: Plan) -> str:
     if planned.partitions_uncounted:
         return _SIZES_UNKNOWN
-    return _ALL_REFUSED if planned.partitions_refused else "Nothing is left to encode."
+    if planned.partitions_refused:
+        return _ALL_REFUSED
+    return "Nothing is left to encode."
 
 
 def _lines(shown: _Shown, price_per_hour: float | None) -> list[str]:
     """Say the time, the cost, the work, and how sure these are."""
     planned = shown.plan
     forecast = planned.forecast
-    margin = "" if forecast.margin_seconds is None else f" ± {_time(forecast.margin_seconds)}"
+    wall = _time(forecast.wall_seconds)
+    if forecast.margin_seconds is not None:
+        wall += f" ± {_time(forecast.margin_seconds)}"
+    first = _time(forecast.time_to_first_output_seconds)
     lines = [
-        f"wall time      {_time(forecast.wall_seconds)}{margin}, "
-        f"{forecast.texts_per_second:,.0f} texts/s; "
-        f"the first files after {_time(forecast.time_to_first_output_seconds)}",
+        f"wall time      {wall}, {forecast.texts_per_second:,.0f} texts/s; "
+        f"the first files after {first}",
     ]
     if planned.cost is not None and price_per_hour is not None:
         cost = cost_text(planned.cost, price_per_hour, planned.cost_per_million_texts)
         lines.append(f"cost           {cost}")
+
     work = f"{counted(planned.partitions, 'partition')}, {counted(planned.texts, 'text')}"
     if planned.rows_reused:
         work += f", about {planned.texts_encoded:,} of them to encode"
@@ -201,35 +199,54 @@ def cost_text(cost: float, price_per_hour: float, of_million: float | None) -> s
     """Return what a run costs, at which price, and what a million of its texts cost if it encodes
     any."""
     text = f"{_rounded(cost, 4)} at {price_per_hour:g} an hour"
-    return text if of_million is None else f"{text}; {_rounded(of_million, 4)} per million texts"
+    if of_million is not None:
+        text += f"; {_rounded(of_million, 4)} per million texts"
+    return text
 
 
 def _evidence(shown: _Shown) -> str:
     """Say how far texts, costs and storage are known."""
     planned = shown.plan
-    tokens = "tokens counted" if planned.tokens_counted else "tokens per byte as in earlier runs"
-    compared = ", compared with the old files" if planned.rows_reused else ""
     texts = counted(planned.texts_sampled, "text")
     partitions = counted(planned.partitions_sampled, "partition")
-    margin = ""
+    tokens = "tokens per byte as in earlier runs"
+    if planned.tokens_counted:
+        tokens = "tokens counted"
+
+    line = f"{texts} of {partitions}: {tokens}"
+    if planned.rows_reused:
+        line += ", compared with the old files"
     if not shown.pool:
-        margin = "; costs as given"
+        line += "; costs as given"
     elif planned.forecast.margin_seconds is not None:
-        margin = "; ± is how far the SuperBatches of earlier runs differ"
-    storage = "" if planned.forecast.publish_seconds else f"; storage {_NOT_MEASURED}"
-    return f"{texts} of {partitions}: {tokens}{compared}{margin}{storage}"
+        line += "; ± is how far the SuperBatches of earlier runs differ"
+    if not planned.forecast.publish_seconds:
+        line += f"; storage {_NOT_MEASURED}"
+    return line
 
 
 def _explained(shown: _Shown) -> list[str]:
     """Say what the plan follows from: costs, SuperBatches, storage, memory, the paper's model."""
     planned = shown.plan
-    bounds = planned.bounds
-    paper = planned.paper
     catalog = f"{counted(planned.partitions, 'partition')}, {counted(planned.texts, 'text')}"
     catalog += f", the largest has {planned.largest_partition_texts:,}"
     if planned.texts:
         catalog += f"; texts of {planned.text_bytes / planned.texts:,.0f} bytes"
+    return [
+        catalog,
+        *_machine(shown),
+        "",
+        f"SuperBatches   {_superbatches(planned)}",
+        f"storage        {_storage(planned, shown.costs)}",
+        f"memory         {_memory(planned)}",
+        "",
+        *_of_paper(planned.paper),
+    ]
 
+
+def _machine(shown: _Shown) -> list[str]:
+    """Say which machine the plan is for, and what a call and a text cost there."""
+    planned = shown.plan
     machine = counted(planned.workers, "worker")
     costs = f"a call costs {_milliseconds(planned.call_seconds)}"
     costs += f", a text {_milliseconds(planned.text_seconds)} of a worker"
@@ -240,20 +257,24 @@ def _explained(shown: _Shown) -> list[str]:
         costs += f"; by tokens: {', '.join(lengths)}"
     if shown.calibrated_texts is not None:
         machine += f"; measured now on {counted(shown.calibrated_texts, 'text')}"
+    return [machine, costs]
+
+
+def _superbatches(planned: Plan) -> str:
+    bounds = planned.bounds
+    first = bounds.first_b_min or bounds.b_min
+    return (
+        f"{planned.superbatches:,}, of {bounds.b_min:,} to {bounds.b_max:,} texts, the first of "
+        f"{first:,}; the mean is {planned.fill_ratio:.2f} of b_min"
+    )
+
+
+def _of_paper(paper: PaperModel) -> list[str]:
+    """Say what the SURGE paper's model predicts for these partitions."""
+    seconds = _time(paper.partition_by_partition_seconds)
     return [
-        catalog,
-        machine,
-        costs,
-        "",
-        f"SuperBatches   {planned.superbatches:,}, of {bounds.b_min:,} to {bounds.b_max:,} texts, "
-        f"the first of {bounds.first_b_min or bounds.b_min:,}; "
-        f"the mean is {planned.fill_ratio:.2f} of b_min",
-        f"storage        {_storage(planned, shown.costs)}",
-        f"memory         {_memory(planned)}",
-        "",
-        f"Partition by partition the encoding would take "
-        f"{_time(paper.partition_by_partition_seconds)}: "
-        f"speedup {paper.speedup:.2f} (alpha {paper.alpha:.3f}).",
+        f"Partition by partition the encoding would take {seconds}: speedup {paper.speedup:.2f} "
+        f"(alpha {paper.alpha:.3f}).",
         paper.verdict,
         f"{paper.phi:.0%} of the partitions are below n* = {paper.break_even_texts:,.1f} texts "
         f"(phi {paper.phi:.2f}); the spread of their sizes is CV {paper.cv:.2f}. "
@@ -280,19 +301,22 @@ def _memory(planned: Plan) -> str:
     largest = f"{planned.peak_superbatch_bytes / 1e6:,.1f} MB in the largest SuperBatch"
     if planned.peak_resident_bytes is None or planned.memory_limit_bytes is None:
         return f"{largest}, never above {planned.bound_superbatch_bytes / 1e6:,.1f} MB"
-    peak, limit = planned.peak_resident_bytes / 1e6, planned.memory_limit_bytes / 1e6
+    peak = planned.peak_resident_bytes / 1e6
+    limit = planned.memory_limit_bytes / 1e6
     return f"up to {peak:,.0f} MB of data, {largest}; never above {limit:,.0f} MB"
 
 
 def _fleet(fleet: Fleet) -> str:
-    workers, machines = counted(fleet.workers, "worker"), counted(fleet.machines, "machine")
-    if fleet.wall_seconds > fleet.deadline_seconds * (1 + 1e-9):  # it may be met to the last digit
+    workers = counted(fleet.workers, "worker")
+    machines = counted(fleet.machines, "machine")
+    deadline = _time(fleet.deadline_seconds)
+    wall = _time(fleet.wall_seconds)
+    if fleet.wall_seconds > fleet.deadline_seconds:
         return (
-            f"No number of workers ends within {_time(fleet.deadline_seconds)}: calls and storage "
-            f"take longer. {workers} on {machines} would need {_time(fleet.wall_seconds)}."
+            f"No number of workers ends within {deadline}: calls and storage take longer. "
+            f"{workers} on {machines} would need {wall}."
         )
-    wall_seconds = _time(fleet.wall_seconds)
-    return f"Within {_time(fleet.deadline_seconds)}: {workers} on {machines}, {wall_seconds}."
+    return f"Within {deadline}: {workers} on {machines}, {wall}."
 
 
 def _milliseconds(seconds: float) -> str:

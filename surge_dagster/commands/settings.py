@@ -13,7 +13,6 @@ import typer
 from surge_dagster.config.catalog_settings import CatalogSettings
 from surge_dagster.config.settings import EncoderSettings, FileSettings, Settings, load_settings
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.tables.column_settings import FileColumnSettings
@@ -38,9 +37,7 @@ _GROUPS = {
 }
 
 
-def takes_settings(
-    *names: str, leading: str | None = None
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command an option (or argument) for each of these settings.
 
     The command's first parameter is the resulting `Settings`. Options that are not given come from
@@ -51,32 +48,15 @@ def takes_settings(
         @wraps(command)
         def run(**given: Any) -> None:
             chosen = {name: given.pop(name) for name in names}
-            if leading is not None:
-                before = given.pop(leading) or [None]
-                if len(before) > 1:
-                    raise ConfigError(
-                        f"too many arguments: {', '.join(map(repr, before))} given as {leading}."
-                    )
-                [chosen[leading]] = before
             command(load_settings(**chosen), **given)
 
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
         keyword = inspect.Parameter.KEYWORD_ONLY
-        annotations = {name: _option(name) for name in names}
-        # An argument with any number of values leaves one for each argument after it.
-        if leading is not None:
-            several = Annotated[
-                list[str] | None, typer.Argument(metavar=leading.upper(), help=_help(leading))
-            ]
-            annotations = {leading: several} | annotations
-        options = [
-            inspect.Parameter(name, keyword, default=None, annotation=kind)
-            for name, kind in annotations.items()
-        ]
-        signature = inspect.Signature(
-            [*options, *(parameter.replace(kind=keyword) for parameter in own)]
-        )
-        run.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
+        parameters = [parameter.replace(kind=keyword) for parameter in own]
+        for name in names:
+            option = _option(name)
+            parameters.append(inspect.Parameter(name, keyword, default=None, annotation=option))
+        run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
         return run
 
     return decorate

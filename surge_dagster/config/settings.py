@@ -112,10 +112,6 @@ _TagValue = Annotated[
 ]
 
 
-# as Dagster takes them
-_OWNER = re.compile(r"[\w.%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,7}|team:.+", re.ASCII)
-
-
 class EncoderSettings(BaseModel):
     """Settings of the vectors and the encoder pool; part of `Settings` and of the resource
     `EncoderResource`."""
@@ -389,15 +385,6 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
             raise ValueError("expected a URL that begins with https:// or http://")
         return value
 
-    @field_validator("owners")
-    @classmethod
-    def _require_owners(cls, value: list[str]) -> list[str]:
-        if wrong := [owner for owner in value if not _OWNER.fullmatch(owner)]:
-            raise ValueError(
-                f"expected e-mail addresses, or teams such as team:search; not {wrong[0]!r}"
-            )
-        return value
-
     @field_validator("run_tags")
     @classmethod
     def _require_free_tags(cls, value: dict[str, str]) -> dict[str, str]:
@@ -473,21 +460,16 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
 
     def as_recorded(self, catalog: CatalogRecord | None) -> Settings:
         """These settings, where those of the catalog that nobody gave are the recorded ones."""
-        known = set(CatalogSettings.model_fields) - self.model_fields_set
-        recorded = {
-            name: value
-            for name, value in (catalog.settings if catalog else {}).items()
-            if name in known
-        }
+        known = CatalogSettings.model_fields.keys() - self.model_fields_set
+        recorded = dict(catalog.settings) if catalog else {}
+        used = {name: recorded[name] for name in known & recorded.keys()}
         try:
-            taken = CatalogSettings.model_validate(recorded).model_dump(include=set(recorded))
+            taken = CatalogSettings.model_validate(used).model_dump(include=set(used))
         except ValidationError as error:
-            wrong = "; ".join(
-                f"{'.'.join(map(str, each['loc'])) or '?'}: {each['msg']}"
-                for each in error.errors()
-            )
+            wrong = error.errors()[0]
             raise ConfigError(
-                f"the settings of the catalog in {SPACE_FILE} cannot be used: {wrong}"
+                f"the settings of the catalog in {SPACE_FILE} cannot be used: "
+                f"{wrong['loc'][0]}: {wrong['msg']}"
             ) from None
         return self.model_copy(update=taken)
 
@@ -516,10 +498,7 @@ def load_settings(**arguments: Any) -> Settings:
         return Settings(**given)
     except ValidationError as error:
         # Without its cause, which quotes every value, secrets too.
-        nested = {"storage_options": StorageSettings.model_fields, "gcp": GcpSettings.model_fields}
-        problems = [
-            problem(detail, given, Settings.model_fields, nested) for detail in error.errors()
-        ]
+        problems = [problem(detail, given, Settings.model_fields) for detail in error.errors()]
         raise ConfigError("\n".join(problems)) from None
     except (
         SettingsError,

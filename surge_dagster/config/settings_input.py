@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from yaml import MarkedYAMLError
 
-from surge_dagster.config.check_policy import CHECK_NAMES, RUN_CHECK
 from surge_dagster.engine.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -50,43 +49,32 @@ def config_file() -> Path | None:
     return path if path.is_file() else None
 
 
-def problem(
-    detail: Any,
-    given: Mapping[str, Any],
-    fields: Iterable[str],
-    nested: Mapping[str, Iterable[str]],
-) -> str:
+def problem(detail: Any, given: Mapping[str, Any], fields: Iterable[str]) -> str:
     """Return one validation error as a sentence that says which source it came from.
 
     Args:
         fields: the names of all settings.
-        nested: the names in each setting that has settings of its own and secrets among them.
     """
-    place: Sequence[Any] = detail["loc"]
-    name = str(place[0]) if place else "?"
-    if name in given:
-        origin = name
-    elif f"SURGE_{name.upper()}" in os.environ:
-        origin = f"SURGE_{name.upper()}"
-    else:
-        origin = f"{name} in {config_file()}"
     message = detail["msg"].removeprefix("Value error, ")
     message = f"{message[0].lower()}{message[1:]}"
-    if name in nested and detail["type"] == "extra_forbidden":
-        inner, known = ".".join(map(str, place[1:])), ", ".join(nested[name])
-        return f"setting {origin} names {inner!r}, which is unknown; there are {known}"
+    place = [str(part) for part in detail["loc"]]
+    if not place:  # settings that contradict each other
+        return message
+
+    name = place[0]
+    variable = f"SURGE_{name.upper()}"
+    setting = ".".join(place)
+    if name not in given:
+        if variable in os.environ:
+            setting = ".".join((variable, *place[1:]))
+        else:
+            setting = f"{setting} in {config_file()}"
+
+    if place == [name] and detail["type"] == "extra_forbidden":
+        return f"setting {setting} is unknown; there are {', '.join(sorted(fields))}"
     if name in _NOT_SHOWN:
-        return f"setting {'.'.join(map(str, (origin, *place[1:])))}: {message}"
-    if name == "checks" and len(place) > 1:
-        if place[-1] == "[key]":
-            known = ", ".join((*CHECK_NAMES, RUN_CHECK))
-            reason = f"names {place[1]!r}, which is not a check that can be set; there are {known}"
-            return f"setting {origin} {reason}"
-        return f"setting {origin}.{place[1]} is {detail['input']!r}: {message}"
-    if detail["type"] == "extra_forbidden":
-        known = ", ".join(sorted(fields))
-        return f"setting {origin} is unknown; there are {known}"
-    return f"setting {origin} is {detail['input']!r}: {message}"
+        return f"setting {setting}: {message}"
+    return f"setting {setting} is {detail['input']!r}: {message}"
 
 
 def without_quotes(error: Exception) -> str:

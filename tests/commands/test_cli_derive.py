@@ -19,10 +19,10 @@ def test_space_is_derived_verified_searched_and_made_current(surge: Command) -> 
     assert 0.2 < recall["recall_at_10"] < recall["rescored_at_10"] <= 1
     code, out, error = surge("verify", "catalog", "out", "--space", made["space"])
     assert code == 0 and "60 vectors of 2 partitions compared: no violation" in out, error
-    [hit] = surge.json("search", "out", "a number 7", "-k", 1, "--space", made["space"])["hits"]
+    [hit] = surge.json("search", "a number 7", "out", "-k", 1, "--space", made["space"])["hits"]
     assert hit["id"] == "a-7"
     surge.json("switch", "catalog", "out", "--space", made["space"])
-    assert surge.json("search", "out", "a number 7", "-k", 1)["space"] == made["space"]
+    assert surge.json("search", "a number 7", "out", "-k", 1)["space"] == made["space"]
     again = surge.json("derive", "out", "--dtype", "binary")
     assert (again["parent"], again["partitions_written"], again["partitions_fresh"]) == (
         parent,

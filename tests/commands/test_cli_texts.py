@@ -15,7 +15,7 @@ def test_template_is_embedded_searched_and_verified(tmp_path: Path, surge: Comma
     )
     given = (*MODEL, "--id", "sku", "--text", "{title} for {price} {{EUR}}")
     surge.json("embed", "catalog", "out", *given)
-    first = surge.json("search", "out", "Clog for 20 {EUR}", *MODEL)["hits"][0]
+    first = surge.json("search", "Clog for 20 {EUR}", "out", *MODEL)["hits"][0]
     assert (first["id"], first["text"]) == ("2", "Clog for 20 {EUR}")
     assert surge.json("verify", "catalog", "out", *given)["violations"] == []
 

@@ -152,18 +152,11 @@ def test_refused_partitions_are_named_with_the_reason_and_are_no_work(tmp_path: 
     assert refused["key"] == "b"
 
 
-def test_deadline_that_is_met_to_the_last_digit_is_met(tmp_path: Path) -> None:
-    write_partition(tmp_path / "catalog", "a", numbered_rows("a", 210))
-    given = ("--texts-per-second", 105, "--call-seconds", 0, "--deadline", "1s")
-    shown = plan(tmp_path / "catalog", tmp_path / "out", *given).stdout
-    assert "Within 1.0 s: 2 workers on 1 machine, 1.0 s." in shown
-
-
 def test_large_numbers_have_no_exponents(catalog: Path, tmp_path: Path) -> None:
-    given = ("--texts-per-second", 0.5, "--call-seconds", 0.9999, "--price-per-hour", 100)
+    given = ("--texts-per-second", 0.5, "--price-per-hour", 100)
     shown = plan(catalog, tmp_path, *given, "--explain").stdout
-    assert "a call costs 1,000 ms, a text 2,000 ms of a worker" in shown
-    assert "at 100 an hour; 55,670 per million texts" in shown
+    assert "a text 2,000 ms of a worker" in shown
+    assert "at 100 an hour; 55,560 per million texts" in shown
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ class TestChecks:
         [
             (
                 {"checks": {"nothing": "off"}},
-                "names 'nothing', which is not a check that can be set; there are every_",
+                "checks.nothing.[key] is 'nothing': input should be 'every_",
             ),
             (
                 {"checks": {"published_partitions_are_valid": "off"}},
