@@ -50,7 +50,7 @@ _GROUPS: dict[CheckName, tuple[str, tuple[Kind, ...]]] = {
     ),
     "files_are_whole": (
         "Each file can be read in full, checksums included.",
-        ("damaged", "vectors"),
+        ("damaged", "vectors", "unread"),
     ),
     "dimensions_match": ("Each file's vectors have the space's dimension.", ("dimension",)),
     "vectors_are_finite": ("No vector holds a NaN or an infinity.", ("finite",)),
@@ -176,37 +176,30 @@ class _Comparison:
         self._policy = policy
         self._violations: dict[CheckName, Violations] = {name: [] for name in _GROUPS}
         self._truncation = Truncation(policy.max_truncated_share)
-        self._unread: Violations = []
-        # partitions by the check that they violate; None: not read
-        self._faults: Counter[CheckName | None] = Counter()
+        # partitions by the check that they violate, which the other checks did not judge
+        self._faults: Counter[CheckName] = Counter()
         self._last: Violation | None = None
 
     def add_violation(self, violation: Violation) -> None:
         self._last = violation
-        check = _CHECK_OF.get(violation.kind)
-        listed = self._unread if check is None else self._violations[check]
+        listed = self._violations[_CHECK_OF[violation.kind]]
         listed.append((violation.key, violation.reason))
 
     def add_partition(self, verified: Verified) -> None:
         """Count a partition, whose violation came before it."""
         self.partitions += 1
         if self._last is not None and self._last.key == verified.key:
-            self._faults[_CHECK_OF.get(self._last.kind)] += 1
+            self._faults[_CHECK_OF[self._last.kind]] += 1
         else:
             self._truncation.add(verified.key, verified.rows, verified.truncated)
 
     def in_words(self) -> str:
         rows = counted(self._truncation.rows, "row")
-        count = sum(map(len, self._violations.values())) + len(self._unread)
-        read = f"{counted(self.partitions, 'partition')} with {rows}"
-        return f"Read {read}: {counted(count, 'violation')}"
+        violations = counted(sum(map(len, self._violations.values())), "violation")
+        return f"Read {counted(self.partitions, 'partition')} with {rows}: {violations}"
 
     def results(self, names: CatalogNames, space: Space) -> list[dg.AssetCheckResult]:
-        wanted = _wanted(self._policy)
         self._violations["few_texts_are_truncated"] = self._truncation.above
-        # One check lists the partitions that were not read.
-        lists_unread = "files_are_whole" if "files_are_whole" in wanted else wanted[0]
-        self._violations[lists_unread].extend(self._unread)
         common = {
             "space_title": space.title,
             "space": space.name,
@@ -214,7 +207,7 @@ class _Comparison:
             "rows": self._truncation.rows,
         }
         when = f" (catalog_check of {datetime.now(UTC):%Y-%m-%d %H:%M} UTC)"
-        return [self._result(names, name, common, when) for name in wanted]
+        return [self._result(names, name, common, when) for name in _wanted(self._policy)]
 
     def _result(
         self, names: CatalogNames, name: CheckName, common: dict[str, Any], when: str
@@ -222,13 +215,12 @@ class _Comparison:
         metrics = common
         if name == "few_texts_are_truncated":
             metrics = common | self._truncation.metrics()
-        unread = self._faults[None]
-        others = self._faults.total() - unread - self._faults[name]
-        unjudged = {"could not be read": unread, "with a violation of another check": others}
+        unjudged = self._faults.total() - self._faults[name]
         if name == "no_orphan_files":  # it looks for files without a partition
-            unjudged = {}
-        judged = self.partitions - sum(unjudged.values())
-        findings = Findings(name, self._violations[name], judged, unjudged, metrics)
+            unjudged = 0
+        judged = self.partitions - unjudged
+        not_judged = {"with a violation of another check": unjudged}
+        findings = Findings(name, self._violations[name], judged, not_judged, metrics)
         result = check_result(_asset(names, name), self._policy, findings, when)
         if not judged and name != "no_orphan_files":
             return result._replace(passed=False)  # nothing was judged

@@ -9,6 +9,8 @@ assets stale.
 """
 # Dagster reads annotations when it makes an asset or an op, so they must not be strings here.
 
+from typing import Any
+
 import dagster as dg
 from pydantic import Field
 
@@ -18,13 +20,12 @@ from surge_dagster.engine.output.current_space import named_space
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.tables.opening import release
 from surge_dagster.engine.verify.switching import Switched, SwitchRefused, switch_space
-from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
 from surge_dagster.orchestration.discovery import existing_space
 from surge_dagster.orchestration.failures import errors_as_failures, failure_table, run_failure
 from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.launch import job_of
 from surge_dagster.orchestration.names import CatalogNames, CatalogResources
-from surge_dagster.orchestration.readers_space import shown_spaces
+from surge_dagster.orchestration.readers_space import report_readers_space
 
 
 class SwitchConfig(dg.Config):
@@ -76,10 +77,11 @@ def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
                 metadata = {"counts": dg.MetadataValue.json(dict(refused.counts)), "failed": listed}
                 raise run_failure(context, str(refused), metadata=metadata) from refused
             release(source)
-        verb = "is now" if switched.changed else "was already"
-        text = f"{space.title} ({space.name}) {verb} the current space of {store.url}"
-        context.log.info(text)
-        context.log_event(_event(names, store, space, switched, text))
+        verb = "was already"
+        if switched.changed:
+            verb = "is now"
+        context.log.info(f"{space.title} ({space.name}) {verb} the current space of {store.url}")
+        report_readers_space(names, context, store, _of_switch(switched))
 
     return job_of(
         names.switch_job,
@@ -89,22 +91,12 @@ def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
     )
 
 
-def _event(
-    names: CatalogNames, store: Store, space: Space, switched: Switched, text: str
-) -> dg.AssetMaterialization:
-    metadata = {
-        **shown_spaces(store, space),
-        "previous_space": switched.current.previous,
-        "changed": switched.changed,
-    }
+def _of_switch(switched: Switched) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"previous_space": switched.current.previous}
     if switched.changed:
-        metadata |= {"partitions": switched.partitions, "rows": switched.rows}
-    return dg.AssetMaterialization(
-        names.current_space,
-        description=text,
-        metadata=metadata,
-        tags={DATA_VERSION_TAG: space.name},
-    )
+        metadata["partitions"] = switched.partitions
+        metadata["rows"] = switched.rows
+    return metadata
 
 
 def _wanted_space(

@@ -44,9 +44,6 @@ class _SharedPools:
 
         with _LOCK:
             pool = self._pools.get(side)
-            if pool is not None and pool.has_failed:  # Dagster's next attempt gets new workers
-                pool.close()
-                pool = None
             if pool is None:
                 pool = self._settings.pool_of_run(self.space, side)
                 self._pools[side] = pool

@@ -134,18 +134,14 @@ class _Upstream:
                 instance=self.instance,
                 partition_key=partition_key,
             )
-        except FileNotFoundError as error:
-            raise ConfigError(
-                f"{what} is on record as materialized, and its IO manager has no value of it "
-                f"({error}). Materialize it again; an asset that returns no value cannot be a "
-                "source."
-            ) from error
         except SurgeError:
             raise
         except Exception as error:  # whatever an IO manager raises
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise TransientError(
-                f"{what} could not be loaded through its IO manager ({reason}). Run again."
+                f"{what} could not be loaded through its IO manager ({reason}). Run again; if its "
+                "value is gone, materialize it again. An asset that returns no value cannot be a "
+                "source."
             ) from error
 
     def _type(self) -> Any:

@@ -17,11 +17,20 @@ from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.names import CatalogNames
 
 
-def report_readers_space(names: CatalogNames, context: dg.OpExecutionContext, store: Store) -> None:
-    """Report the space that readers use and all spaces if they have changed; never raises."""
+def report_readers_space(
+    names: CatalogNames,
+    context: dg.OpExecutionContext,
+    store: Store,
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    """Report the space that readers use and all spaces if they have changed; never raises.
+
+    Args:
+        more: further metadata of the event.
+    """
     try:
         space = space_of_readers(store)
-        metadata = shown_spaces(store, space)
+        metadata = {**_shown_spaces(store, space), **(more or {})}
     except SurgeError as error:
         context.log.warning(f"the space that readers use is not known: {error}")
         return
@@ -40,7 +49,7 @@ def report_readers_space(names: CatalogNames, context: dg.OpExecutionContext, st
     )
 
 
-def shown_spaces(store: Store, space: Space) -> Mapping[str, Any]:
+def _shown_spaces(store: Store, space: Space) -> Mapping[str, Any]:
     """Return metadata of the space that readers use, with a table of all spaces by title."""
     spaces = sorted(list_spaces(store), key=lambda each: each.title)
     rows = [

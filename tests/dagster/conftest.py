@@ -18,7 +18,6 @@ import yaml
 
 from surge_dagster.config.settings import load_settings
 from surge_dagster.definitions import embedding_catalog
-from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.run import report
@@ -438,15 +437,6 @@ def lasting_workers(cache_folder: Path) -> Iterator[None]:
 def bench(tmp_path: Path, empty_home: Path, lasting_workers: None) -> Iterator[Workbench]:
     with workbench(tmp_path, empty_home) as made:
         yield made
-
-
-@pytest.fixture
-def gated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Encoder pools of this process and of its children use the backend of `gated_backend`."""
-    defaults = EncoderPool.__init__.__kwdefaults__
-    assert defaults
-    monkeypatch.setitem(defaults, "backend", "gated_backend:GatedBackend")
-    monkeypatch.setenv("GATED_BACKEND", "1")
 
 
 def _settings() -> dict[str, Any]:

@@ -2,24 +2,20 @@
 PATH.reached says that it does, and holds the name of the host.
 
 So a test can stop a run at a known point, look at what is there, and let it go on, without ever
-guessing a time. `break before PATH` breaks the device unless PATH exists: its worker dies, and no
-other one can start. `$GATED_DEVICE` says where the device is: the same PATH.
+guessing a time.
 """
 
 from __future__ import annotations
 
-import os
 import platform
-import signal
 import threading
 from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Progress, Rows
+from surge_dagster.engine.encoder.worker.backends.base import Progress, Rows
 from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
-from surge_dagster.engine.model.spec import Space
 
 
 def use_gated_backend() -> None:
@@ -29,12 +25,6 @@ def use_gated_backend() -> None:
 
 
 class GatedBackend(HashBackend):
-    def __init__(self, space: Space, settings: BackendSettings) -> None:
-        super().__init__(space, settings)
-        repaired = Path(os.environ.get("GATED_DEVICE", os.devnull))
-        if _broken(repaired).exists() and not repaired.exists():
-            raise RuntimeError("the device is broken")
-
     def forward(self, prepared: Any, rows: Rows, progress: Progress) -> Costs:
         for text in map(bytes.decode, prepared):
             if text.startswith("wait for "):
@@ -44,14 +34,4 @@ class GatedBackend(HashBackend):
                 while not gate.exists():
                     progress()
                     threading.Event().wait(0.02)
-            if (
-                text.startswith("break before ")
-                and not (repaired := Path(text.removeprefix("break before "))).exists()
-            ):
-                _broken(repaired).touch()
-                os.kill(os.getpid(), signal.SIGKILL)
         return super().forward(prepared, rows, progress)
-
-
-def _broken(repaired: Path) -> Path:
-    return repaired.with_suffix(".broken")

@@ -203,7 +203,7 @@ def test_unreadable_partition_is_reported_once_and_the_rest_is_read(
     assert checks["ids_match"].metadata["partitions_judged"].value == 2
     assert checks["ids_match"].metadata["partitions_not_judged"].value == 1
 
-    said = "2 partitions judged, 0 violations, 1 could not be read"
+    said = "2 partitions judged, 0 violations, 1 with a violation of another check"
     assert str(checks["ids_match"].description).startswith(said)
 
 

@@ -13,9 +13,8 @@ import pytest
 
 from surge_dagster import EncoderPool, EncoderResource
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
-from surge_dagster.engine.errors import ConfigError, EncoderError
+from surge_dagster.engine.errors import ConfigError
 from tests.dagster.conftest import NAMES, Workbench, execute, values_of
-from tests.dagster.dev_server import CHILD_PATH
 
 PAGE = Path(__file__).parents[2] / "docs" / "use.md"
 DIMENSION = 24  # of a model whose workers no other test keeps
@@ -125,21 +124,6 @@ class TestSharing:
         held.encode(TEXTS)
 
         assert workers(resource(hang_timeout_seconds=7)) == []
-
-    @pytest.mark.usefixtures("gated")
-    def test_workers_that_failed_for_good_are_replaced(
-        self, held: EncoderResource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        repaired = tmp_path / "repaired"
-        monkeypatch.setenv("PYTHONPATH", CHILD_PATH)
-        monkeypatch.setenv("GATED_DEVICE", str(repaired))
-        with pytest.raises(EncoderError, match="the device is broken"):
-            held.encode([f"break before {repaired}"])
-        repaired.touch()
-
-        vectors = held.encode(TEXTS)
-
-        assert np.array_equal(vectors, hash_vectors(TEXTS, DIMENSION))
 
 
 class TestEnd:
