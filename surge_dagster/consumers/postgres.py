@@ -1,15 +1,14 @@
 """A table of Postgres with pgvector that has the rows of the files.
 
-A hand-over is one transaction: what changed is copied (COPY) into a temporary table and merged from
-there. A second table, `<table>_versions`, has the versions of the table's partitions and is written
-in the same transaction. A first load is copied into the table itself. The index is built after the
-transaction in which the table got its first rows.
+A hand-over is one transaction. It also writes a second table, `<table>_versions`, which has the
+version of each partition, and whose rows they are. The index is built after the transaction in
+which the table got its first rows.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +20,6 @@ from surge_dagster.consumers.target import (
     HandOver,
     Judge,
     OpenFeed,
-    ahead,
     missing_extra,
     other_owner,
     owner_of,
@@ -52,8 +50,6 @@ _TYPES = {  # the names that Postgres itself uses
     pa.date32(): "date",
 }
 _REQUIRED = ("partition", "id", "embedding")
-_COMMENT = "SELECT coalesce(obj_description(to_regclass(%s), 'pg_class'), '')"
-_ROWS_OF = "rows of "  # how the comment begins that says whose rows the table has
 _ZERO = "\0"  # not in any text of Postgres
 _NAME_BYTES = 63 - len("_versions")  # Postgres cuts longer names
 # Without them a hand-over waits two hours for an answer over a broken connection.
@@ -79,7 +75,6 @@ class PgVectorTable:
         self._name = table
         self._index: Index = index
         self._distance: Distance = distance
-        self._connection: Connection[Any] | None = None
 
     @property
     def place(self) -> str:
@@ -87,12 +82,18 @@ class PgVectorTable:
 
     def apply(self, open_feed: OpenFeed, judge: Judge | None = None) -> HandOver:
         with self._connected() as connection:
+            # One hand-over at a time; the lock ends with the connection.
+            lock = "SELECT pg_advisory_lock(to_regclass(%s)::oid::bigint)"
+            connection.execute(lock, [self._quoted(connection, "{versions}")])
             with connection.transaction():
-                done, versions = self._apply(connection, open_feed)
+                done = self._apply(connection, open_feed)
             if self._index == "hnsw" and self._columns(connection):
                 self._build_index(connection)
-            with connection.transaction():
-                self._confirm(connection, done.feed, versions, judge)
+            if judge is not None:
+                before = done.feed.versions
+                done.feed.forget(judge(done.feed, self))
+                self._write_versions(connection, before, done.feed)
+            done.feed.confirm()
         return done
 
     def counts(self) -> dict[str, int]:
@@ -108,144 +109,102 @@ class PgVectorTable:
             rows = connection.cursor(binary=True).execute(query, [partition, list(ids)]).fetchall()
         return {row: np.asarray(vector.to_numpy(), np.float32) for row, vector in rows}
 
-    def _apply(
-        self, connection: Connection[Any], open_feed: OpenFeed
-    ) -> tuple[HandOver, list[tuple[str, str, str]]]:
-        """Apply the feed; return also the versions that the table then has."""
-        from psycopg import sql
-
+    def _apply(self, connection: Connection[Any], open_feed: OpenFeed) -> HandOver:
         run = connection.execute
-        known = self._locked_versions(connection)
+        known = run(self._sql("SELECT owner, space, partition, version FROM {versions}")).fetchall()
         kinds = self._columns(connection)
-        since = {partition: version for _, partition, version in known}
-        feed = open_feed(since=since if kinds else {})
-        [comment] = run(_COMMENT, [self._quoted(connection, "{versions}")]).fetchone() or [""]
-        if comment != (mine := f"{_ROWS_OF}{owner_of(feed)}"):
-            if known and kinds and comment.startswith(_ROWS_OF):  # else it was lost
-                raise other_owner(self.place, comment.removeprefix(_ROWS_OF), feed)
-            run(self._sql("COMMENT ON TABLE {versions} IS {comment}", comment=sql.Literal(mine)))
-        if known and (not kinds or any(space != feed.space.name for space, _, _ in known)):
-            if kinds:
-                self._require_usable(feed.space, kinds)
-                run(self._sql("DELETE FROM {table}"))  # vectors of two spaces cannot be compared
+        if not kinds:
+            known = []
             run(self._sql("DELETE FROM {versions}"))
+        before = {partition: version for _, _, partition, version in known}
+        feed = open_feed(since=before)
+        self._require_usable(feed.space, kinds)
+        self._require_own(connection, feed, kinds, known)
+        if any(space != feed.space.name for _, space, _, _ in known):
+            run(self._sql("DELETE FROM {table}"))  # vectors of two spaces cannot be compared
+            run(self._sql("DELETE FROM {versions}"))
+            before = {}
             feed = open_feed(since={})
+
         done = HandOver(feed)
         columns = feed.columns
         if not kinds and columns is None:
             deque(done.steps(lambda batch: batch), maxlen=0)  # finds files that cannot be read
-            return done, self._locked_versions(connection)
-        kinds = self._with_columns(connection, kinds, columns or ())
-        self._require_usable(feed.space, kinds)
-        before = feed.versions
-        is_empty = run(self._sql("SELECT FROM {table} LIMIT 1")).fetchone() is None
-        if not is_empty and not before:
-            raise other_owner(self.place, None, feed)
-        (self._load if is_empty else self._merge)(connection, done, kinds)
-        self._write_versions(connection, before, done)
+            return done
+        self._add_columns(connection, kinds, columns or ())
+        self._follow(connection, done)
+        self._write_versions(connection, before, feed)
         done.commits = 1
-        return done, self._locked_versions(connection)
+        return done
 
-    def _locked_versions(self, connection: Connection[Any]) -> list[tuple[str, str, str]]:
-        """Space, partition and version, ascending; locked until the transaction ends: one hand-over
-        at a time."""
-        connection.execute(self._sql("LOCK TABLE {versions} IN EXCLUSIVE MODE"))
-        query = self._sql("SELECT space, partition, version FROM {versions} ORDER BY partition")
-        return connection.execute(query).fetchall()
-
-    def _confirm(
+    def _require_own(
         self,
         connection: Connection[Any],
         feed: Changes,
-        versions: list[tuple[str, str, str]],
-        judge: Judge | None,
+        kinds: Mapping[str, str],
+        known: Sequence[tuple[str, str, str, str]],
     ) -> None:
-        """Have the table judged in a transaction of its own: it may take long."""
-        run = connection.execute
-        run("SET LOCAL idle_in_transaction_session_timeout = 0")  # while files are read
-        if self._locked_versions(connection) != versions:
-            raise TransientError(f"another hand-over has changed {self.place} since. Run again.")
-        bound = PgVectorTable(self._dsn, self._name, index=self._index, distance=self._distance)
-        bound._connection = connection
-        wrong = [] if judge is None else judge(feed, bound)
-        query = self._sql(
-            "INSERT INTO {versions} (space, partition, version) SELECT %s, unnest(%s::text[]), '' "
-            "ON CONFLICT (partition) DO UPDATE SET version = ''"
-        )
-        run(query, [feed.space.name, _storable(wrong)])
-        feed.forget(wrong)
-        feed.confirm()
+        """Refuse a table with the rows of another consumer, output or program."""
+        owners = {owner for owner, _, _, _ in known}
+        if owners - {owner_of(feed)}:
+            raise other_owner(self.place, owners.pop(), feed)
+        if kinds and not owners:
+            first = connection.execute(self._sql("SELECT FROM {table} LIMIT 1")).fetchone()
+            if first is not None:
+                raise other_owner(self.place, None, feed)
 
-    def _load(self, connection: Connection[Any], done: HandOver, kinds: Mapping[str, str]) -> None:
-        """Copy the whole feed into the table, which has no rows."""
-        with self._copying(connection, "{table}", kinds) as write:
-            for step in ahead(done.steps(lambda batch: self._conformed(batch, kinds))):
-                if step.rows is not None:
-                    write(step.rows, None)
-        if done.failures:  # the table has a part of them
-            connection.execute(
-                self._sql("DELETE FROM {table} WHERE partition = ANY(%s)"),
-                [_storable(done.failures)],
-            )
-        key = "SELECT FROM pg_index WHERE indrelid = to_regclass(%s) AND indisunique"
-        if connection.execute(key, [self._quoted(connection)]).fetchone() is None:
-            connection.execute(self._sql("ALTER TABLE {table} ADD PRIMARY KEY (partition, id)"))
-
-    def _merge(self, connection: Connection[Any], done: HandOver, kinds: Mapping[str, str]) -> None:
-        """Copy the feed into a temporary table, and make the table follow that."""
+    def _follow(self, connection: Connection[Any], done: HandOver) -> None:
+        """Make the table follow the feed. What came of a partition that fails is undone."""
         run = connection.execute
-        empty = "AS SELECT ''::text AS op, t.* FROM {table} t WITH NO DATA"
-        run(self._sql("CREATE TEMPORARY TABLE {staging} ON COMMIT DROP " + empty))
-        with self._copying(connection, "{staging}", {"op": "text", **kinds}) as write:
-            for step in ahead(done.steps(lambda batch: self._conformed(batch, kinds))):
-                if step.rows is not None:
-                    write(step.rows, "put")
-                elif step.deleted is not None:
-                    ids = _storable(step.deleted.to_pylist())
-                    named = pa.table(
-                        {
-                            "partition": [step.partition] * len(ids),
-                            "id": pa.array(ids, step.deleted.type),
-                        }
-                    )
-                    write(named, "delete")
-                elif step.clears and _storable([step.partition]):
-                    write(pa.table({"partition": [step.partition]}), "clear")
-        run(
-            self._sql("DELETE FROM {staging} WHERE partition = ANY(%s)"), [_storable(done.failures)]
-        )
-        run(self._sql("ANALYZE {staging}"))
-        is_put = "SELECT FROM {staging} p WHERE p.op = 'put'"
-        is_put += " AND (p.partition, p.id) = (t.partition, t.id)"
-        cleared = "s.op = 'clear' AND s.partition = t.partition AND NOT EXISTS (" + is_put + ")"
-        deleted = "s.op = 'delete' AND (s.partition, s.id) = (t.partition, t.id)"
-        for condition in (cleared, deleted):
-            run(self._sql("DELETE FROM {table} t USING {staging} s WHERE " + condition))
+        kinds = self._columns(connection)
+        insertion = self._insertion(kinds)
+        of_partition = self._sql("DELETE FROM {table} WHERE partition = %s")
+        of_ids = self._sql("DELETE FROM {table} WHERE partition = %s AND id = ANY(%s)")
+        run("SAVEPOINT partition")
+        for step in done.steps(lambda batch: self._conformed(batch, kinds)):
+            if step.rows is not None:
+                values = _values(step.rows, kinds)
+                connection.cursor().executemany(insertion, values)
+            elif step.deleted is not None:
+                run(of_ids, [step.partition, _storable(step.deleted.to_pylist())])
+            elif step.clears:
+                if _storable([step.partition]):
+                    run(of_partition, [step.partition])
+            else:
+                run("ROLLBACK TO partition" if step.failed else "RELEASE partition")
+                run("SAVEPOINT partition")
+
+    def _insertion(self, kinds: Mapping[str, str]) -> Composed:
+        from psycopg.sql import SQL, Placeholder
+
+        # Vectors are sent as bytes, which takes half of the time.
+        places = [Placeholder(format="b" if kind == "vector" else "s") for kind in kinds.values()]  # pyright: ignore[reportArgumentType]
         values = [name for name in kinds if name not in ("partition", "id")]
-        run(
-            self._sql(
-                "INSERT INTO {table} ({names}) SELECT {names} FROM {staging} WHERE op = 'put' "
-                "ON CONFLICT (partition, id) DO UPDATE SET ({values}) = ROW ({new})",
-                names=_joined(kinds),
-                values=_joined(values),
-                new=_joined(values, "excluded"),
-            )
+        return self._sql(
+            "INSERT INTO {table} ({names}) VALUES ({places}) "
+            "ON CONFLICT (partition, id) DO UPDATE SET ({values}) = ROW ({new})",
+            names=_joined(kinds),
+            places=SQL(", ").join(places),
+            values=_joined(values),
+            new=_joined(values, "excluded"),
         )
 
     def _write_versions(
-        self, connection: Connection[Any], before: Mapping[str, str], done: HandOver
+        self, connection: Connection[Any], before: Mapping[str, str], feed: Changes
     ) -> None:
-        now, space = done.feed.versions, done.feed.space.name
-        changed = _storable(
-            key for key in before.keys() | now.keys() if before.get(key) != now.get(key)
+        versions = feed.versions
+        removed = [key for key in before if key not in versions]
+        connection.execute(self._sql("DELETE FROM {versions} WHERE partition = ANY(%s)"), [removed])
+
+        changed: list[tuple[str, str, str, str]] = []
+        for key in _storable(versions):
+            if versions[key] != before.get(key):
+                changed.append((owner_of(feed), feed.space.name, key, versions[key]))
+        query = self._sql(
+            "INSERT INTO {versions} (owner, space, partition, version) VALUES (%s, %s, %s, %s) "
+            "ON CONFLICT (partition) DO UPDATE SET version = excluded.version"
         )
-        connection.execute(self._sql("DELETE FROM {versions} WHERE partition = ANY(%s)"), [changed])
-        with connection.cursor().copy(
-            self._sql("COPY {versions} (space, partition, version) FROM STDIN")
-        ) as copy:
-            for key in changed:
-                if now.get(key):
-                    copy.write_row((space, key, now[key]))
+        connection.cursor().executemany(query, changed)
 
     def _conformed(self, batch: pa.RecordBatch, kinds: Mapping[str, str]) -> pa.RecordBatch:
         """Return the columns of a batch that the table has."""
@@ -265,49 +224,21 @@ class PgVectorTable:
                 )
         return batch.select(names)
 
-    @contextmanager
-    def _copying(
-        self, connection: Connection[Any], place: str, kinds: Mapping[str, str]
-    ) -> Iterator[Callable[[pa.RecordBatch | pa.Table, str | None], None]]:
-        """Give a function that writes rows and, unless it is None, their operation."""
-        names = list(kinds)
-        query = self._sql(
-            f"COPY {place} ({{names}}) FROM STDIN WITH (FORMAT BINARY)", names=_joined(names)
-        )
-        with connection.cursor().copy(query) as copy:
-            # Vectors come as bytes: see `_binary`.
-            copy.set_types(["bytea" if kind == "vector" else kind for kind in kinds.values()])
-
-            def write(rows: pa.RecordBatch | pa.Table, operation: str | None) -> None:
-                columns = {
-                    name: rows.column(name).to_pylist()
-                    for name in rows.schema.names
-                    if name != "embedding"
-                }
-                if isinstance(rows, pa.RecordBatch):
-                    columns["embedding"] = _binary(matrix_of(rows))
-                if operation is not None:
-                    columns["op"] = [operation] * rows.num_rows
-                missing = [None] * rows.num_rows
-                for row in zip(*(columns.get(name, missing) for name in names), strict=True):
-                    copy.write_row(row)
-
-            yield write
-
-    def _with_columns(
+    def _add_columns(
         self, connection: Connection[Any], kinds: Mapping[str, str], columns: Iterable[pa.Field]
-    ) -> Mapping[str, str]:
-        """Make the table or its new columns; return the type of each column."""
+    ) -> None:
+        """Make the table, or the columns that it lacks."""
+        from psycopg.sql import SQL
+
+        defined = {column.name: self._defined(column) for column in columns}
         if not kinds:
-            connection.execute(self._sql("CREATE TABLE {table} ()"))
-        for column in columns:
-            if column.name not in kinds and (not kinds or column.name not in _REQUIRED):
-                connection.execute(
-                    self._sql(
-                        "ALTER TABLE {table} ADD COLUMN {column}", column=self._defined(column)
-                    )
-                )
-        return self._columns(connection)
+            query = "CREATE TABLE {table} ({columns}, PRIMARY KEY (partition, id))"
+            connection.execute(self._sql(query, columns=SQL(", ").join(defined.values())))
+            return
+        for name, column in defined.items():
+            if name not in kinds:
+                query = "ALTER TABLE {table} ADD COLUMN {column}"
+                connection.execute(self._sql(query, column=column))
 
     def _defined(self, column: pa.Field) -> Composed:
         from psycopg.sql import SQL, Identifier
@@ -333,8 +264,9 @@ class PgVectorTable:
         return dict(named.fetchall())
 
     def _require_usable(self, space: Space, kinds: Mapping[str, str]) -> None:
-        if missing := [name for name in _REQUIRED if name not in kinds]:
-            raise ConfigError(f"{self.place} has no column {missing[0]!r}. Name a new table.")
+        for name in _REQUIRED:
+            if kinds and name not in kinds:
+                raise ConfigError(f"{self.place} has no column {name!r}. Name a new table.")
         if space.dtype != "float32":
             raise ConfigError(
                 f"the vectors of the space {space.name} are {space.dtype}, and pgvector takes "
@@ -365,9 +297,6 @@ class PgVectorTable:
 
     @contextmanager
     def _connected(self) -> Iterator[Connection[Any]]:
-        if self._connection is not None:  # of the hand-over that has it judged
-            yield self._connection
-            return
         try:
             import psycopg
             from pgvector.psycopg import register_vector
@@ -380,8 +309,9 @@ class PgVectorTable:
             with psycopg.connect(dsn, autocommit=True) as connection:
                 connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
                 register_vector(connection)
-                columns = "(space text NOT NULL, partition text PRIMARY KEY, version text NOT NULL)"
-                connection.execute(self._sql("CREATE TABLE IF NOT EXISTS {versions} " + columns))
+                columns = "owner text, space text, partition text PRIMARY KEY, version text"
+                create = "CREATE TABLE IF NOT EXISTS {versions} (" + columns + ")"
+                connection.execute(self._sql(create))
                 yield connection
         except psycopg.OperationalError as error:
             raise TransientError(
@@ -415,7 +345,6 @@ class PgVectorTable:
         names = {
             "table": Identifier(*schema, table),
             "versions": Identifier(*schema, f"{table}_versions"),
-            "staging": Identifier("surge_staging"),
         }
         return SQL(query).format(**names, **parts)  # pyright: ignore[reportArgumentType]
 
@@ -429,16 +358,17 @@ def _joined(names: Sequence[str] | Mapping[str, str], of: str | None = None) -> 
     return SQL(", ").join(Identifier(of, name) if of else Identifier(name) for name in names)
 
 
-def _binary(matrix: np.ndarray) -> list[bytes]:
-    """Return vectors as bytes for pgvector; its own package takes twice as long."""
-    rows, dimension = matrix.shape
-    fields = [("dimension", ">i2"), ("unused", ">i2"), ("values", ">f4", (dimension,))]
-    sent = np.zeros(rows, fields)
-    sent["dimension"] = dimension
-    sent["values"] = matrix
-    size = sent.itemsize
-    content = sent.tobytes()
-    return [content[start : start + size] for start in range(0, len(content), size)]
+def _values(rows: pa.RecordBatch, kinds: Mapping[str, str]) -> list[tuple[Any, ...]]:
+    """Return rows with the columns of a table in its order; missing ones are null."""
+    columns: list[list[Any]] = []
+    for name in kinds:
+        if name == "embedding":
+            columns.append(list(matrix_of(rows)))
+        elif name in rows.schema.names:
+            columns.append(rows.column(name).to_pylist())
+        else:
+            columns.append([None] * len(rows))
+    return list(zip(*columns, strict=True))
 
 
 def _storable(values: Any) -> list[Any]:

@@ -6,9 +6,7 @@ files in one table with the columns partition, id, the other columns of the file
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,7 +16,6 @@ import pyarrow as pa
 from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable, SurgeError
 from surge_dagster.engine.feed.changes import Changes
 
-_STEPS_AHEAD = 16  # each of up to 4 MB
 KindOf = Callable[[pa.Field], str | None]
 Judge = Callable[[Changes, "Target"], Collection[str]]
 
@@ -80,15 +77,6 @@ class Step:
     deleted: pa.Array | None = None
     rows: pa.RecordBatch | None = None
     failed: bool = False
-
-
-def ahead(steps: Iterator[Step]) -> Iterator[Step]:
-    """Yield the steps; the next ones are read from files while the database works."""
-    with ThreadPoolExecutor(1, "surge-hand-over") as reader:
-        coming = deque(reader.submit(next, steps, None) for _ in range(_STEPS_AHEAD))
-        while (step := coming.popleft().result()) is not None:
-            coming.append(reader.submit(next, steps, None))
-            yield step
 
 
 class Target(Protocol):

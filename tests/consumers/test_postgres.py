@@ -120,24 +120,6 @@ def test_what_is_stored_stays_where_judging_it_fails(follower: Follower) -> None
     follower.assert_equal()
 
 
-def test_table_that_another_hand_over_changed_is_not_judged(
-    follower: Follower, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def overtaken(table: PgVectorTable, connection: object) -> None:
-        monkeypatch.undo()
-        follower.output.write("b", TEXTS)
-        follower.hand_over()
-
-    load(follower, "a")
-    monkeypatch.setattr(PgVectorTable, "_build_index", overtaken)
-    with pytest.raises(
-        TransientError, match="another hand-over has changed the table 'products' of Postgres"
-    ):
-        follower.hand_over(judged=True)
-    assert follower.hand_over(judged=True).rows_sent == 0
-    follower.assert_equal()
-
-
 def test_name_that_postgres_would_cut_is_refused(follower: Follower) -> None:
     target = follower.target
     assert isinstance(target, PgVectorTable)
