@@ -298,12 +298,11 @@ def _storage(planned: Plan, costs: RunCosts) -> str:
 
 
 def _memory(planned: Plan) -> str:
-    largest = f"{planned.peak_superbatch_bytes / 1e6:,.1f} MB in the largest SuperBatch"
     if planned.peak_resident_bytes is None or planned.memory_limit_bytes is None:
-        return f"{largest}, never above {planned.bound_superbatch_bytes / 1e6:,.1f} MB"
+        return "not known of another machine"
     peak = planned.peak_resident_bytes / 1e6
     limit = planned.memory_limit_bytes / 1e6
-    return f"up to {peak:,.0f} MB of data, {largest}; never above {limit:,.0f} MB"
+    return f"up to {peak:,.0f} MB of data; never above {limit:,.0f} MB"
 
 
 def _fleet(fleet: Fleet) -> str:

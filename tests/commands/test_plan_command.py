@@ -69,7 +69,6 @@ def test_plan_prints_time_and_cost_first_and_what_they_follow_from_on_request(
         "a call costs 1 ms, a text 10 ms of a worker",
         "SuperBatches   1, of 100 to 5,000 texts, the first of 100",
         "storage        not measured yet on this output, counted as free: --calibrate",
-        "MB in the largest SuperBatch, never above",
         "speedup 1.00 (alpha 0.003)",
         "SuperBatches make little difference here: they save less than 1% of the encoding time.",
         "The SURGE paper's table says of these: moderately beneficial.",

@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import contextlib
-from array import array
 from collections import deque
 from collections.abc import Generator, Sequence
-from dataclasses import astuple, fields, replace
+from dataclasses import astuple, replace
 
 import numpy as np
 
@@ -42,53 +41,45 @@ def learning(run: EmbeddingRun, pool: EncoderPool, store: Store) -> Generator[Ev
 
 
 class RunLog:
-    """The SuperBatches of one run, for its prediction and for later ones; 40 bytes of each."""
+    """The SuperBatches of one run, for its prediction and for later ones."""
 
     def __init__(self, pool: EncoderPool, store: Store) -> None:
         self._pool = pool
         self._store = store_kind(store)
         self._costs = known_costs(pool, store)
-        self._flushes = array("d")  # of each SuperBatch its index and the values of a Flush
+        self._flushes: dict[int, Flush] = {}  # by the index of the SuperBatch
         self._newest = deque[SuperBatchReport](maxlen=OBSERVATIONS)
-        self._start_seconds: float | None = None
 
     def add(self, superbatch: SuperBatchReport) -> None:
-        costs = superbatch.costs
-        self._flushes.extend((superbatch.index, superbatch.texts, superbatch.partitions))
-        self._flushes.extend((superbatch.text_bytes, costs.rows_reused))
+        self._flushes[superbatch.index] = Flush(
+            superbatch.texts,
+            superbatch.partitions,
+            superbatch.text_bytes,
+            superbatch.costs.rows_reused,
+        )
         self._newest.append(superbatch)
-        if superbatch.index == 0 and superbatch.encode_span is not None:
-            self._start_seconds = max(0.0, superbatch.encode_span.begun - costs.read_seconds)
 
     def end(self, report: RunReport) -> None:
         """Enter the prediction of these SuperBatches into the report, and keep what they took."""
         newest = sorted(self._newest, key=lambda superbatch: superbatch.index)
         calls = calls_of(newest)
-        report.predicted_wall_seconds = self._predicted_seconds(calls)
-
-        self._pool.learn(calls)
-        calibration = self._pool.calibration
-        io = [io_of(superbatch, self._costs.vector_bytes) for superbatch in newest]
-        calibration.observe(f"io {self._store}", map(astuple, io))
-        if self._start_seconds is not None:
-            calibration.write(**{f"start {self._store}": self._start_seconds})
-
-    def _predicted_seconds(self, calls: Sequence[Call]) -> float:
-        rows = np.array(self._flushes).reshape(-1, 1 + len(fields(Flush))).tolist()
-        flushes = [Flush(*row) for _, *row in sorted(rows)]
         costs = self._costs
         if calls:  # as a plan counts the tokens of the catalog's own texts
             costs = replace(costs, speed=costs.speed.of_texts(calls))
-        return forecast(flushes, costs).wall_seconds
+        flushes = [self._flushes[index] for index in sorted(self._flushes)]
+        report.predicted_wall_seconds = forecast(flushes, costs).wall_seconds
+
+        self._pool.learn(calls)
+        io = [io_of(superbatch, costs.vector_bytes) for superbatch in newest]
+        self._pool.calibration.observe(f"io {self._store}", map(astuple, io))
 
 
 def known_costs(pool: EncoderPool, store: Store) -> RunCosts:
     """Return what encoding, reading, and publishing to this kind of store have taken so far."""
     kind = store_kind(store)
     seen = [Io(*row) for row in pool.calibration.observations(f"io {kind}")]
-    start_seconds = pool.calibration.read(f"start {kind}") or 0.0
     vector_bytes = pool.dimension * np.dtype(pool.space.dtype).itemsize
-    return RunCosts(pool.speed, io_costs(seen, start_seconds, vector_bytes), vector_bytes)
+    return RunCosts(pool.speed, io_costs(seen, vector_bytes), vector_bytes)
 
 
 def calls_of(seen: Sequence[SuperBatchReport]) -> list[Call]:

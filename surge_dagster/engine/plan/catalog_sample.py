@@ -1,16 +1,17 @@
 """What the first rows of some partitions say about all of them.
 
-That is bytes, tokens, equal texts, and unchanged ones. The largest partitions are read, which may
-be unlike the others, and some of the others, which stand for those that are not read. They are
-drawn with one seed: the same catalog has the same plan. Tokens are counted as workers count them.
+That is bytes, tokens, equal texts, and unchanged ones. At most 64 partitions are read, which lie at
+equal distances in the bytes of the catalog: a large one is more likely to be read, and stands for
+no more than any other. The same catalog has the same plan. Tokens are counted as workers count
+them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -27,8 +28,7 @@ from surge_dagster.engine.sources.content import IdSet, refuse_repeated_id
 from surge_dagster.engine.sources.partition import Partition, RowBatch, read_rows
 from surge_dagster.engine.support.text_hash import HASH_BYTES, text_hashes
 
-_LARGEST_PARTITIONS = 16
-_OTHER_PARTITIONS = 48
+_PARTITIONS = 64
 _ROWS = 16_384  # read of a partition
 _BYTES = 4 << 20
 _TOKENIZED_TEXTS = 4096  # of all partitions together
@@ -40,7 +40,7 @@ IsReused = Callable[[int, pa.Array], np.ndarray]  # of texts of the partition at
 
 @dataclass(frozen=True, slots=True)
 class CatalogSample:
-    """What a catalog has; arrays have an entry for each partition.
+    """What a catalog has. Arrays have an entry for each partition, from the mean of all.
 
     Attributes:
         rows: without those that a run skips.
@@ -123,106 +123,118 @@ def sample_catalog(
             texts with.
     """
     rows = np.array([partition.rows or 0 for partition in partitions], float)
-    listed = np.array([partition.text_bytes or 0 for partition in partitions], float)
-    old = np.zeros(len(partitions)) if old_rows is None else np.asarray(old_rows, float)
-    by_size = sorted(np.flatnonzero(rows).tolist(), key=lambda place: -rows[place])
-    largest = by_size[:_LARGEST_PARTITIONS]
-    others = by_size[_LARGEST_PARTITIONS:]
-    drawn = random.Random(0).sample(others, min(len(others), _OTHER_PARTITIONS))
+    sizes = _sizes(partitions, rows)
+    old = np.zeros(len(rows)) if old_rows is None else np.asarray(old_rows)
+    chosen, weights = _chosen(sizes)
+    read: dict[int, _FirstRows] = {}
+    refused: dict[int, Failure] = {}
+    for place in chosen.tolist():
+        compare = partial(is_reused, place) if is_reused and old[place] else None
+        first = _read(partitions[place], count_tokens, len(chosen), compare)
+        if isinstance(first, Failure):
+            refused[place] = first
+        elif first is not None:
+            read[place] = first
 
-    reader = _Reader(partitions, count_tokens, len(largest) + len(drawn))
-    for place in sorted([*largest, *drawn]):
-        reader.read(place, is_reused if old[place] else None)
-    read = list(reader.found.values())
-    scaling = _scaling(rows, reader.found, largest)
+    places = np.array(list(read), int)
+    firsts = list(read.values())
+    weights = weights[np.isin(chosen, places)]
+    # Each row that was read stands for so many of the catalog.
+    stands_for = weights * rows[places] / [first.rows_read for first in firsts]
+    kept = stands_for * [first.rows for first in firsts]
+    text_bytes = stands_for * [first.text_bytes for first in firsts]
+    other_bytes = stands_for * [first.other_bytes for first in firsts]
+    reused = stands_for * [first.rows - len(first.keys) for first in firsts]
 
-    texts = rows
-    if read:
-        texts = scaling.of_all([first.rows for first in read], rows)
-    reused = [first.rows - len(first.keys) for first in read]
-    rows_reused = scaling.of_all(reused, np.where(old > 0, rows, 0.0))
-    other_bytes = scaling.of_all([first.other_bytes for first in read], rows)
-    sizes = [first.text_bytes for first in read]
-    # What a source lists is an estimate, which is scaled: the size of a Parquet file counts its
-    # other columns too.
-    text_bytes = np.where(listed > 0, scaling.of_all(sizes, listed), scaling.of_all(sizes, rows))
-    places = scaling.places
+    rows *= _ratio(kept, weights * rows[places], unknown=1.0)
+    had_file = np.where(old > 0, rows, 0)
     return CatalogSample(
-        rows=texts.round().astype(np.int64),
-        text_bytes=text_bytes,
-        other_bytes=float(other_bytes[places].sum() / max(1.0, texts[places].sum())),
-        rows_reused=np.minimum(np.minimum(rows_reused, texts), old).round().astype(np.int64),
-        texts=_as_call(read, scaling.weights(others), superbatch_texts),
-        texts_tokenized=sum(len(first.tokens) for first in read),
-        partitions_read=len(read),
-        refused=reader.refused,
+        rows=rows.round().astype(np.int64),
+        text_bytes=sizes * _ratio(text_bytes, weights * sizes[places]),
+        other_bytes=_ratio(other_bytes, kept),
+        rows_reused=(had_file * _ratio(reused, kept[old[places] > 0])).round().astype(np.int64),
+        texts=_as_call(firsts, stands_for, superbatch_texts),
+        texts_tokenized=sum(len(first.tokens) for first in firsts),
+        partitions_read=len(firsts),
+        refused=refused,
     )
 
 
-class _Reader:
-    """Reads the first rows of partitions.
+def _sizes(partitions: Sequence[Partition], rows: np.ndarray) -> np.ndarray:
+    """Return the bytes of the partitions as their source lists them, or their rows."""
+    listed = np.array([partition.text_bytes or 0 for partition in partitions], float)
+    if listed[rows > 0].all():
+        return np.where(rows > 0, listed, 0)
+    return rows.copy()
 
-    Attributes:
-        found: of partitions that have rows, by their place.
-        refused: see `CatalogSample`.
+
+def _chosen(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places of some partitions, and for how many like it each stands."""
+    filled = np.flatnonzero(sizes)
+    if len(filled) <= _PARTITIONS:
+        return filled, np.ones(len(filled))
+    distance = sizes.sum() / _PARTITIONS
+    points = distance * (np.arange(_PARTITIONS) + 0.5)
+    places, counts = np.unique(np.searchsorted(np.cumsum(sizes), points), return_counts=True)
+    return places, counts * distance / sizes[places]
+
+
+def _ratio(parts: np.ndarray, wholes: np.ndarray, unknown: float = 0.0) -> float:
+    whole = wholes.sum()
+    return float(parts.sum() / whole) if whole else unknown
+
+
+def _read(
+    partition: Partition,
+    count_tokens: CountTokens,
+    chosen: int,
+    is_reused: Callable[[pa.Array], np.ndarray] | None,
+) -> _FirstRows | Failure | None:
+    """Return the first rows of a partition, or why a run refuses it; None if it gives no rows.
+
+    Args:
+        chosen: among so many partitions the texts to tokenize are divided.
     """
-
-    def __init__(
-        self, partitions: Sequence[Partition], count_tokens: CountTokens, chosen: int
-    ) -> None:
-        self._partitions = partitions
-        self._count_tokens = count_tokens
-        self._chosen = chosen
-        self.found = dict[int, _FirstRows]()
-        self.refused = dict[int, Failure]()
-
-    def read(self, place: int, is_reused: IsReused | None) -> None:
-        partition = self._partitions[place]
-        try:
-            first = self._first_rows(place, is_reused)
-        except DataError as error:
-            failure = failure_of(partition, error)
-            if not failure.transient:
-                self.refused[place] = failure
-            return
-        except (SurgeError, OSError):
-            return  # the run will say what is wrong
-        if first.rows_read:
-            self.found[place] = first
-
-    def _first_rows(self, place: int, is_reused: IsReused | None) -> _FirstRows:
-        partition = self._partitions[place]
+    try:
         batches = list(first_rows(partition, _ROWS, _BYTES))
         ids = IdSet()
         for batch in batches:
             ids.add(batch.ids)
         refuse_repeated_id(partition, ids.repeated())
+    except DataError as error:
+        failure = failure_of(partition, error)
+        return None if failure.transient else failure
+    except (SurgeError, OSError):
+        return None  # the run will say what is wrong
 
-        no_texts = pa.array([], pa.large_string())
-        texts = pa.concat_arrays([no_texts, *(batch.texts for batch in batches)])
-        rows = len(texts)
-        text_bytes = sum(len(batch.text_values) for batch in batches)
-        if is_reused is not None:
-            texts = texts.filter(pa.array(~is_reused(place, texts)))
-        tokenized = self._chosen_texts(texts)
-        hashes = text_hashes(texts).buffers()[1] or b""
-        return _FirstRows(
-            rows=rows,
-            rows_read=rows + sum(batch.skipped for batch in batches),
-            text_bytes=text_bytes,
-            other_bytes=sum(batch.value_bytes for batch in batches) - text_bytes,
-            keys=np.frombuffer(hashes, np.int64)[:: HASH_BYTES // 8],
-            tokenized=tokenized,
-            tokens=self._count_tokens(texts.take(pa.array(tokenized))),
-        )
+    texts = pa.concat_arrays([pa.array([], pa.large_string()), *(each.texts for each in batches)])
+    rows = len(texts)
+    rows_read = rows + sum(batch.skipped for batch in batches)
+    if not rows_read:
+        return None
+    text_bytes = sum(len(batch.text_values) for batch in batches)
+    if is_reused is not None:
+        texts = texts.filter(pa.array(~is_reused(texts)))
+    tokenized = _to_tokenize(texts, chosen)
+    hashes = text_hashes(texts).buffers()[1] or b""
+    return _FirstRows(
+        rows=rows,
+        rows_read=rows_read,
+        text_bytes=text_bytes,
+        other_bytes=sum(batch.value_bytes for batch in batches) - text_bytes,
+        keys=np.frombuffer(hashes, np.int64)[:: HASH_BYTES // 8],
+        tokenized=tokenized,
+        tokens=count_tokens(texts.take(pa.array(tokenized))),
+    )
 
-    def _chosen_texts(self, texts: pa.Array) -> np.ndarray:
-        """Return the places of texts to tokenize, at equal distances."""
-        if not len(texts):
-            return np.zeros(0, int)
-        mean_bytes = max(1.0, text_sizes(texts).mean())
-        most = int(min(_TOKENIZED_TEXTS, _TOKENIZED_BYTES / mean_bytes) / self._chosen)
-        return np.linspace(0, len(texts) - 1, min(len(texts), max(1, most))).astype(int)
+
+def _to_tokenize(texts: pa.Array, chosen: int) -> np.ndarray:
+    """Return the places of texts to tokenize, at equal distances."""
+    if not len(texts):
+        return np.zeros(0, int)
+    mean_bytes = max(1.0, text_sizes(texts).mean())
+    most = int(min(_TOKENIZED_TEXTS, _TOKENIZED_BYTES / mean_bytes) / chosen)
+    return np.linspace(0, len(texts) - 1, min(len(texts), max(1, most))).astype(int)
 
 
 def first_rows(
@@ -240,48 +252,6 @@ def first_rows(
             most_bytes -= batch.value_bytes
             if rows <= 0 or most_bytes <= 0:
                 return
-
-
-@dataclass(frozen=True, slots=True)
-class _Scaling:
-    """How the partitions that were read stand for all.
-
-    Attributes:
-        rows: of all partitions.
-        places: of those that were read.
-        scale: rows of a partition over those that were read of it.
-        is_drawn: whether a partition is not one of the largest.
-    """
-
-    rows: np.ndarray
-    places: np.ndarray
-    scale: np.ndarray
-    is_drawn: np.ndarray
-
-    def of_all(self, values: list[int], amounts: np.ndarray) -> np.ndarray:
-        """Return a value for each partition from those of the rows that were read.
-
-        The value of a partition that was not read is in proportion to its amount. The drawn ones
-        stand for it, or all if there are no others.
-        """
-        found = self.scale * np.array(values, float)
-        stands = self.is_drawn if self.is_drawn.any() else np.ones(len(found), np.bool_)
-        standing_amounts = amounts[self.places[stands]]
-        ratio = found[stands][standing_amounts > 0].sum() / max(1.0, standing_amounts.sum())
-        result = amounts * ratio
-        result[self.places] = found
-        return result
-
-    def weights(self, others: Sequence[int]) -> np.ndarray:
-        """Return how often each row that was read counts; `others` are not the largest."""
-        unread = self.rows[others].sum() / max(1.0, self.rows[self.places[self.is_drawn]].sum())
-        return self.scale * np.where(self.is_drawn, unread, 1.0)
-
-
-def _scaling(rows: np.ndarray, read: Mapping[int, _FirstRows], largest: Sequence[int]) -> _Scaling:
-    places = np.array(list(read), int)
-    scale = rows[places] / np.array([first.rows_read for first in read.values()])
-    return _Scaling(rows, places, scale, ~np.isin(places, largest))
 
 
 def _as_call(read: Sequence[_FirstRows], weights: np.ndarray, superbatch_texts: int) -> Call:

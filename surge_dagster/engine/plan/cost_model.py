@@ -7,10 +7,8 @@ Encoding partition by partition pays for P calls, SuperBatches for F of them (th
     T_SURGE = F·c_ipc + N·c_enc/G          speedup = (1 + alpha) / (1 + alpha·F/P)
 
 The paper takes F = ceil(N / B_min). SuperBatches end with a partition, past B_min, so there are
-usually fewer of them (the paper counts 89 where the formula says 100). There can be more where
-B_max is less than twice B_min: `flushes_upper_bound` has the bound for any thresholds.
-`predict_flushes` follows the aggregator's own rule over the actual sizes instead, and `plan` uses
-that.
+usually fewer of them (the paper counts 89 where the formula says 100). `predict_flushes` follows
+the aggregator's own rule over the actual sizes instead, and `plan` uses that.
 
 Sizes are texts unless they say bytes. The paper's rho, which is measured and not planned, is
 `metrics.overlap_ratio`.
@@ -75,36 +73,6 @@ class Recommendation(StrEnum):
 def speedup(alpha: float, flushes: int, partitions: int) -> float:
     """T_PBP / T_SURGE."""
     return (1 + alpha) / (1 + alpha * flushes / partitions) if partitions else 1.0
-
-
-def flushes_upper_bound(texts: int, bounds: Bounds) -> int:
-    """Return the most SuperBatches with texts that these thresholds can make, whatever the
-    partitions are.
-
-        F <= ceil(N / min(B_min, (B_max + 1) / 2))
-
-    This is the paper's ceil(N / B_min) from B_max = 2·B_min - 1 on.
-
-    The aggregator flushes for one of three reasons:
-
-    - A partition has ended and at least B_min texts are held.
-    - The partition that is being read fills B_max by itself, which is at least B_min.
-    - The next row would pass B_max. The partition that is being read moves to the next SuperBatch,
-      so that this one and the next have at least B_max + 1 texts together.
-
-    Read from the left, the SuperBatches are therefore single ones of at least B_min texts, pairs of
-    at least B_max + 1, and possibly a last one with at least one text. With c = min(B_min, (B_max +
-    1) / 2) each of the F - 1 before the last one takes c texts on average: N >= (F - 1)·c + 1, so F
-    <= ceil(N / c). Without such a last one N >= F·c.
-
-    Steps towards B_min add one each. The thresholds in bytes can make more, if texts are long
-    enough to reach them.
-    """
-    steps = 0
-    while bounds.b_min_of(steps) < bounds.b_min:
-        steps += 1
-
-    return steps + math.ceil(2 * texts / min(2 * bounds.b_min, bounds.b_max + 1))
 
 
 def small_share(sizes: Sequence[int] | np.ndarray, break_even_texts: float) -> float:

@@ -38,15 +38,13 @@ class IoCosts:
     Attributes:
         read: of a partition, of a row, of a row that keeps its old vector, and of a byte of text.
         publish: of a SuperBatch, of a file and of a byte.
-        start_seconds: from the beginning of a run to its first encode call, without reading.
     """
 
     read: np.ndarray
     publish: np.ndarray
-    start_seconds: float = 0.0
 
 
-def io_costs(seen: Sequence[Io], start_seconds: float = 0.0, vector_bytes: float = 0.0) -> IoCosts:
+def io_costs(seen: Sequence[Io], vector_bytes: float = 0.0) -> IoCosts:
     """Fit the costs to what was seen.
 
     Args:
@@ -56,7 +54,7 @@ def io_costs(seen: Sequence[Io], start_seconds: float = 0.0, vector_bytes: float
     files, texts, reused, file_bytes, read, publish = rows.reshape(-1, len(fields(Io))).T
     to_read = np.column_stack([files, texts, reused, file_bytes - texts * vector_bytes])
     to_publish = np.column_stack([np.ones(len(seen)), files, file_bytes])
-    return IoCosts(fit_costs(to_read, read), fit_costs(to_publish, publish), start_seconds)
+    return IoCosts(fit_costs(to_read, read), fit_costs(to_publish, publish))
 
 
 def io_of(report: SuperBatchReport, vector_bytes: int) -> Io:

@@ -25,7 +25,6 @@ from surge_dagster.engine.plan.cost_model import (
     recommend,
     small_share,
     speedup,
-    superbatch_bytes,
     variation,
 )
 from surge_dagster.engine.plan.io_costs import IoCosts
@@ -79,7 +78,8 @@ def forecast(flushes: Sequence[Flush], costs: RunCosts) -> Forecast:
     encode = speed.seconds(new_texts * (1 - speed.equal_share), tokens)
     publish = np.column_stack([np.ones(len(flushes)), partitions, file_bytes]) @ costs.io.publish
 
-    ready = encoded = costs.io.start_seconds
+    ready = 0.0
+    encoded = 0.0
     exposed = 0.0
     published = list[float]()
     for index in range(len(flushes)):
@@ -176,8 +176,6 @@ class Plan:
         call_seconds, text_seconds: c_ipc, and c_enc of a text of the catalog's mean length, on one
             worker.
         text_seconds_by_tokens: c_enc of texts of other lengths.
-        peak_superbatch_bytes: lemma 3, of the largest SuperBatch that the sizes will make.
-        bound_superbatch_bytes: of the largest one that B_max admits.
         peak_resident_bytes: the most that the run will hold; `memory_limit_bytes` is what it may.
             None: not known.
         workers_per_machine: the workers that one machine's way to the store can serve, by Zero's
@@ -205,8 +203,6 @@ class Plan:
     call_seconds: float
     text_seconds: float
     text_seconds_by_tokens: dict[int, float]
-    peak_superbatch_bytes: int
-    bound_superbatch_bytes: int
     peak_resident_bytes: int | None = None
     memory_limit_bytes: int | None = None
     workers_per_machine: int | None = None
@@ -295,12 +291,9 @@ def plan(
     fleet = None
     if deadline_seconds is not None:
         model = CostConstants(speed.call_seconds, work.row_seconds, speed.workers)
-        publish_seconds = times.publish_seconds / max(1, len(flushes))
-        other_seconds = costs.io.start_seconds + publish_seconds
+        other_seconds = times.publish_seconds / max(1, len(flushes))
         fleet = size_fleet(model, encoded, len(flushes), other_seconds, deadline_seconds, served)
     cost = None if price_per_hour is None else price_per_hour * times.wall_seconds / 3600
-    largest = max((flush.texts for flush in flushes), default=0)
-    row_bytes = costs.vector_bytes
     return Plan(
         forecast=times,
         bounds=bounds,
@@ -320,10 +313,6 @@ def plan(
         text_seconds_by_tokens={
             tokens: speed.worker_seconds(tokens) for tokens in _TOKENS_OF_TEXTS
         },
-        peak_superbatch_bytes=superbatch_bytes(largest, work.mean_bytes, row_bytes, itemsize=1),
-        bound_superbatch_bytes=superbatch_bytes(
-            bounds.b_max, work.mean_bytes, row_bytes, itemsize=1
-        ),
         peak_resident_bytes=_peak_resident_bytes(flushes, other_bytes, memory) if memory else None,
         memory_limit_bytes=memory.limit if memory else None,
         workers_per_machine=served,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,11 +24,6 @@ COUNT_TOKENS, _ = token_counter(EncodingSpec("hash://8", max_length=50).resolve(
 
 def counted(key: str, rows: Rows) -> Partition:
     return replace(partition_of(key, rows), rows=len(rows))
-
-
-def sizes_of(partitions: Sequence[Partition]) -> tuple[np.ndarray, float]:
-    sample = sample_catalog(partitions, COUNT_TOKENS)
-    return sample.text_bytes, sample.other_bytes
 
 
 @pytest.mark.parametrize("max_length", [16, 256])
@@ -96,33 +90,25 @@ def test_long_texts_are_read_and_tokenized_up_to_their_bytes() -> None:
     )
 
 
-def test_listed_bytes_are_scaled_to_those_of_the_texts() -> None:
-    partitions = [
-        replace(partition, rows=rows, text_bytes=40 * rows)
-        for partition, rows in zip(in_memory(catalog([300, 20])), (300, 20), strict=True)
-    ]
-    read = [sum(len(text) for _, text in rows) for rows in catalog([300, 20]).values()]
-    text_bytes, other_bytes = sizes_of(partitions)
-    assert text_bytes.tolist() == read  # as few rows were all read
-    assert 1 <= other_bytes <= 3  # the digits of an id
-    unlisted, _ = sizes_of([replace(one, text_bytes=None) for one in partitions])
-    assert unlisted.tolist() == read
-    many = [replace(partitions[0], key=str(number)) for number in range(80)]  # of which 64 are read
-    for found in (sizes_of(many)[0], sizes_of([replace(one, text_bytes=None) for one in many])[0]):
-        assert found == pytest.approx(np.full(80, read[0]))
-    assert sizes_of([replace(one, rows=None, text_bytes=None) for one in partitions])[
-        0
-    ].tolist() == [0, 0]
-    assert sizes_of([])[0].tolist() == []
+@pytest.mark.parametrize("listed_per_row", [None, 40])
+@pytest.mark.parametrize("sizes", [[300, 20], [30] * 16 + [10] * 200])
+def test_bytes_of_all_partitions_are_those_of_their_texts(
+    sizes: list[int], listed_per_row: int | None
+) -> None:
+    rows_of = catalog(sizes)
+    partitions = []
+    for partition, size in zip(in_memory(rows_of), sizes, strict=True):
+        listed = None if listed_per_row is None else listed_per_row * size
+        partitions.append(replace(partition, rows=size, text_bytes=listed))
+    expected = sum(len(text) for rows in rows_of.values() for _, text in rows)
+
+    sample = sample_catalog(partitions, COUNT_TOKENS)
+
+    assert sample.text_bytes.sum() == pytest.approx(expected, rel=0.02)
+    assert 1 <= sample.other_bytes <= 3  # the digits of an id
 
 
-def test_bytes_of_partitions_that_were_not_read_are_those_of_others_that_are_not_large() -> None:
-    """A file's size counts ids too: of rows with long texts they are less."""
-    rows_of = catalog([30] * 16 + [10] * 200)
-    partitions = [
-        replace(partition, rows=len(rows), text_bytes=(12 if len(rows) == 30 else 40) * len(rows))
-        for partition, rows in zip(in_memory(rows_of), rows_of.values(), strict=True)
-    ]
-    text_bytes, _ = sizes_of(partitions)
-    small = sum(len(text) for key, rows in rows_of.items() for _, text in rows if len(rows) == 10)
-    assert text_bytes[16:].sum() == pytest.approx(small, rel=0.02)
+def test_partitions_of_unknown_size_have_no_bytes() -> None:
+    partitions = list(in_memory(catalog([300, 20])))
+    assert sample_catalog(partitions, COUNT_TOKENS).text_bytes.tolist() == [0, 0]
+    assert sample_catalog([], COUNT_TOKENS).text_bytes.tolist() == []

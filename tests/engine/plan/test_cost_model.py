@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from surge_dagster.engine.encoder.arena import Arena
@@ -14,7 +14,6 @@ from surge_dagster.engine.plan.cost_model import (
     CostConstants,
     Flush,
     Recommendation,
-    flushes_upper_bound,
     predict_flushes,
     recommend,
     speedup,
@@ -158,31 +157,6 @@ def test_prediction_keeps_every_text_and_the_bound(
     assert max((flush.texts for flush in flushes), default=0) <= b_min * factor
     largest = max(sizes, default=0)
     assert all(flush.texts < b_min + largest for flush in flushes if flush.texts)  # lemma 3
-
-
-@given(
-    sizes=st.lists(st.integers(0, 40), max_size=40),
-    b_min=st.integers(1, 20),
-    extra=st.integers(0, 25),
-    first=st.integers(1, 20) | st.none(),
-    reused_share=st.sampled_from([0.0, 0.0, 0.5, 1.0]),
-)
-@example(sizes=[1, 12] * 5, b_min=10, extra=2, first=None, reused_share=0.0)
-def test_superbatches_never_exceed_their_upper_bound(
-    sizes: list[int], b_min: int, extra: int, first: int | None, reused_share: float
-) -> None:
-    thresholds = bounds(b_min, b_min + extra, first)
-    rows_reused = [int(size * reused_share) for size in sizes]
-
-    flushes = predict_flushes(sizes, thresholds, rows_reused=rows_reused)
-
-    with_texts = [flush for flush in flushes if flush.texts]
-    assert len(with_texts) <= flushes_upper_bound(sum(sizes), thresholds)
-
-
-def test_upper_bound_is_the_papers_from_twice_b_min_less_one_on() -> None:
-    assert flushes_upper_bound(1_000, bounds(10, 19)) == 100
-    assert flushes_upper_bound(1_000, bounds(10, 18)) == 106
 
 
 @given(

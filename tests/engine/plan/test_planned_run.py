@@ -104,7 +104,7 @@ def test_changes_of_many_partitions_are_estimated_from_some_of_them(
     planned, report = planned_and_embedded(priced_pool, listed(catalog, "v2"), tmp_path)
     assert planned.tokens == pytest.approx(report.costs.tokens, rel=0.1)
     assert planned.texts_encoded == pytest.approx(report.texts_encoded, rel=0.1)
-    assert planned.partitions_sampled == 64
+    assert 50 < planned.partitions_sampled <= 64
 
 
 def with_missing_texts(catalog: Mapping[str, Rows], version: str) -> Iterator[Partition]:

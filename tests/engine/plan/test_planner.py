@@ -35,7 +35,6 @@ def run_costs(
     encode: Speed = MINILM,
     per_superbatch: float = 0.0,
     per_file: float = 0.0,
-    start: float = 0.0,
     per_row: float = 0.0,
     per_reused: float = 0.0,
 ) -> RunCosts:
@@ -43,7 +42,7 @@ def run_costs(
         np.array([0.0, per_row, per_reused, 0.0]),
         np.array([per_superbatch, per_file, 0.0]),
     )
-    return RunCosts(encode, replace(FREE, read=read, publish=publish, start_seconds=start), VECTOR)
+    return RunCosts(encode, replace(FREE, read=read, publish=publish), VECTOR)
 
 
 def test_plan_of_the_papers_run() -> None:
@@ -55,7 +54,6 @@ def test_plan_of_the_papers_run() -> None:
     assert planned.paper.paper_recommendation is Recommendation.STRONG
     assert planned.superbatches == len(predict_flushes(sizes, PAPER)) < 100
     assert planned.fill_ratio > 1
-    assert planned.bound_superbatch_bytes == 791_500_000 >= planned.peak_superbatch_bytes
     wall = planned.superbatches * 0.087 + 10_000_000 * 0.149e-3 / 4
     assert planned.forecast.wall_seconds == pytest.approx(wall)
     assert planned.paper.partition_by_partition_seconds == pytest.approx(
@@ -128,12 +126,12 @@ class TestForecast:
     ENCODE = Speed.given(call_seconds=1.0, text_seconds=1.0, workers=1)
 
     def test_storage_that_is_fast_enough_costs_its_last_superbatch_alone(self) -> None:
-        found = forecast([Flush(9)] * 5, run_costs(self.ENCODE, per_superbatch=4.0, start=0.5))
-        assert found.wall_seconds == pytest.approx(0.5 + 5 * 10 + 4)
-        assert found.time_to_first_output_seconds == pytest.approx(0.5 + 10 + 4)
+        found = forecast([Flush(9)] * 5, run_costs(self.ENCODE, per_superbatch=4.0))
+        assert found.wall_seconds == pytest.approx(5 * 10 + 4)
+        assert found.time_to_first_output_seconds == pytest.approx(10 + 4)
         assert found.exposed_io_seconds == 0
         assert found.overlap_ratio == 1
-        assert found.duty_cycle == pytest.approx(50 / 54.5)
+        assert found.duty_cycle == pytest.approx(50 / 54)
 
     def test_storage_that_is_too_slow_sets_the_pace(self) -> None:
         four = forecast([Flush(9)] * 4, run_costs(self.ENCODE, per_superbatch=25.0))
