@@ -45,8 +45,13 @@ class BucketFiles(SourceFiles):
                 relative = stored.name.rpartition("/")[2]
             is_hidden = any(part.startswith(HIDDEN) for part in relative.split("/"))
             if is_source_file(relative) and not is_hidden:
-                token = stored.etag.strip('"') or f"{_NO_ETAG}{stored.size}"
-                yield SourceFile(relative, stored.size, token, partial(self._open, stored))
+                yield SourceFile(
+                    relative=relative,
+                    size=stored.size,
+                    token=stored.etag.strip('"') or f"{_NO_ETAG}{stored.size}",
+                    open=partial(self._open, stored),
+                    is_settled=bool(stored.etag),
+                )
 
     def _stored(self, place: str, begin: str) -> Sequence[StoredObject]:
         """Return what lies in a folder, or the object of this name; what is likelier first."""
@@ -66,9 +71,6 @@ class BucketFiles(SourceFiles):
     @property
     def identity(self) -> str:
         return f"{self._store.identity}/{self._name}"
-
-    def is_settled(self, file: SourceFile) -> bool:
-        return bool(_etag(file))
 
     def ends(
         self, files: Sequence[SourceFile], read: Callable[[pa.NativeFile], T]

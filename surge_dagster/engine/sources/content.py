@@ -15,12 +15,10 @@ import pyarrow as pa
 
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources.partition import Partition, RowBatch, row_in_words
-from surge_dagster.engine.support.columns import value_parts
 from surge_dagster.engine.support.values import Buffer, value_streams
 
 _SUSPECTS = 4096
 _ID_BYTES = 9
-_NULL = 0xFFFFFFFF  # the length of a null; no value is that long
 _INT64 = pa.int64()
 
 
@@ -68,18 +66,8 @@ def _described(columns: pa.RecordBatch) -> bytes:
 
 
 def _raw_streams(column: pa.Array) -> list[Buffer]:
-    if isinstance(column, pa.ExtensionArray):
-        column = column.storage
-    # faster than `value_streams`
-    if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
-        nothing = "" if pa.types.is_string(column.type) else b""
-        offsets, values = value_parts(column.fill_null(nothing) if column.null_count else column)
-        lengths = np.diff(offsets).astype("<u4")
-        if column.null_count:
-            lengths[column.is_null().to_numpy(zero_copy_only=False)] = _NULL
-        return [lengths.data, values]
     try:
-        return value_streams(column)
+        return value_streams(column.storage if isinstance(column, pa.ExtensionArray) else column)
     except TypeError:
         return []
 

@@ -15,8 +15,6 @@ from functools import partial
 from itertools import accumulate
 from typing import NoReturn
 
-import pyarrow as pa
-
 from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.sources.ahead import AHEAD_BYTES, FilesAhead
 from surge_dagster.engine.sources.footers import End, SourceFooters
@@ -175,17 +173,11 @@ class FolderCatalog:
             _require_own(key, group, file, ends[file.relative])
 
         first_row = start
-        id_type: pa.DataType | None = None
         for file, rows in _parts(group.files, ends, start, stop):
             opened = file if ahead is None else replace(file, open=partial(ahead.open, file))
             of_file = f" of {file.shown}" if len(group.files) > 1 else ""
             place = partial(_row_of_file, first_row - (rows[0] if rows else 0), of_file)
             for batch in self._batches(key, opened, first_row, place, rows):
-                if id_type is not None and batch.ids.type != id_type:
-                    first = group.files[0].shown
-                    reason = f"ids are {id_type} in {first} but {batch.ids.type} in {file.shown}"
-                    raise DataError(key, reason, "Use one type.")
-                id_type = batch.ids.type
                 first_row += len(batch) + batch.skipped
                 yield batch
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Generator, Sequence
 
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.sources.formats import PARQUET
+from surge_dagster.engine.sources.formats import PARQUET_ENDINGS
 from surge_dagster.engine.sources.listing import SourceFile, SourceFiles
 from surge_dagster.engine.sources.parquet_files import Footer, read_footer
 from surge_dagster.engine.support.footer_memory import FooterMemory, Tag
@@ -53,7 +53,7 @@ class SourceFooters:
         if isinstance(end, TransientError) or (not isinstance(end, Footer) and is_systems(end)):
             return end
         footer = end if isinstance(end, Footer) else None
-        if self._files.is_settled(file):
+        if file.is_settled:
             self._memory.remember(file.relative, _tag(file), footer)
         return footer
 
@@ -62,9 +62,9 @@ def _tags(files: Sequence[SourceFile]) -> dict[str, Tag]:
     return {
         file.relative: _tag(file)
         for file in files
-        if not file.refusal and file.relative.lower().endswith(PARQUET.endings)
+        if not file.refusal and file.relative.lower().endswith(PARQUET_ENDINGS)
     }
 
 
 def _tag(file: SourceFile) -> Tag:
-    return file.size, file.state or file.token
+    return file.size, file.token

@@ -1,4 +1,5 @@
-"""The formats of source files. A format is one reader function and one line in `FORMATS`.
+"""The formats of source files. A format is one reader function, by the endings of its files, which
+may be upper case.
 
 A reader yields record batches of a few megabytes, whatever the file expands to, and at least one
 batch, which may be empty: it carries the types. What it cannot read it refuses with
@@ -7,8 +8,7 @@ batch, which may be empty: it carries the types. What it cannot read it refuses 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
@@ -21,40 +21,18 @@ from surge_dagster.engine.sources.listing import SourceFile
 from surge_dagster.engine.sources.parquet_files import read_parquet
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given
 
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """One format.
-
-    Attributes:
-        endings: lower case; the file's name may have any case.
-        compressed: whether `.gz` or `.zst` may follow the ending.
-    """
-
-    endings: tuple[str, ...]
-    read: Callable[[FileRead], Iterator[pa.RecordBatch]]
-    compressed: bool = False
-
-    @property
-    def all_endings(self) -> tuple[str, ...]:
-        packed = ("", ".gz", ".zst") if self.compressed else ("",)
-        return tuple(ending + each for ending in self.endings for each in packed)
-
-
-PARQUET = Format((".parquet", ".pq"), read_parquet)
-FORMATS = (
-    PARQUET,
-    Format((".arrow", ".arrows", ".feather", ".ipc"), read_arrow),
-    Format((".csv", ".tsv"), read_csv, compressed=True),
-    Format((".jsonl", ".ndjson", ".json"), read_json, compressed=True),
-)
-_COMPRESSED = [each.endings[0] for each in FORMATS if each.compressed]
-ENDINGS_IN_WORDS = (
-    f"{', '.join(each.endings[0] for each in FORMATS)} ({' and '.join(_COMPRESSED)} also with .gz "
-    "or .zst)"
-)
-_BY_ENDING = {ending: each for each in FORMATS for ending in each.all_endings}
-_ENDINGS = tuple(_BY_ENDING)
+PARQUET_ENDINGS = (".parquet", ".pq")
+ENDINGS_IN_WORDS = ".parquet, .arrow, .csv, .jsonl (.csv and .jsonl also with .gz or .zst)"
+READERS = {
+    **dict.fromkeys(PARQUET_ENDINGS, read_parquet),
+    **dict.fromkeys((".arrow", ".arrows", ".feather", ".ipc"), read_arrow),
+}
+for _codec in ("", ".gz", ".zst"):
+    for _ending in (".csv", ".tsv"):
+        READERS[_ending + _codec] = read_csv
+    for _ending in (".jsonl", ".ndjson", ".json"):
+        READERS[_ending + _codec] = read_json
+_ENDINGS = tuple(READERS)
 
 
 def is_source_file(name: str) -> bool:
@@ -64,16 +42,10 @@ def is_source_file(name: str) -> bool:
 
 def ending_of(name: str) -> str:
     """Return the ending that names the format of a file, as it is written; "" if it has none."""
-    lower = name.lower()
-    for ending in _ENDINGS:
-        if lower.endswith(ending):
+    for ending in READERS:
+        if name.lower().endswith(ending):
             return name[-len(ending) :]
     return ""
-
-
-def format_of(name: str) -> Format | None:
-    """Return the format of a file, None if its name has no known ending."""
-    return _BY_ENDING.get(ending_of(name).lower())
 
 
 def batches(
@@ -93,12 +65,12 @@ def batches(
     request = FileRead(file, list(columns), key, encoding, rows)
     if file.refusal:
         raise request.refused(file.refusal, "Replace it by a regular file, or remove it.")
-    kind = format_of(file.relative)
-    if kind is None:
+    read = READERS.get(ending_of(file.relative).lower())
+    if read is None:
         remedy = f"Give it an ending that names its format: {ENDINGS_IN_WORDS}."
         raise request.refused("is of an unknown format", remedy)
     try:
-        yield from kind.read(request)
+        yield from read(request)
     except SurgeError:
         raise
     except FileNotFoundError as error:

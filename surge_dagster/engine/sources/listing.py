@@ -43,7 +43,7 @@ class SourceFile:
         token: changes when the content may have changed: the etag, or size and modification time.
         open: opens this version of the file; FileNotFoundError if it was removed or replaced.
         refusal: why it must not be opened, as the end of a sentence that begins with its name.
-        state: of a file on a disk, also changes if another one took its place with the same token.
+        is_settled: whether the file's next version is sure to have another token.
     """
 
     relative: str
@@ -51,7 +51,7 @@ class SourceFile:
     token: str
     open: Callable[[], pa.NativeFile]
     refusal: str | None = None
-    state: str = ""
+    is_settled: bool = True
 
     @property
     def shown(self) -> str:
@@ -104,10 +104,6 @@ class SourceFiles(ABC):
     @abstractmethod
     def identity(self) -> str:
         """Distinguishes this place from every other one, without secrets."""
-
-    @abstractmethod
-    def is_settled(self, file: SourceFile) -> bool:
-        """Return whether the file's next version is sure to have another token."""
 
     def ends(
         self, files: Sequence[SourceFile], read: Callable[[pa.NativeFile], T]

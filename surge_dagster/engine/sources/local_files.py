@@ -17,9 +17,6 @@ from surge_dagster.engine.store.local_upload import stored_object
 from surge_dagster.engine.support.keys import is_text
 from surge_dagster.engine.support.unreadable import visible
 
-# Longer than the resolution of any disk's clock: a younger file may change unnoticed.
-_SETTLED_NS = 2_000_000_000
-
 
 class LocalFiles(SourceFiles):
     """Files in a folder of a disk; with a name, only the file of this name."""
@@ -33,10 +30,6 @@ class LocalFiles(SourceFiles):
     @property
     def identity(self) -> str:
         return f"{self._root}/{self._name}"
-
-    def is_settled(self, file: SourceFile) -> bool:
-        _, modified, changed, _ = file.state.split("-")
-        return time.time_ns() - max(int(modified), int(changed)) > _SETTLED_NS
 
     def _found(self, scope: str, begin: str) -> Iterator[SourceFile]:
         try:
@@ -88,13 +81,9 @@ class LocalFiles(SourceFiles):
 
     def _refusal_of_link(self, link: str) -> str | None:
         """Return why a link is not followed; None for one to a file of the catalog."""
-        if not self._is_inside(link):
-            return "is a link out of the catalog"
-        if os.path.isdir(link):  # noqa: PTH112
-            return "is a link to a folder, and only links to files are followed"
-        if not os.path.exists(link):  # noqa: PTH110
-            return "is a link to nothing"
-        return None
+        if self._is_inside(link) and os.path.isfile(link):  # noqa: PTH113
+            return None
+        return "is a link, and only links to files of the source are followed"
 
     def _file(self, relative: str, refusal: str | None) -> Iterator[SourceFile]:
         if refusal is not None:
@@ -110,7 +99,11 @@ class LocalFiles(SourceFiles):
         elif not is_text(relative):
             refusal = "has a name that is not UTF-8"
         stored = stored_object(relative, status)
-        token = f"{stored.size}-{stored.etag}"
-        state = f"{token}-{status.st_ctime_ns}-{status.st_ino}"
-        opened = partial(self._store.open, relative, stored)
-        yield SourceFile(relative, stored.size, token, opened, refusal, state)
+        yield SourceFile(
+            relative=relative,
+            size=stored.size,
+            token=f"{stored.size}-{stored.etag}",
+            open=partial(self._store.open, relative, stored),
+            refusal=refusal,
+            is_settled=self._store.is_settled(stored, time.time_ns()),
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +28,6 @@ _COPIES = 3
 # In larger row groups the longest value that rows share is read first.
 _UNSEEN_BYTES = 256 * 1024
 _VERSION_BYTES = 250  # a database index has room for little
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # some databases refuse NUL
 
 
 # Columns are read with checksums, and in pieces of their pages.
@@ -124,12 +122,12 @@ def _rows(
 
 
 def _recordable(version: str) -> str:
-    """A declared version as any database can keep it: one that is long or has control characters
-    ends in a digest."""
+    """Return a declared version that any database can keep: its digest if it is long or has control
+    characters."""
     raw = version.encode()
-    if len(raw) <= _VERSION_BYTES and not _CONTROL.search(version):
+    if len(raw) <= _VERSION_BYTES and version.isprintable():
         return version
-    return f"{_CONTROL.sub('?', version[:40])}~{hashlib.sha256(raw).hexdigest()[:32]}"
+    return hashlib.sha256(raw).hexdigest()[:32]
 
 
 def rows_per_read(

@@ -163,28 +163,34 @@ def located(partition: Partition, error: DataError) -> DataError:
 
 
 def read_rows(partition: Partition, rows: PartitionRange | None = None) -> Iterator[RowBatch]:
-    """Yield the rows of a partition or of a range; each further column has one type in all."""
+    """Yield the rows of a partition or of a range; ids and each further column have one type."""
     row = 0
     batches = partition.read
     if rows is not None:
         assert partition.read_range is not None  # `decide` refuses other partitions
         row = rows.start
         batches = partial(partition.read_range, rows.start, rows.stop)
-    columns: list[pa.Field] = []
+    types: dict[str, pa.DataType] = {}
     for batch in batches():
-        if batch.carried is not None:
-            columns = columns or list(batch.carried.schema)
-            for first, now in zip(columns, batch.carried.schema, strict=True):
-                if now != first:
-                    raise DataError(
-                        partition.key,
-                        f"the column {first.name!r} has type {now.type} from this row on, and "
-                        f"{first.type} before it; a partition has one type for each column",
-                        "Write its files with the same types, or leave it out of columns.",
-                        row,
-                    )
+        for name, kind in _types(batch).items():
+            if types.setdefault(name, kind) != kind:
+                raise DataError(
+                    partition.key,
+                    f"the column {name!r} has type {kind} from this row on, and {types[name]} "
+                    "before it; a partition has one type for each column",
+                    "Write its files with the same types, or leave it out of columns.",
+                    row,
+                    batch.place and batch.place(0),
+                )
         yield batch
         row += len(batch)
+
+
+def _types(batch: RowBatch) -> dict[str, pa.DataType]:
+    types = {"id": batch.ids.type}
+    if batch.carried is not None:
+        types |= {field.name: field.type for field in batch.carried.schema}
+    return types
 
 
 def within(

@@ -8,6 +8,7 @@ would end a worker in its tokenizer.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -21,6 +22,7 @@ from surge_dagster.engine.support.values import stored_type
 
 _BATCH_BYTES = 2 * 1024 * 1024
 _BATCH_ROWS = 8192
+_NOT_UTF8 = re.compile(r"Invalid UTF8 sequence at string index (\d+)")
 # The last ASCII byte that is white space, and the first byte of other white space.
 _SPACE, _FIRST_SPACE = 0x20, 0xC2
 DEFAULT_MAX_TEXT_BYTES = 4 * 1024 * 1024
@@ -53,20 +55,17 @@ def row_batch(
     lengths = value_lengths(texts)
     if lengths.max(initial=0) > max_text_bytes:
         offset = int(np.argmax(lengths > max_text_bytes))
-        raise overlong(key, int(lengths[offset]), max_text_bytes, int(rows[offset]))
+        raise DataError(
+            key,
+            f"the text has {lengths[offset]:,} bytes; at most {max_text_bytes:,} are allowed",
+            "Shorten it in the source, or raise max_text_bytes (a model reads only its first "
+            "tokens).",
+            int(rows[offset]),
+        )
     if carried is not None:
         for name, column in zip(carried.schema.names, carried.columns, strict=True):
             _require_valid(key, name, column, rows)
     return RowBatch(ids, texts, skipped, carried, place and (lambda row: place(int(rows[row]))))
-
-
-def overlong(key: str, text_bytes: int, max_text_bytes: int, row: int) -> DataError:
-    return DataError(
-        key,
-        f"the text has {text_bytes:,} bytes; at most {max_text_bytes:,} are allowed",
-        "Shorten it in the source, or raise max_text_bytes (a model reads only its first tokens).",
-        row,
-    )
 
 
 def without_dictionary(column: pa.Array) -> pa.Array:
@@ -229,34 +228,13 @@ def _require_valid(key: str, name: str, column: pa.Array, rows: Sequence[int] | 
     """Refuse a column with values that Arrow does not accept."""
     try:
         column.validate(full=True)
-        return
     except pa.ArrowInvalid as error:
-        damage = error
-    _require_utf8(key, name, column, rows)
-    raise DataError(
-        key, f"the {name} column is damaged ({damage})", "Write it again in the source."
-    ) from damage
-
-
-def _require_utf8(key: str, name: str, column: pa.Array, rows: Sequence[int] | np.ndarray) -> None:
-    """Refuse the first string that is not UTF-8."""
-    if pa.types.is_string(column.type):
-        raw = column.view(pa.binary())
-    elif pa.types.is_large_string(column.type):
-        raw = column.view(pa.large_binary())
-    else:
-        return
-    try:
-        raw.validate(full=True)
-    except pa.ArrowInvalid:  # a value begins outside of the data, where nobody may read
-        return
-    for offset, value in enumerate(raw):
-        try:
-            (value.as_py() or b"").decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(
-                key,
-                f"the {name} is not valid UTF-8 ({error})",
-                "Re-encode it in the source, or set encoding for a CSV file, then run again.",
-                int(rows[offset]),
-            ) from error
+        if (found := _NOT_UTF8.match(str(error))) is None:
+            reason = f"the {name} column is damaged ({error})"
+            raise DataError(key, reason, "Write it again in the source.") from error
+        raise DataError(
+            key,
+            f"the {name} is not valid UTF-8",
+            "Re-encode it in the source, or set encoding for a CSV file, then run again.",
+            int(rows[int(found[1])]),
+        ) from error

@@ -117,18 +117,19 @@ class Selection:
             place: of a row of the partition.
         """
         try:
-            for part, texts in self._texts(key, batch, first_row):
-                rows = batch.slice(part.start, part.stop - part.start)
-                yield self._row_batch(key, rows, texts, first_row + part.start, place)
+            step = max(1, len(batch))
+            if self._template is not None:
+                step = self._template.rows_at_once
+            for start in range(0, max(1, len(batch)), step):
+                yield self._row_batch(key, batch.slice(start, step), first_row + start, place)
         except DataError as error:
             if error.row is None:
                 raise
             shown = place(error.row)
             raise DataError(error.key, error.reason, error.remedy, error.row, shown) from error
 
-    def _row_batch(
-        self, key: str, batch: pa.RecordBatch, texts: pa.Array, first_row: int, place: Place
-    ) -> RowBatch:
+    def _row_batch(self, key: str, batch: pa.RecordBatch, first_row: int, place: Place) -> RowBatch:
+        texts = self._texts(key, batch)
         rows: Sequence[int] | np.ndarray = range(first_row, first_row + len(batch))
         ids = batch.column(self.id)
         carried = carried_columns(key, batch, self.carried) if self.carried else None
@@ -152,31 +153,24 @@ class Selection:
             carried = None if carried is None else carried.filter(present)
         return row_batch(key, ids, texts, rows, self.max_text_bytes, skipped, carried, place)
 
-    def _texts(
-        self, key: str, batch: pa.RecordBatch, first_row: int
-    ) -> Iterator[tuple[slice, pa.Array]]:
-        """Yield texts in pieces, with their rows of the batch; null if they are missing."""
+    def _texts(self, key: str, batch: pa.RecordBatch) -> pa.Array:
+        """Return the texts; null if they are missing."""
         blank_is_null = self.missing_text != "refuse_nulls"
         if self._template is not None:
-            yield from self._template.texts(
-                key, batch, first_row, self.max_text_bytes, blank_is_null=blank_is_null
-            )
-            return
+            return self._template.texts(key, batch, blank_is_null=blank_is_null)
         texts = batch.column(self.text)
-        if blank_is_null:
-            texts = canonical_texts(key, without_dictionary(texts))
-            texts = null_where(is_blank(texts), texts)
-        yield slice(0, len(batch)), texts
+        if not blank_is_null:
+            return texts
+        texts = canonical_texts(key, without_dictionary(texts))
+        return null_where(is_blank(texts), texts)
 
 
 def _codec_name(encoding: str) -> str:
     """Return Python's name of an encoding of text files."""
     try:
-        # pyarrow calls the decoder with a buffer, which not every codec takes.
-        codecs.getincrementaldecoder(encoding)().decode(pa.py_buffer(b""))
-        "".encode(encoding)
+        "".encode(encoding)  # not every codec is one of texts
         return codecs.lookup(encoding).name
-    except (LookupError, ValueError, AttributeError, TypeError) as error:
+    except (LookupError, ValueError) as error:
         raise ConfigError(
             f"the encoding {encoding!r} is unknown, or not that of a file; expected one such as "
             "cp1252"

@@ -1,15 +1,12 @@
 """Texts that are put together from several columns, such as "{title}. {description}".
 
 Strings, numbers, booleans and times can be used, as Arrow casts them to strings. A null is an empty
-part, and a row of nulls has no text. The length of every text is computed before it is built, so
-that neither a text nor a batch of texts exceeds its limit.
+part, and a row of nulls has no text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from string import Formatter
 from typing import Any, Self
 
@@ -18,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from surge_dagster.engine.errors import ConfigError, DataError
-from surge_dagster.engine.sources.rows import is_blank, null_where, overlong, without_dictionary
-from surge_dagster.engine.support.columns import value_lengths
+from surge_dagster.engine.sources.rows import is_blank, null_where, without_dictionary
 
-_JOINED_BYTES = 2 * 1024 * 1024
+_ADDED_BYTES = 2 * 1024 * 1024
+_PART_BYTES = 256  # what a part of the template is taken to add to a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +29,6 @@ class Template:
     parts: tuple[tuple[str, str | None], ...]
 
     @classmethod
-    @lru_cache(maxsize=64)
     def compile(cls, text: str) -> Self:
         """Compile a text with columns in braces; `{{` and `}}` stand for a brace."""
         try:
@@ -59,43 +55,20 @@ class Template:
         parts = tuple((literal, name) for literal, name, _, _ in parsed)
         return cls(tuple(dict.fromkeys(names)), parts)
 
-    def texts(
-        self,
-        key: str,
-        batch: pa.RecordBatch,
-        first_row: int,
-        max_text_bytes: int,
-        *,
-        blank_is_null: bool = False,
-    ) -> Iterator[tuple[slice, pa.Array]]:
-        """Yield the texts of a batch in order, a few megabytes at a time, with their rows.
+    @property
+    def rows_at_once(self) -> int:
+        """Rows whose texts take a few megabytes more than their values."""
+        literal_bytes = sum(len(literal.encode()) for literal, _ in self.parts)
+        return max(1, _ADDED_BYTES // (literal_bytes + _PART_BYTES * len(self.parts)))
 
-        With `blank_is_null`, a row whose values are all null or blank has no text.
-        """
+    def texts(self, key: str, batch: pa.RecordBatch, *, blank_is_null: bool = False) -> pa.Array:
+        """Return the texts of a batch; null if the values of a row are all null, or with
+        `blank_is_null` all blank."""
         strings = {name: _as_strings(key, name, batch.column(name)) for name in self.columns}
-        lengths = np.zeros(len(batch), np.int64)
-        for literal, name in self.parts:
-            lengths += len(literal.encode())
-            if name is not None:
-                lengths += value_lengths(strings[name])
-        if lengths.max(initial=0) > max_text_bytes:
-            offset = int(np.argmax(lengths > max_text_bytes))
-            raise overlong(key, int(lengths[offset]), max_text_bytes, first_row + offset)
         is_null = np.ones(len(batch), np.bool_)
         for name, column in strings.items():
             nulls = batch.column(name).is_null().to_numpy(zero_copy_only=False)
             is_null &= is_blank(column) if blank_is_null else nulls
-        ends = np.cumsum(lengths)
-        start = 0
-        while start < len(batch) or start == 0:
-            before = int(ends[start - 1]) if start else 0
-            stop = max(start + 1, int(np.searchsorted(ends, before + _JOINED_BYTES, side="right")))
-            rows = slice(start, min(stop, len(batch)))
-            values = {name: column[rows] for name, column in strings.items()}
-            yield rows, self._joined(values, is_null[rows])
-            start = stop
-
-    def _joined(self, strings: dict[str, pa.Array], is_null: np.ndarray) -> pa.Array:
         pieces: list[Any] = []
         for literal, name in self.parts:
             if literal:

@@ -63,7 +63,7 @@ def test_columns_of_skipped_rows_are_skipped() -> None:
 
 
 def test_columns_follow_texts_that_are_joined_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("surge_dagster.engine.sources.template._JOINED_BYTES", 10)
+    monkeypatch.setattr("surge_dagster.engine.sources.template._ADDED_BYTES", 600)
     texts = [f"text {row}" for row in range(9)]
     found = batches_of(
         Selection(text="{text}", carried=("n",)), id=texts, text=texts, n=list(range(9))
@@ -97,7 +97,7 @@ def test_column_with_two_types_in_one_partition_is_refused_with_the_first_row_of
             tmp_path / f"partition=k/{name}.parquet",
         )
     with pytest.raises(
-        DataError, match=r"row 2: the column 'price' has type string from this row on, and double"
+        DataError, match=r"row 0 of .*b.parquet: the column 'price' has type string from this row on, and double"
     ):
         list(read_rows(only(open_source(tmp_path, selection=Selection(carried=("price",))))))
 

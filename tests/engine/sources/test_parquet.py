@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import random
-import socket
 from pathlib import Path
 
 import pyarrow as pa
@@ -237,48 +236,40 @@ class TestEntriesThatAreNotOpened:
         write_rows(tmp_path / "outside" / "0.parquet", ROWS)
         return write_catalog(tmp_path / "catalog", {"a": ROWS, "m": ROWS, "z": ROWS})
 
-    @pytest.mark.parametrize("kind", ["pipe", "socket", "link to a pipe", "nested pipe"])
-    def test_only_regular_files_are_opened(
-        self, root: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        folder = partition_folder(root, "m")
-        monkeypatch.chdir(folder)  # a socket's path may have about 100 bytes
-        if kind == "socket":
-            with socket.socket(socket.AF_UNIX) as server:
-                server.bind("x.parquet")
-        else:
-            pipe = {
-                "pipe": "x.parquet",
-                "link to a pipe": "_pipe",
-                "nested pipe": "nested/x.parquet",
-            }[kind]
-            Path(pipe).parent.mkdir(exist_ok=True)
-            os.mkfifo(pipe)
-            if kind == "link to a pipe":
-                Path("x.parquet").symlink_to(pipe)
-        self.assert_only_m_is_refused(
-            root, "x.parquet is a pipe, a socket or a device, not a regular file"
-        )
+    @pytest.mark.parametrize("name", ["x.parquet", "nested/x.parquet"])
+    def test_only_regular_files_are_opened(self, root: Path, name: str) -> None:
+        pipe = partition_folder(root, "m") / name
+        pipe.parent.mkdir(exist_ok=True)
+        os.mkfifo(pipe)
+
+        refused = self.only_refused(root)
+
+        assert "is a pipe, a socket or a device, not a regular file" in str(refusal(refused))
+        assert refused.current_source_version() == refused.source_version
 
     @pytest.mark.parametrize(
-        ("link", "target", "reason"),
+        ("link", "target"),
         [
-            ("partition=n", "../outside", "a link out of the catalog"),
-            ("partition=n", ".", "a link out of the catalog"),
-            ("partition=n", "_old", "a link to a folder, and only links to files are followed"),
-            ("partition=n", "removed", "a link to nothing"),
-            ("partition=m/x.parquet", "../../outside/0.parquet", "a link out of the catalog"),
-            ("partition=m/x", "../../outside", "a link out of the catalog"),
-            ("partition=m/x.parquet", "x.parquet", "a link to nothing"),
+            ("partition=m/x.parquet", "x.parquet"),
+            ("partition=m/x.parquet", "../../outside/0.parquet"),
+            ("partition=m/x.parquet", "_pipe"),
+            ("partition=m/x", "../../outside"),
+            ("partition=n", "../outside"),
+            ("partition=n", "."),
+            ("partition=n", "_old"),
+            ("partition=n", "removed"),
         ],
     )
     def test_link_that_is_not_followed_refuses_its_partition(
-        self, root: Path, link: str, target: str, reason: str
+        self, root: Path, link: str, target: str
     ) -> None:
         write_rows(root / "_old" / "0.parquet", ROWS)
+        os.mkfifo(partition_folder(root, "m") / "_pipe")
         (root / link).symlink_to(target)
-        refused = next(each for each in open_source(root) if each.key == link.partition("/")[0][-1])
-        assert f"{link} is {reason}. Replace it by" in str(refusal(refused))
+
+        refused = self.only_refused(root)
+
+        assert f"{link} is a link, and only links to files of the source" in str(refusal(refused))
         assert refused.current_source_version() == refused.source_version
 
     def test_links_to_files_of_the_catalog_are_read(self, root: Path, tmp_path: Path) -> None:
@@ -289,9 +280,10 @@ class TestEntriesThatAreNotOpened:
         assert len(rows_of(m)) == 2 * len(ROWS)
 
     @staticmethod
-    def assert_only_m_is_refused(root: Path, reason: str) -> None:
-        a, m, z = open_source(root)
-        assert rows_of(a) == rows_of(z) == ROWS
-        assert m.key == "m"
-        assert reason in str(refusal(m))
-        assert m.current_source_version() == m.source_version
+    def only_refused(root: Path) -> Partition:
+        """Return the partition that is not one of the three that were written whole."""
+        found = {partition.key: partition for partition in open_source(root)}
+        refused = found.pop("n", None) or found.pop("m")
+        for partition in found.values():
+            assert rows_of(partition) == ROWS
+        return refused

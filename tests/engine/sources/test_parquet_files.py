@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,16 +9,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.sources import FolderCatalog, Selection, Source, local_files
+from surge_dagster.engine.sources import FolderCatalog, Selection, Source
+from surge_dagster.engine.store import local_store
 from surge_dagster.engine.support.footer_memory import forget_all
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.tables import versions
 from tests.small_catalogs import (
     numbered_rows,
-    partition_folder,
     write_catalog,
-    write_partition,
-    write_rows,
 )
 
 
@@ -43,8 +40,8 @@ def catalog(tmp_path: Path) -> FolderCatalog:
 
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every file counts as one that changed long ago: the time of a status change cannot be set."""
-    monkeypatch.setattr(local_files, "_SETTLED_NS", -(10**18))
+    """Every file counts as one that was written long ago."""
+    monkeypatch.setattr(local_store, "_SETTLED_NS", -(10**18))
 
 
 def footers_read(source: Source, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -78,26 +75,6 @@ def test_footer_of_file_changed_a_moment_ago_is_read_again(
     catalog: FolderCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert [footers_read(catalog, monkeypatch) for _ in range(2)] == [3, 3]
-
-
-@pytest.mark.usefixtures("settled")
-@pytest.mark.parametrize("how", ["in place", "renamed over it"])
-def test_file_replaced_by_one_of_same_size_and_time_has_its_own_version(
-    catalog: FolderCatalog, how: str
-) -> None:
-    before = next(partition for partition in catalog if partition.key == "b")
-    path = partition_folder(Path(catalog.url), "b") / "part-0.parquet"
-    old = path.stat()
-    if how == "in place":
-        write_partition(Path(catalog.url), "b", numbered_rows("b", 3), version="v2")
-    else:
-        aside = write_rows(path.with_name("_aside"), numbered_rows("b", 3), key="b", version="v2")
-        aside.replace(path)
-    os.utime(path, ns=(old.st_atime_ns, old.st_mtime_ns))
-    now = path.stat()
-    assert (now.st_size, now.st_mtime_ns) == (old.st_size, old.st_mtime_ns)
-    assert versions(catalog) == {"a": "v1", "b": "v2", "c": "v1"}
-    assert before.current_source_version() == "v2"
 
 
 @pytest.mark.usefixtures("settled")

@@ -13,6 +13,7 @@ import pytest
 
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources import Selection
+from surge_dagster.engine.sources.partition import read_rows
 from surge_dagster.engine.sources.rows import row_batch
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import ROWS, only, refusal, rows_of
@@ -118,9 +119,10 @@ class TestTypes:
         folder = partition_folder(tmp_path, "k")
         write_rows(folder / "0.parquet", ROWS)
         write_rows(folder / "1.parquet", [(1, "t")], id_type=pa.int64())
-        assert "ids are string in partition=k/0.parquet but int64 in partition=k/1.parquet" in str(
-            refusal(only(open_source(tmp_path)))
-        )
+        reason = r"row 0 of partition=k/1.parquet: the column 'id' has type int64 from this row on"
+
+        with pytest.raises(DataError, match=reason):
+            list(read_rows(only(open_source(tmp_path))))
 
 
 @pytest.mark.parametrize("column", ["id", "text"])

@@ -103,23 +103,22 @@ def test_row_of_nothing_but_nulls_has_no_text_and_is_named() -> None:
         list(Selection(text=TITLED).row_batches("k", batch, 10))
 
 
-def test_text_that_would_be_too_long_is_refused_before_it_is_built() -> None:
-    batch = batch_of(title=["a", "b" * 10_000])
-    text = "{title}" * 10_000  # 100 MB
-    before = pa.total_allocated_bytes()
-    with pytest.raises(
-        DataError, match=r"row 1: the text has 100,000,000 bytes; at most 1,000,000 are allowed"
-    ):
-        texts_of(text, batch, max_text_bytes=1_000_000)
-    assert pa.total_allocated_bytes() - before < 1_000_000
-    assert len(texts_of("{title}", batch, max_text_bytes=10_000)) == 2
+def test_text_that_is_too_long_is_refused() -> None:
+    batch = batch_of(title=["a", "b" * 100])
+
+    with pytest.raises(DataError, match="row 1: the text has 10,000 bytes; at most 1,000 are"):
+        texts_of("{title}" * 100, batch, max_text_bytes=1_000)
 
 
-def test_batches_of_texts_stay_small_where_the_template_is_long() -> None:
+@pytest.mark.parametrize("text", ["{title}" * 100, "{title}" + "x" * 10_000])
+def test_batches_of_texts_stay_small_if_the_template_is_long(text: str) -> None:
     batch = batch_of(title=["x" * 100] * 1000)
-    made = list(Selection(text="{title}" * 100).row_batches("k", batch, 0))  # 10 MB
-    assert len(made) == 5 and max(each.value_bytes for each in made) < 2.2e6
-    assert sum(map(len, made)) == 1000 and made[-1].ids.to_pylist()[-1] == 999
+
+    made = list(Selection(text=text).row_batches("k", batch, 0))
+
+    assert max(each.value_bytes for each in made) < 2.2e6
+    assert sum(map(len, made)) == 1000
+    assert made[-1].ids.to_pylist()[-1] == 999
 
 
 def test_invalid_utf8_is_named_with_its_row() -> None:
