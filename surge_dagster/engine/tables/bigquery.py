@@ -5,17 +5,18 @@
     read sessions on it         ──► rows of the next few keys, sorted by id ──► partitions
 
 BigQuery's rows have no order, so a partition's are sorted by id. Reading the result table costs
-nothing, and it does not change while it is read. As long as partitions are read one after the
-other, each session reads twice as many as the last one. A partition that is larger than a session
-is sorted by BigQuery and streamed.
+nothing, and it does not change while it is read. A session reads a partition and those that follow
+it, up to 16 MiB; a larger partition is sorted by BigQuery and streamed. The values of a row's key
+are one column, as a list in JSON.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -42,7 +43,6 @@ _UNSAFE = re.compile(r"[^\w \-./:]")  # in a literal
 _TABLE = re.compile(r"[^\s`.]+\.[^\s`.]+\.[^\s`.]+")
 _SESSION_BYTES = 16 * 1024 * 1024  # of the rows of one session
 _SESSION_KEYS = 1_000  # their values are in a session's filter, which may have a megabyte
-_STREAMS = 4
 _BATCH_ROWS = 8192
 _ROLES = "bigquery.jobUser, bigquery.dataViewer and bigquery.readSessionUser"
 # By query: a sensor lists a table every 30 seconds.
@@ -57,7 +57,8 @@ class _Listed:
     """One partition in the answer of the aggregate query."""
 
     key: str
-    values: tuple[str | None, ...]
+    json_key: str
+    unnamed: Sequence[str]  # columns of the key without a value
     rows: int
     bytes: int
     version: str
@@ -88,17 +89,7 @@ class BigQueryCatalog:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         table = source.removeprefix(BIGQUERY_SCHEME)
-        if query is None and not _TABLE.fullmatch(table):
-            raise ConfigError(
-                f"the source {source!r} is not a table of BigQuery. Give it as "
-                "bigquery://project.dataset.table, or as bigquery://project with the setting query."
-            )
-        if query is not None and "." in table:
-            project = table.partition(".")[0]
-            raise ConfigError(
-                f"the source {source!r} names a table, and the setting query gives the rows. Name "
-                f"only the project, as in {BIGQUERY_SCHEME}{project}, or leave the query out."
-            )
+        _require_source(source, table, query)
         self._is_query = query is not None
         self.url = "the query of BigQuery" if self._is_query else f"{BIGQUERY_SCHEME}{table}"
         if not partition_by:
@@ -108,15 +99,12 @@ class BigQueryCatalog:
             )
         self.selection = selection or Selection()
         self._client = client
-        self._open_storage = open_storage
-        self._storage_client: BigQueryReadClient | None = None
-        self._partition_by = tuple(partition_by)
+        self._storage = functools.cache(open_storage)
+        self._partition_by = partition_by
         self._updated_at = updated_at
         self._table = table
         self._from = _quoted(table) if query is None else f"(\n{query.rstrip().rstrip(';')}\n)"
-        self._key_names = [f"surge_k{number}" for number in range(len(partition_by))]
-        keys = zip(partition_by, self._key_names, strict=True)
-        self._keys = ", ".join(f"{_key_value(column)} AS {name}" for column, name in keys)
+        self._key = f"TO_JSON_STRING([{', '.join(map(_key_value, partition_by))}]) AS surge_key"
         self._columns = ", ".join(map(_quoted, self.selection.columns))
         self._rows: _Rows | None = None
         self._clock = clock
@@ -163,30 +151,34 @@ class BigQueryCatalog:
         return table.modified if is_known else None
 
     def _listing_query(self) -> str:
-        keys = ", ".join(self._key_names)
         row = f"TO_JSON_STRING(STRUCT({self._columns}))"
         version = f"FORMAT('%016x', BIT_XOR(FARM_FINGERPRINT({row})))"
         if self._updated_at:
             version = f"CAST(MAX({_quoted(self._updated_at)}) AS STRING)"
         return (
-            f"SELECT {self._keys}, COUNT(*) AS surge_rows, SUM(BYTE_LENGTH({row})) AS surge_bytes, "
-            f"{version} AS surge_version\nFROM {self._from}\nGROUP BY {keys}\nORDER BY {keys}"
+            f"SELECT {self._key}, COUNT(*) AS surge_rows, SUM(BYTE_LENGTH({row})) AS surge_bytes, "
+            f"{version} AS surge_version\nFROM {self._from}\nGROUP BY surge_key"
         )
 
     def _list(self, sql: str) -> list[_Listed]:
         listing: list[_Listed] = []
         with _errors(self.url):
             for record in self._client.query_and_wait(sql):
-                values = tuple(record[name] for name in self._key_names)
-                rows = record["surge_rows"]
-                size = record["surge_bytes"] or 0
-                version = f"{rows}-{record['surge_version']}"
-                listing.append(_Listed(self._key(values), values, rows, size, version))
+                listing.append(self._listed(record))
         return sorted(listing, key=lambda listed: listed.key.encode())
 
-    def _key(self, values: Sequence[str | None]) -> str:
-        named = [NO_KEY if value is None else value for value in values]
-        return joined_key(dict(zip(self._partition_by, named, strict=True)))
+    def _listed(self, record: Any) -> _Listed:
+        json_key = record["surge_key"]
+        values = dict(zip(self._partition_by, json.loads(json_key), strict=True))
+        rows = record["surge_rows"]
+        return _Listed(
+            key=joined_key({name: value or NO_KEY for name, value in values.items()}),
+            json_key=json_key,
+            unnamed=[name for name, value in values.items() if value is None],
+            rows=rows,
+            bytes=record["surge_bytes"] or 0,
+            version=f"{rows}-{record['surge_version']}",
+        )
 
     def _current(self, key: str, version: str) -> str | None:
         """Return the version that a partition has now; a query is not sent again for it."""
@@ -199,27 +191,27 @@ class BigQueryCatalog:
 
     def _read(self, listing: Sequence[_Listed], place: int) -> Iterator[RowBatch]:
         listed = listing[place]
-        if None in listed.values:
-            named = zip(self._partition_by, listed.values, strict=True)
-            empty = [name for name, value in named if value is None]
-            raise without_key(listed.key, listed.rows, empty)
+        if listed.unnamed:
+            raise without_key(listed.key, listed.rows, listed.unnamed)
         with _errors(self.url, listed.key):
             if self._rows is None or self._rows.listed is not listing:
-                self._rows = _Rows(self._client, self._storage(), self._rows_query(), listing)
-            rows = self._rows.of(place, self.selection, self._sorted_query)
-            yield from self.selection.rows(listed.key, rows)
+                sql = f"SELECT {self._key}, {self._columns}\nFROM {self._from}"
+                self._rows = _Rows(self._client, self._storage(), sql, self.selection, listing)
+            yield from self.selection.rows(listed.key, self._rows.of(place))
 
-    def _rows_query(self) -> str:
-        return f"SELECT {self._keys}, {self._columns}\nFROM {self._from}"
 
-    def _sorted_query(self, listed: _Listed) -> str:
-        rows = f"SELECT * FROM ({self._rows_query()})\nWHERE {_filter([listed])}"
-        return f"{rows}\nORDER BY {_quoted(self.selection.id)}"
-
-    def _storage(self) -> BigQueryReadClient:
-        if self._storage_client is None:
-            self._storage_client = self._open_storage()
-        return self._storage_client
+def _require_source(source: str, table: str, query: str | None) -> None:
+    if query is None and not _TABLE.fullmatch(table):
+        raise ConfigError(
+            f"the source {source!r} is not a table of BigQuery. Give it as "
+            "bigquery://project.dataset.table, or as bigquery://project with the setting query."
+        )
+    if query is not None and "." in table:
+        project = table.partition(".")[0]
+        raise ConfigError(
+            f"the source {source!r} names a table, and the setting query gives the rows. Name "
+            f"only the project, as in {BIGQUERY_SCHEME}{project}, or leave the query out."
+        )
 
 
 def open_bigquery(
@@ -267,133 +259,101 @@ class _Rows:
     """The rows of one listing, read from a result table."""
 
     def __init__(
-        self, client: Client, storage: BigQueryReadClient, sql: str, listed: Sequence[_Listed]
+        self,
+        client: Client,
+        storage: BigQueryReadClient,
+        sql: str,
+        selection: Selection,
+        listed: Sequence[_Listed],
     ) -> None:
+        self.listed = listed
         self._client = client
         self._storage = storage
-        self.listed = listed
-        self._held: dict[int, pa.Table] = {}  # by place in the listing
-        self._next = 0  # the place after the last session
-        self._keys = 1  # of the last session
         self._sql = sql
-        self._result: Any = None  # of a query that bills all rows: made for the first session
+        self._columns = selection.columns
+        self._id = selection.id
+        self._held: dict[str, pa.Table] = {}  # of the last session, by key
+        self._result: Any = None  # of the query, which bills all rows: made for the first session
 
-    def of(
-        self, place: int, selection: Selection, sorted_query: Callable[[_Listed], str]
-    ) -> Iterator[pa.RecordBatch]:
+    def of(self, place: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one partition, sorted by id."""
         listed = self.listed[place]
         if listed.bytes > _SESSION_BYTES:
-            yield from self._streams(self._run(sorted_query(listed)), selection.columns, "", 1)
+            of_key = f"SELECT * FROM ({self._sql})\nWHERE {_filter([listed])}"
+            result = self._run(f"{of_key}\nORDER BY {_quoted(self._id)}")
+            yield from self._read(result, self._columns)
             return
-        if place not in self._held:
-            self._read_session(place, selection)
         # Kept until the next session: a repeated id makes the engine read a partition again.
-        yield from self._held[place].to_batches(max_chunksize=_BATCH_ROWS)
+        if listed.json_key not in self._held:
+            self._held = self._read_session(place)
+        yield from self._held[listed.json_key].to_batches(max_chunksize=_BATCH_ROWS)
 
-    def _read_session(self, place: int, selection: Selection) -> None:
+    def _read_session(self, place: int) -> dict[str, pa.Table]:
         """Read this partition and those that follow it in one session."""
-        self._held = {}
-        places = self._places_of_session(place)
-        wanted = [self.listed[each] for each in places if None not in self.listed[each].values]
-        keys = [f"surge_k{number}" for number in range(len(wanted[0].values))]
+        wanted: list[_Listed] = []
+        size = 0
+        for listed in self.listed[place : place + _SESSION_KEYS]:
+            size += listed.bytes
+            if wanted and size > _SESSION_BYTES:
+                break
+            if not listed.unnamed:
+                wanted.append(listed)
+
         self._result = self._result or self._run(self._sql)
-        table = self._table_of(wanted, [*keys, *selection.columns])
-        table = table.sort_by(
-            [(each, "ascending") for each in dict.fromkeys((*keys, selection.id))]
-        )
+        columns = ["surge_key", *self._columns]
+        batches = list(self._read(self._result, columns, _filter(wanted)))
+        if not batches:
+            raise TransientError("BigQuery returned no rows: the source was changed. Run again.")
+        table = pa.Table.from_batches(batches)
+        table = table.sort_by([("surge_key", "ascending"), (self._id, "ascending")])
 
-        runs: dict[tuple[str | None, ...], pa.Table] = {}
+        held = {listed.json_key: table.slice(0, 0) for listed in wanted}
         begin = 0
-        for values, rows in groupby(tuple(row.values()) for row in table.select(keys).to_pylist()):
-            count = sum(1 for _ in rows)
-            runs[values] = table.slice(begin, count)
-            begin += count
-        for each in places:
-            rows = runs.get(self.listed[each].values, table.slice(0, 0))
-            self._held[each] = rows.select(selection.columns)
-
-    def _places_of_session(self, place: int) -> list[int]:
-        is_next = place == self._next
-        self._keys = min(2 * self._keys, _SESSION_KEYS) if is_next else 1
-        places: list[int] = []
-        size = 0
-        for each in range(place, min(place + self._keys, len(self.listed))):
-            size += self.listed[each].bytes
-            if places and size > _SESSION_BYTES:
-                break
-            places.append(each)
-        self._next = place + len(places)
-        return places
-
-    def _table_of(self, wanted: Sequence[_Listed], columns: Sequence[str]) -> pa.Table:
-        batches: list[pa.RecordBatch] = []
-        size = 0
-        for batch in self._streams(self._result, columns, _filter(wanted), _STREAMS):
-            batches.append(batch)
-            size += batch.nbytes
-            if size > 4 * _SESSION_BYTES:
-                break
-        if not batches or size > 4 * _SESSION_BYTES:
-            raise TransientError(
-                "BigQuery returned other rows than it listed: the source was changed. Run again."
-            )
-        return pa.Table.from_batches(batches)
+        for key, of_key in groupby(table["surge_key"].to_pylist()):
+            rows = len(list(of_key))
+            held[key] = table.slice(begin, rows)
+            begin += rows
+        return held
 
     def _run(self, sql: str) -> Any:
         job = self._client.query(sql)
         job.result()
         return job.destination
 
-    def _streams(
-        self, table: Any, columns: Sequence[str], rows: str, streams: int
+    def _read(
+        self, result: Any, columns: Sequence[str], restriction: str = ""
     ) -> Iterator[pa.RecordBatch]:
-        """Yield rows of a table; with more than one stream in any order."""
+        """Yield rows of a result table in its order."""
         from google.cloud.bigquery_storage_v1 import types
 
         options = types.ReadSession.TableReadOptions(
-            selected_fields=list(columns), row_restriction=rows
+            selected_fields=list(columns), row_restriction=restriction
         )
-        name = f"projects/{table.project}/datasets/{table.dataset_id}/tables/{table.table_id}"
         session = self._storage.create_read_session(
             parent=f"projects/{self._client.project}",
             read_session=types.ReadSession(
-                table=name, data_format=types.DataFormat.ARROW, read_options=options
+                table=result.to_bqstorage(),
+                data_format=types.DataFormat.ARROW,
+                read_options=options,
             ),
-            max_stream_count=streams,
+            max_stream_count=1,
         )
-        if not session.streams:
-            return
-        schema = pa.ipc.read_schema(pa.py_buffer(session.arrow_schema.serialized_schema))
-
-        def read(stream: types.ReadStream) -> Iterator[pa.RecordBatch]:
+        for stream in session.streams:
+            schema = pa.ipc.read_schema(pa.py_buffer(session.arrow_schema.serialized_schema))
             for message in self._storage.read_rows(stream.name):
                 content = pa.py_buffer(message.arrow_record_batch.serialized_record_batch)
                 yield pa.ipc.read_record_batch(content, schema).select(list(columns))
 
-        if len(session.streams) == 1:
-            yield from read(session.streams[0])
-            return
-        with ThreadPoolExecutor(len(session.streams)) as pool:
-            for batches in pool.map(lambda stream: list(read(stream)), session.streams):
-                yield from batches
-
 
 def _filter(listed: Sequence[_Listed]) -> str:
-    if len(listed[0].values) == 1:
-        return f"surge_k0 IN ({', '.join(_literal(each.values[0]) for each in listed)})"
-    conditions: list[str] = []
-    for each in listed:
-        equal = [f"surge_k{n} = {_literal(value)}" for n, value in enumerate(each.values)]
-        conditions.append(f"({' AND '.join(equal)})")
-    return " OR ".join(conditions)
+    return f"surge_key IN ({', '.join(_literal(each.json_key) for each in listed)})"
 
 
-def _literal(value: str | None) -> str:
+def _literal(value: str) -> str:
     def escaped(mark: re.Match[str]) -> str:
         return f"\\U{ord(mark[0]):08x}"
 
-    return f"'{_UNSAFE.sub(escaped, value or '')}'"
+    return f"'{_UNSAFE.sub(escaped, value)}'"
 
 
 def _key_value(column: str) -> str:

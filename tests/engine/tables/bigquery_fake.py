@@ -2,8 +2,8 @@
 Storage Read API.
 
 It holds one table, and answers the three queries that the source makes: the listing, all rows, and
-the rows of one partition in order. Rows come in any order, in several streams of small messages, as
-BigQuery gives them.
+the rows of one partition in order. Rows come in any order, in small messages, as BigQuery gives
+them.
 """
 
 from __future__ import annotations
@@ -46,6 +46,15 @@ CATALOG: dict[str, Rows] = {
 SOURCE = f"bigquery://{TABLE}"
 _MESSAGE_ROWS = 7
 _MODIFIED = itertools.count(1_000)
+_NO_KEYS = (None, "", "__HIVE_DEFAULT_PARTITION__")
+_LISTED = pa.schema(
+    [
+        ("surge_key", pa.string()),
+        ("surge_rows", pa.int64()),
+        ("surge_bytes", pa.int64()),
+        ("surge_version", pa.string()),
+    ]
+)
 _TYPES = {pa.string(): "STRING", pa.int64(): "INTEGER"}
 _ESCAPE = re.compile(r"\\U([0-9a-f]{8})")
 
@@ -171,19 +180,11 @@ class FakeBigQuery:
             found = _filtered(result, restriction).select(
                 list(session.read_options.selected_fields)
             )
-            count = max(1, min(request.max_stream_count, 3))
-            streams = list[dict[str, str]]()
-            for number in range(count):
-                name = f"s{len(self._streams)}"
-                # As in BigQuery, a session of several streams has rows in no order.
-                rows = range(number, len(found), count)
-                self._streams[name] = found.take(
-                    pa.array(list(reversed(rows)) if count > 1 else list(rows), pa.int64())
-                )
-                streams.append({"name": name})
+            name = f"s{len(self._streams)}"
+            self._streams[name] = found
         schema = {"serialized_schema": found.schema.serialize().to_pybytes()}
         return types.ReadSession(
-            name="session", data_format="ARROW", arrow_schema=schema, streams=streams
+            name="session", data_format="ARROW", arrow_schema=schema, streams=[{"name": name}]
         )
 
     def rows(
@@ -212,51 +213,41 @@ class FakeBigQuery:
 
     def _keyed(self, sql: str) -> pa.Table:
         names = re.findall(
-            r"CAST\(`([^`]+)` AS STRING\), ''\), '__HIVE_DEFAULT_PARTITION__'\) AS surge_k\d", sql
+            r"CAST\(`([^`]+)` AS STRING\), ''\), '__HIVE_DEFAULT_PARTITION__'\)", sql
         )
-        table = self.table
-        for number, name in enumerate(names):
-            values = [
-                None if value in ("", "__HIVE_DEFAULT_PARTITION__") else value
-                for value in pc.cast(self.table[name], pa.string()).to_pylist()
-            ]
-            table = table.append_column(f"surge_k{number}", pa.array(values, pa.string()))
-        return table
+        columns = [pc.cast(self.table[name], pa.string()).to_pylist() for name in names]
+        keys: list[str] = []
+        for values in zip(*columns, strict=True):
+            known = [None if value in _NO_KEYS else value for value in values]
+            keys.append(json.dumps(known, ensure_ascii=False))
+        return self.table.append_column("surge_key", pa.array(keys, pa.string()))
 
     def _listing(self, sql: str) -> pa.Table:
         table = self._keyed(sql)
-        keys = [name for name in table.column_names if name.startswith("surge_k")]
         newest = re.search(r"CAST\(MAX\(`(\w+)`\) AS STRING\)", sql)
         chosen = re.search(r"STRUCT\(([^)]*)\)", sql)
         assert chosen
         columns = re.findall(r"`([^`]+)`", chosen[1])
-        found = dict[tuple[Any, ...], dict[str, Any]]()
+        found = dict[str, list[dict[str, Any]]]()
         for row in table.to_pylist():
-            text = json.dumps([row[name] for name in columns])
-            entry = found.setdefault(
-                tuple(row[key] for key in keys), {"rows": 0, "bytes": 0, "xor": 0, "newest": 0}
+            found.setdefault(row["surge_key"], []).append(row)
+
+        listed: list[dict[str, Any]] = []
+        for key, rows in found.items():
+            texts = [json.dumps([row[name] for name in columns]) for row in rows]
+            version = f"{hash(tuple(sorted(texts))) & (2**63 - 1):016x}"
+            if newest:
+                version = str(max(row[newest[1]] for row in rows))
+            size = sum(map(len, texts))
+            listed.append(
+                {
+                    "surge_key": key,
+                    "surge_rows": len(rows),
+                    "surge_bytes": size,
+                    "surge_version": version,
+                }
             )
-            entry["rows"] += 1
-            entry["bytes"] += len(text)
-            entry["xor"] ^= hash(text) & (2**63 - 1)
-            entry["newest"] = max(entry["newest"], row[newest[1]] if newest else 0)
-        made = [
-            {
-                **dict(zip(keys, values, strict=True)),
-                "surge_rows": entry["rows"],
-                "surge_bytes": entry["bytes"],
-                "surge_version": str(entry["newest"]) if newest else f"{entry['xor']:016x}",
-            }
-            for values, entry in found.items()
-        ]
-        names = [
-            *((key, pa.string()) for key in keys),
-            ("surge_rows", pa.int64()),
-            ("surge_bytes", pa.int64()),
-        ]
-        return pa.Table.from_pylist(
-            made, schema=pa.schema([*names, ("surge_version", pa.string())])
-        )
+        return pa.Table.from_pylist(listed, schema=_LISTED)
 
     def _all_rows(self, sql: str) -> pa.Table:
         table = self._keyed(sql)
@@ -265,22 +256,11 @@ class FakeBigQuery:
 
 
 def _filtered(table: pa.Table, condition: str) -> pa.Table:
-    """The rows for which a condition holds: `surge_k0 IN ('a', 'b')`, or pairs joined by AND and
-    OR."""
+    """Return the rows for which `surge_key IN ('["a"]', '["b"]')` holds; all without it."""
     if not condition:
         return table
-    wanted = set[tuple[str, ...]]()
-    if " IN (" in condition:
-        wanted = {(_value(found),) for found in re.findall(r"'([^']*)'", condition)}
-    else:
-        wanted = {
-            tuple(map(_value, re.findall(r"'([^']*)'", pair))) for pair in condition.split(" OR ")
-        }
-    keys = [name for name in table.column_names if name.startswith("surge_k")]
-    rows = table.select(keys).to_pylist()
-    return table.filter(
-        pa.array([tuple(row[key] for key in keys) in wanted for row in rows], pa.bool_())
-    )
+    wanted = set(map(_value, re.findall(r"'([^']*)'", condition)))
+    return table.filter(pa.array([key in wanted for key in table["surge_key"].to_pylist()]))
 
 
 def _value(literal: str) -> str:

@@ -21,6 +21,8 @@ from tests.engine.tables.bigquery_fake import CATALOG, SOURCE, TABLE, FakeBigQue
 from tests.engine.tables.test_frames import content
 from tests.small_catalogs import write_catalog
 
+_ONLY = r"surge_key IN ('\U0000005b\U00000022ß\U00000022\U0000005d')"
+
 
 class Service:
     """A running fake, and sources on it."""
@@ -67,16 +69,22 @@ def test_a_table_and_a_query_give_what_the_same_rows_in_folders_give(
     }
 
 
-def test_a_run_over_all_partitions_makes_two_queries_and_few_sessions(service: Service) -> None:
+def test_a_run_over_all_partitions_makes_two_queries_and_few_sessions(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SESSION_KEYS", 10)
     for partition in service.open():
         rows_of(partition)
+
     assert len(service.fake.queries) == 2
-    counts = [restriction.count("'") // 2 for restriction in service.fake.sessions]
-    assert counts == [2, 4, 8, 10]
-    last = list(service.open())[-1]
-    assert rows_of(last) == CATALOG["ß"] and service.fake.sessions[-1].count("'") == 2
-    # again, for a repeated id: no session
-    assert rows_of(last) == CATALOG["ß"] and len(service.fake.sessions) == 5
+    assert [each.count("'") // 2 for each in service.fake.sessions] == [10, 10, 4]
+
+
+def test_a_partition_that_is_read_again_needs_no_further_session(service: Service) -> None:
+    [first, *_] = service.open()
+    for _ in range(2):
+        assert rows_of(first) == CATALOG["a"]
+    assert len(service.fake.sessions) == 1
 
 
 def test_a_partition_larger_than_a_session_is_sorted_by_bigquery_and_streamed(
@@ -85,7 +93,7 @@ def test_a_partition_larger_than_a_session_is_sorted_by_bigquery_and_streamed(
     monkeypatch.setattr(module, "_SESSION_BYTES", 600)
     found = {each.key: each for each in service.open()}
     assert rows_of(found["ß"]) == CATALOG["ß"]
-    assert service.fake.queries[-1].endswith("WHERE surge_k0 IN ('ß')\nORDER BY `id`")
+    assert service.fake.queries[-1].endswith(f"WHERE {_ONLY}\nORDER BY `id`")
     assert len(list(found["ß"].read())) > 5  # message by message
     # of all rows
     assert not any(query.endswith(f"FROM `{TABLE}`") for query in service.fake.queries)
