@@ -15,13 +15,14 @@ from starlette.responses import FileResponse, Response
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.service.batches import Batch, Batches, BatchRequest
 from surge_dagster.service.errors import Refusal
-from surge_dagster.service.files import MOST_LISTED, FileDeleted, FileObject, Page
+from surge_dagster.service.records import MOST_LISTED, FileDeleted, FileObject, Page, Records
 
 # Those of OpenAI's API; only files for batches are of use here.
 _Purpose = Literal["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
 _LARGEST_FILE_BYTES = 200 * 1024 * 1024
 _Limit = Annotated[int, Query(ge=1, le=MOST_LISTED)]
 _Order = Annotated[str, Query(description="asc, or desc for anything else")]
+_LifeSeconds = Annotated[int | None, Form(alias="expires_after[seconds]", ge=3_600, le=2_592_000)]
 _CONTENT: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}}}
 
 # A client could write any number of warnings.
@@ -39,72 +40,90 @@ async def _opened(request: Request) -> Batches:
 
 
 _Opened = Annotated[Batches, Depends(_opened)]
+
+
+async def _records_of_key(request: Request, batches: _Opened) -> Records:
+    return Records(batches.records.folder, request.state.owner)
+
+
+_Records = Annotated[Records, Depends(_records_of_key)]
 router = APIRouter(dependencies=[Depends(_opened)])
 
 
 @router.post("/files", max_body_size=_LARGEST_FILE_BYTES)
 async def create_file(
-    batches: _Opened, file: UploadFile, purpose: Annotated[_Purpose, Form()]
+    records: _Records,
+    file: UploadFile,
+    purpose: Annotated[_Purpose, Form()],
+    life_seconds: _LifeSeconds = None,
 ) -> FileObject:
     """Keep a file."""
-    # No record can hold surrogates.
-    name = (file.filename or "").encode("utf-8", "replace").decode()
-    return await run_in_threadpool(batches.files.upload, name, purpose, file.file)
+    name = file.filename or ""
+    return await run_in_threadpool(records.upload, name, purpose, file.file, life_seconds)
 
 
 @router.get("/files")
 def list_files(
-    batches: _Opened,
+    records: _Records,
     limit: _Limit = MOST_LISTED,
     after: str | None = None,
     order: _Order = "desc",
     purpose: str | None = None,
 ) -> Page[FileObject]:
     """List files, the newest first."""
-    return batches.files.page(limit, after, order, purpose)
+    return records.page(FileObject, limit, after, order, purpose)
 
 
 @router.get("/files/{id}")
-def retrieve_file(batches: _Opened, id: str) -> FileObject:
+def retrieve_file(records: _Records, id: str) -> FileObject:
     """Describe a file."""
-    return batches.files.get(id)
+    return records.get(FileObject, id)
 
 
 @router.delete("/files/{id}")
-def delete_file(batches: _Opened, id: str) -> FileDeleted:
+def delete_file(records: _Records, id: str) -> FileDeleted:
     """Delete a file."""
-    return batches.delete_file(id)
+    return records.delete_file(id)
 
 
 @router.get("/files/{id}/content", response_class=Response, responses=_CONTENT)
-def read_file(batches: _Opened, id: str) -> Response:
+def read_file(records: _Records, id: str) -> Response:
     """Read a file."""
-    path = batches.files.content(batches.files.get(id).id)
+    path = records.content(records.get(FileObject, id).id)
     return FileResponse(path, media_type="application/octet-stream")
 
 
 @router.post("/batches")
-def create_batch(batches: _Opened, request: Request, body: BatchRequest) -> Batch:
+def create_batch(
+    batches: _Opened, records: _Records, request: Request, body: BatchRequest
+) -> Batch:
     """Make a batch."""
     task: Task = "document" if request.url.path.startswith("/documents") else "query"
-    return batches.create(body, task)
+    return batches.create(records, body, task)
 
 
 @router.get("/batches")
 def list_batches(
-    batches: _Opened, limit: _Limit = MOST_LISTED, after: str | None = None, order: _Order = "desc"
+    records: _Records,
+    limit: _Limit = MOST_LISTED,
+    after: str | None = None,
+    order: _Order = "desc",
 ) -> Page[Batch]:
     """List batches, the newest first."""
-    return batches.records.page(limit, after, order)
+    return records.page(Batch, limit, after, order)
 
 
 @router.get("/batches/{id}")
-def retrieve_batch(batches: _Opened, id: str) -> Batch:
+def retrieve_batch(records: _Records, id: str) -> Batch:
     """Describe a batch."""
-    return batches.records.get(id)
+    return records.get(Batch, id)
 
 
 @router.post("/batches/{id}/cancel")
-def cancel_batch(batches: _Opened, id: str) -> Batch:
-    """End a batch."""
-    return batches.cancel(id)
+def cancel_batch(records: _Records, id: str) -> Batch:
+    """End a batch; what it has encoded is thrown away."""
+    batch = records.get(Batch, id)
+    cancelled = batch.ended("cancelled")
+    if not records.end(cancelled):
+        raise Refusal(409, "batch_ended", f"The batch {id} has ended: {batch.status}.")
+    return cancelled

@@ -30,7 +30,6 @@ from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.files.parquet import read_facts
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.run.previous_rows import truncation
 from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store.local_store import LocalStore
@@ -215,52 +214,54 @@ def results(
     vectors = _read_vectors(list(paths.values()))
     for number, raw in read_raw_lines(file.path):
         line = parse_line(raw)
-        reason = reasons.get(file.key_of(number))
-        if reason is not None:
-            message = (
-                "A text of this line or of one near it cannot be encoded. Leave it out, and send "
-                f"the lines of the error file again. {reason}"
-            )
-            error = Refusal(400, "unusable_text", message, "input")
-            yield "error", _result(number, line, error.status, error.body())
+        key = file.key_of(number)
+        headers = dict[str, str]()
+        try:
+            if key in reasons:
+                raise _near_unusable_text(reasons[key])
+            matrix = np.stack(list(islice(vectors, len(line.body.input))))
+            truncated, tokens = _read_by_model(line.body, tokenize, facts[key], space)
+        except Refusal as error:
+            yield "error", _result(number, line, error.status, error.body(), headers)
             continue
 
-        matrix = np.stack(list(islice(vectors, len(line.body.input))))
-        texts = tokenize(line.body.input)
-        truncated = np.array([text.is_truncated for text in texts])
-        if not tokenize.makes_ids:
-            truncated |= _found_truncated(line.body.input, facts[file.key_of(number)], pool)
-        if truncated.any() and not line.body.truncate:
-            error = too_long(truncated, space.max_length)
-            yield "error", _result(number, line, error.status, error.body())
-            continue
-
-        tokens = sum(min(text.tokens, space.max_length) for text in texts)
+        if truncated.any():
+            headers["surge-truncated-rows"] = row_ranges(truncated)
         found = converted(space, matrix, line.body.dimensions)
         body = embedding_list(found, line.body.encoding_format, space.name, tokens)
-        yield "output", _result(number, line, 200, body, row_ranges(truncated))
+        yield "output", _result(number, line, 200, body, headers)
 
 
-def _found_truncated(texts: list[str], facts: FileFacts, pool: EncoderPool) -> np.ndarray:
-    """Return whether the workers found each text longer than the model reads, bool [texts].
+def _near_unusable_text(reason: str) -> Refusal:
+    message = (
+        "A text of this line or of one near it cannot be encoded. Leave it out, and send the lines "
+        f"of the error file again. {reason}"
+    )
+    return Refusal(400, "unusable_text", message, "input")
+
+
+def _read_by_model(
+    request: EmbeddingRequest, tokenize: TextTokens, facts: FileFacts, space: Space
+) -> tuple[np.ndarray, int]:
+    """Return which texts the model did not read whole, and how many tokens it read.
+
+    Without a tokenizer only the lengths of texts say it, and those that may have been cut count as
+    cut.
 
     Args:
-        facts: of the file with their vectors. If lengths do not decide, the texts are encoded
-            again.
-    """
-    lengths = np.array([len(text.encode()) for text in texts])
-    truncated, is_certain = truncation(facts, lengths)
-    if is_certain.all():
-        return truncated
+        facts: of the file with their vectors.
 
-    column = pa.array(texts, pa.large_string())
-    with pool.arena(slots=1, max_texts=len(texts), max_bytes=column.nbytes) as arena:
-        slot = arena.acquire()
-        slot.append(column)
-        pool.encode(slot)
-        truncated = slot.truncation(0, len(slot))
-        slot.release()
-    return truncated
+    Raises:
+        Refusal: texts were cut, and the request does not allow it.
+    """
+    texts = tokenize(request.input)
+    truncated = np.array([text.is_truncated for text in texts])
+    if facts.truncated and not tokenize.makes_ids:
+        lengths = np.array([len(text.encode()) for text in request.input])
+        truncated |= lengths >= facts.shortest_truncated_bytes
+    if truncated.any() and not request.truncate:
+        raise too_long(truncated, space.max_length)
+    return truncated, sum(min(text.tokens, space.max_length) for text in texts)
 
 
 def _read_vectors(paths: list[Path]) -> Iterator[np.ndarray]:
@@ -271,10 +272,9 @@ def _read_vectors(paths: list[Path]) -> Iterator[np.ndarray]:
 
 
 def _result(
-    number: int, line: Line, status: int, body: EmbeddingList | Error, truncated_rows: str = ""
+    number: int, line: Line, status: int, body: EmbeddingList | Error, headers: dict[str, str]
 ) -> Result:
     id = f"batch_req_{number}"
-    headers = {"surge-truncated-rows": truncated_rows} if truncated_rows else {}
     response = ResultResponse.model_construct(
         status_code=status, request_id=id, headers=headers, body=body
     )

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -21,7 +21,6 @@ from pydantic import BaseModel, Field
 from surge_dagster.engine.errors import Cancelled, ConfigError, SurgeError
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.output.current_space import named_space
-from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.support.waiting import wait_for_thread
 from surge_dagster.service.batch_run import (
     BatchError,
@@ -37,14 +36,27 @@ from surge_dagster.service.batch_run import (
 )
 from surge_dagster.service.embeddings import require_offered
 from surge_dagster.service.errors import Refusal
-from surge_dagster.service.files import FileDeleted, FileStore, Record, Records
-from surge_dagster.service.spaces import ServedSpaces
+from surge_dagster.service.records import (
+    LIFE_SECONDS,
+    FileObject,
+    Record,
+    Records,
+    new_id,
+    now,
+    open_records,
+)
+from surge_dagster.service.spaces import ServedSpace, ServedSpaces
 
 log = logging.getLogger(__name__)
 
-_AGAIN_SECONDS = 10.0
+_LOOK_SECONDS = 10.0
 _CLOSING_SECONDS = 30.0
 _NO_LINE = (0, b"")
+
+
+class ExpiresAfter(BaseModel, strict=True, frozen=True):
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=3_600, le=2_592_000)]
 
 
 class BatchRequest(BaseModel, strict=True, frozen=True):
@@ -54,6 +66,7 @@ class BatchRequest(BaseModel, strict=True, frozen=True):
     endpoint: Endpoint
     completion_window: Literal["24h"]
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    output_expires_after: ExpiresAfter | None = None
 
 
 class BatchErrors(BaseModel, frozen=True):
@@ -68,7 +81,9 @@ class RequestCounts(BaseModel, frozen=True):
 
 
 class Batch(Record, BatchRequest, frozen=True):
-    """A batch, which never expires. `model` is the name of the space that it is pinned to."""
+    """A batch. `model` is the name of the space that it is pinned to."""
+
+    kind = "batch"
 
     object: Literal["batch"] = "batch"
     model: str
@@ -77,35 +92,42 @@ class Batch(Record, BatchRequest, frozen=True):
     errors: BatchErrors | None = None
     output_file_id: str | None = None
     error_file_id: str | None = None
-    created_at: int
     in_progress_at: int | None = None
     completed_at: int | None = None
     failed_at: int | None = None
     cancelled_at: int | None = None
     request_counts: RequestCounts
 
+    def ended(self, status: str, **changes: Any) -> Self:
+        """Return the batch with another status."""
+        changes |= {"status": status, f"{status}_at": now()}
+        return self.model_copy(update=changes)
+
 
 class Batches:
-    """The batches and files of a folder. Use `with` to work on them.
+    """The batches of a folder. Use `with` to work on them.
 
     Args:
         spaces: are started before this, and closed after it.
         lines_per_partition: that share the fate of a text which cannot be encoded.
+        look_seconds: after which a batch that could not be encoded is tried again.
 
     Raises:
         ConfigError: the folder cannot be written.
     """
 
     def __init__(
-        self, spaces: ServedSpaces, folder: Path, lines_per_partition: int = 1_000
+        self,
+        spaces: ServedSpaces,
+        folder: Path,
+        lines_per_partition: int = 1_000,
+        look_seconds: float = _LOOK_SECONDS,
     ) -> None:
-        store = LocalStore(folder)
-        self.files = FileStore(store)
-        self.records = Records(store, "batches", "batch_", Batch)
+        self.records = open_records(folder)
         self._scratch = folder / "scratch"
         self._spaces = spaces
         self._lines_per_partition = lines_per_partition
-        self._changes = threading.Lock()
+        self._look_seconds = look_seconds
         self._is_stopping = False
         self._has_work = threading.Event()
         self._thread = threading.Thread(target=self._work, name="surge-batches", daemon=True)
@@ -120,82 +142,43 @@ class Batches:
         self._has_work.set()
         wait_for_thread(self._thread, _CLOSING_SECONDS)
 
-    def create(self, body: BatchRequest, task: Task) -> Batch:
+    def create(self, records: Records, body: BatchRequest, task: Task) -> Batch:
         """Make a batch of an uploaded file, in the space that its first line names.
 
         A file with wrong lines gives a batch that has failed.
 
         Args:
+            records: of the key that made the file.
             task: "document": all lines hold documents, whatever the endpoint.
 
         Raises:
             Refusal: there is no such file, its first line is wrong, or its space is not served.
         """
-        self.files.get(body.input_file_id)
-        path = self.files.content(body.input_file_id)
+        records.get(FileObject, body.input_file_id)
+        path = records.content(body.input_file_id)
         _, raw = next(read_raw_lines(path), _NO_LINE)
         model = parse_line(raw).body.model
         served = self._spaces.find(model)
         if body.endpoint.startswith("/documents"):
             task = "document"
 
-        def check(line: Line) -> None:
-            if line.body.model != model:
-                message = f"The line has another model than the first line, {model!r:.100}."
-                raise Refusal(400, "mismatched_model", message, "body.model")
-            line_task = "document" if line.url.startswith("/documents") else task
-            if (line.body.input_type or line_task) != task:
-                message = f"The line is not a {task}, as the batch is. Make a batch for each task."
-                raise Refusal(400, "mismatched_task", message, "url")
-            require_offered(line.body, served)
-
+        check = partial(_require_of_batch, model=model, task=task, served=served)
         total, problems = check_lines(path, check)
-        now = int(time.time())
+        created_at = now()
         batch = Batch(
-            id=self.records.new_id(),
+            id=new_id("batch_"),
             model=served.space.name,
             task=task,
-            created_at=now,
-            in_progress_at=now,
+            created_at=created_at,
+            in_progress_at=created_at,
+            expires_at=created_at + LIFE_SECONDS,
             request_counts=RequestCounts(total=total),
             **body.model_dump(),
         )
         if problems:
-            errors = BatchErrors(data=problems)
-            batch = batch.model_copy(
-                update={"status": "failed", "failed_at": now, "errors": errors}
-            )
-        self.records.put(batch)
+            batch = batch.ended("failed", errors=BatchErrors(data=problems))
+        records.add(batch)
         self._has_work.set()
-        return batch
-
-    def cancel(self, id: str) -> Batch:
-        """End a batch; what it has encoded is thrown away."""
-        self.records.get(id)
-        return self._end(id, "cancelled")
-
-    def delete_file(self, id: str) -> FileDeleted:
-        self.files.get(id)
-        for batch in self.open():
-            if batch.input_file_id == id:
-                message = (
-                    f"The batch {batch.id} reads the file {id}. Cancel it, or wait for its end."
-                )
-                raise Refusal(409, "file_in_use", message, "id")
-        return self.files.remove(id)
-
-    def open(self) -> list[Batch]:
-        """Return the batches that have not ended."""
-        return [batch for batch in self.records.all() if batch.status == "in_progress"]
-
-    def _end(self, id: str, status: str, **changes: Any) -> Batch:
-        with self._changes:
-            batch = self.records.get(id)
-            if batch.status != "in_progress":
-                raise Refusal(409, "batch_ended", f"The batch {id} has ended: {batch.status}.")
-            changes |= {"status": status, f"{status}_at": int(time.time())}
-            batch = batch.model_copy(update=changes)
-            self.records.put(batch)
         return batch
 
     # Below runs in the thread.
@@ -203,24 +186,24 @@ class Batches:
     def _work(self) -> None:
         while not self._is_stopping:
             self._has_work.clear()
-            batches = self.open()
-            for batch in batches:
-                try:
-                    self.run(batch)
-                except Cancelled:
-                    continue
-                except Exception as error:
-                    is_known = isinstance(error, SurgeError)  # else it is of the disk, or a defect
-                    log.warning(
-                        "%s is tried again in %g s: %s",
-                        batch.id,
-                        _AGAIN_SECONDS,
-                        error,
-                        exc_info=not is_known,
-                    )
-            self._has_work.wait(_AGAIN_SECONDS if batches else None)
+            try:
+                self.records.remove_expired()
+                for id, records in self.records.open_batches():
+                    self._try_to_run(id, records)
+            except Exception:
+                log.exception("the records of batches cannot be used")
+            self._has_work.wait(self._look_seconds)
 
-    def run(self, batch: Batch) -> None:
+    def _try_to_run(self, id: str, records: Records) -> None:
+        try:
+            self.run(records, id)
+        except Cancelled:
+            return
+        except Exception as error:
+            is_known = isinstance(error, SurgeError)  # else it is of the disk, or a defect
+            log.warning("%s is tried again: %s", id, error, exc_info=not is_known)
+
+    def run(self, records: Records, id: str) -> None:
         """Work off a batch.
 
         Raises:
@@ -229,31 +212,32 @@ class Batches:
         """
 
         def is_over() -> bool:
-            return self._is_stopping or self.records.get(batch.id).status != "in_progress"
+            return self._is_stopping or records.get(Batch, id).status != "in_progress"
 
-        path = self.files.content(batch.input_file_id)
+        batch = records.get(Batch, id)
+        path = records.content(batch.input_file_id)
         file = BatchFile(path, self._lines_per_partition)
-        scratch = self._scratch / batch.id
+        scratch = self._scratch / id
         try:
             space = named_space(self._spaces.store, batch.model)
             with self._spaces.settings.pool(space, batch.task, is_bulk=True) as pool:
                 reasons = encode(file, scratch, pool, is_over)
-                changes = self._write(batch, results(file, reasons, scratch, pool, space))
-            self._end(batch.id, "completed", **changes)
-        except (Refusal, ConfigError) as error:  # a refusal: it was cancelled at its end
-            if not is_over():
-                problem = BatchError(code="cannot_be_encoded", message=str(error))
-                self._end(batch.id, "failed", errors=BatchErrors(data=[problem]))
+                self._complete(records, batch, results(file, reasons, scratch, pool, space))
+        except ConfigError as error:
+            problem = BatchError(code="cannot_be_encoded", message=str(error))
+            records.end(batch.ended("failed", errors=BatchErrors(data=[problem])))
         finally:
             if not self._is_stopping and is_over():
                 shutil.rmtree(scratch, ignore_errors=True)
 
-    def _write(self, batch: Batch, found: Iterator[tuple[str, Result]]) -> dict[str, Any]:
-        """Write the files of results, and return what the record says of them."""
+    def _complete(
+        self, records: Records, batch: Batch, found: Iterator[tuple[str, Result]]
+    ) -> None:
+        """Write the files of results, and end the batch with them."""
         lines = {"output": 0, "error": 0}
         ids = {kind: f"file-{batch.id.removeprefix('batch_')}-{kind}" for kind in lines}
         with ExitStack() as stack:
-            uploads = {kind: stack.enter_context(self.files.create(ids[kind])) for kind in lines}
+            uploads = {kind: stack.enter_context(records.write(ids[kind])) for kind in lines}
             for kind, result in found:
                 uploads[kind].sink.write(result.model_dump_json().encode() + b"\n")
                 lines[kind] += 1
@@ -263,12 +247,27 @@ class Batches:
                 if lines[kind]:
                     upload.publish(lambda: None)
 
-        counts = RequestCounts(
-            total=batch.request_counts.total, completed=lines["output"], failed=lines["error"]
-        )
+        total = batch.request_counts.total
+        counts = RequestCounts(total=total, completed=lines["output"], failed=lines["error"])
+        expires = batch.output_expires_after
+        seconds = expires.seconds if expires else None
+        files = list[FileObject]()
         changes: dict[str, Any] = {"request_counts": counts}
         for kind, id in ids.items():
             if lines[kind]:
-                self.files.register(id, f"{batch.id}_{kind}.jsonl", "batch_output")
+                name = f"{batch.id}_{kind}.jsonl"
+                files.append(records.described(id, name, "batch_output", seconds))
                 changes[f"{kind}_file_id"] = id
-        return changes
+        records.end(batch.ended("completed", **changes), files)
+
+
+def _require_of_batch(line: Line, model: str, task: Task, served: ServedSpace) -> None:
+    """Refuse a line of another model or task than those of the batch."""
+    if line.body.model != model:
+        message = f"The line has another model than the first line, {model!r:.100}."
+        raise Refusal(400, "mismatched_model", message, "body.model")
+    line_task = "document" if line.url.startswith("/documents") else task
+    if (line.body.input_type or line_task) != task:
+        message = f"The line is not a {task}, as the batch is. Make a batch for each task."
+        raise Refusal(400, "mismatched_task", message, "url")
+    require_offered(line.body, served)

@@ -181,6 +181,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
 
+        scope.setdefault("state", {})["owner"] = ""  # of all files and batches, without keys
         begun_at = time.perf_counter()
         status = 500
 
@@ -203,6 +204,7 @@ class Gate:
         if self._keys is None or scope["path"] in _PROBES:
             return True
         scheme, _, key = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        scope["state"]["owner"] = hashlib.sha256(key.strip()).hexdigest()
         return scheme.lower() == b"bearer" and self._keys.accept(key.strip())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,6 +71,11 @@ def upload(client: TestClient, content: bytes = b"x") -> str:
     return client.post("/v1/files", **sent).json()["id"]
 
 
+def right(file_id: str) -> dict[str, Any]:
+    """Return the body of a request for a batch."""
+    return {"input_file_id": file_id, "endpoint": QUERIES, "completion_window": "24h"}
+
+
 @pytest.mark.parametrize("order", ["asc", "desc", None])
 def test_lists_have_pages_in_both_orders(client: TestClient, order: str | None) -> None:
     ids = [upload(client) for _ in range(5)]
@@ -85,6 +91,43 @@ def test_lists_have_pages_in_both_orders(client: TestClient, order: str | None) 
         after = page["last_id"]
 
     assert found == (ids if order == "asc" else ids[::-1])
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/files/{file}"),
+        ("DELETE", "/v1/files/{file}"),
+        ("GET", "/v1/files/{file}/content"),
+        ("GET", "/v1/batches/{batch}"),
+        ("POST", "/v1/batches/{batch}/cancel"),
+    ],
+)
+def test_files_and_batches_are_those_of_a_key(tmp_path: Path, method: str, path: str) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("\n".join(hashlib.sha256(key).hexdigest() for key in (b"one", b"two")))
+    settings = ServiceSettings(api_keys=keys, batches=tmp_path / "batches")
+    client = TestClient(service_app(FakeSpaces().as_served(), settings))
+    client.headers["authorization"] = "Bearer one"
+    file = upload(client, line("a").encode())
+    batch = client.post("/v1/batches", json=right(file)).json()["id"]
+
+    client.headers["authorization"] = "Bearer two"
+
+    assert client.request(method, path.format(file=file, batch=batch)).status_code == 404
+    for kind in ("files", "batches"):
+        assert client.get(f"/v1/{kind}").json()["data"] == []
+    assert client.post("/v1/batches", json=right(file)).status_code == 404
+
+
+def test_file_expires_when_its_client_wants_it_to(client: TestClient) -> None:
+    with openai.OpenAI(
+        base_url="http://testserver/v1", api_key="none", http_client=client
+    ) as openai_client:
+        file = openai_client.files.create(
+            file=b"x", purpose="batch", expires_after={"anchor": "created_at", "seconds": 3_600}
+        )
+    assert file.expires_at == file.created_at + 3_600
 
 
 FORM = {"content-type": "multipart/form-data"}
@@ -124,12 +167,7 @@ def test_wrong_upload_is_refused_and_leaves_nothing(
 def test_batch_of_a_wrong_file_or_with_wrong_fields_is_refused(
     client: TestClient, content: bytes, fields: dict[str, Any], status: int, param: str | None
 ) -> None:
-    right = {
-        "input_file_id": upload(client, content),
-        "endpoint": QUERIES,
-        "completion_window": "24h",
-    }
-    answer = client.post("/v1/batches", json=right | fields)
+    answer = client.post("/v1/batches", json=right(upload(client, content)) | fields)
     assert answer.status_code == status
     assert answer.json()["error"]["param"] == param
 
@@ -149,16 +187,6 @@ def test_numbers_and_ids_of_any_length_are_refused(
     answer = client.request(method, path)
     assert answer.status_code in (400, 404)
     assert len(answer.json()["error"]["message"]) < 500
-
-
-def test_surrogates_in_the_name_of_a_file_are_replaced(client: TestClient) -> None:
-    kind = "multipart/form-data; boundary=b; charset=unicode_escape"
-    part = "--b\r\nContent-Disposition: form-data; name="
-    body = (
-        f'{part}"purpose"\r\n\r\nbatch\r\n{part}"file"; filename="\\ud800"\r\n\r\n{{}}\r\n--b--\r\n'
-    )
-    answer = client.post("/v1/files", content=body.encode(), headers={"content-type": kind})
-    assert answer.json()["filename"] == "?"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -20,10 +22,10 @@ from surge_dagster.engine.errors import Cancelled, EncoderError
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store import open_store
 from surge_dagster.service import batch_run
-from surge_dagster.service import batches as batches_module
 from surge_dagster.service.batches import Batch, Batches, BatchRequest
 from surge_dagster.service.errors import Refusal
 from surge_dagster.service.lane import TextTokens, TokenizedText
+from surge_dagster.service.records import FileObject
 from surge_dagster.service.spaces import LaneSettings
 from tests.engine.encoder.conftest import faulty_workers
 from tests.service.fake_spaces import FakeSpaces, vectors_of
@@ -51,7 +53,7 @@ def served(output: Path) -> FakeSpaces:
 @pytest.fixture
 def batches(spaces: FakeSpaces, tmp_path: Path) -> Batches:
     """Batches that the test runs itself."""
-    return Batches(spaces.as_served(), tmp_path / "batches")
+    return Batches(spaces.as_served(), tmp_path / "batches", look_seconds=0.01)
 
 
 @pytest.fixture
@@ -68,26 +70,26 @@ def line(custom_id: str, text: str | list[str] = "a text", url: str = QUERIES, *
 
 def made(batches: Batches, lines: Sequence[str | bytes], task: Any = "document") -> Batch:
     content = b"\n".join(each.encode() if isinstance(each, str) else each for each in lines)
-    file = batches.files.upload("in.jsonl", "batch", io.BytesIO(content))
+    file = batches.records.upload("in.jsonl", "batch", io.BytesIO(content))
     body = BatchRequest(input_file_id=file.id, endpoint=QUERIES, completion_window="24h")
-    return batches.create(body, task)
+    return batches.create(batches.records, body, task)
 
 
 def run(batches: Batches, batch: Batch) -> Batch:
-    batches.run(batch)
-    return batches.records.get(batch.id)
+    batches.run(batches.records, batch.id)
+    return batches.records.get(Batch, batch.id)
 
 
 def ended(batches: Batches, batch: Batch) -> Batch:
-    until(lambda: batches.records.get(batch.id).status != "in_progress")
-    return batches.records.get(batch.id)
+    until(lambda: batches.records.get(Batch, batch.id).status != "in_progress")
+    return batches.records.get(Batch, batch.id)
 
 
 def lines_of(batches: Batches, file_id: str | None) -> dict[str, Any]:
     """Return the lines of a file of results, by custom_id."""
     if file_id is None:
         return {}
-    lines = [json.loads(each) for each in batches.files.content(file_id).read_text().splitlines()]
+    lines = [json.loads(each) for each in batches.records.content(file_id).read_text().splitlines()]
     found = {each["custom_id"]: each for each in lines}
     assert len(found) == len(lines), "each line is answered once"
     return found
@@ -160,9 +162,8 @@ def test_lines_have_their_vectors_or_the_error_of_the_endpoint(
     assert errors["long"]["response"]["body"]["error"]["code"] == "context_length_exceeded"
 
 
-@pytest.mark.parametrize("is_certain", [True, False])
 def test_line_that_only_the_workers_find_too_long_has_its_error(
-    batches: Batches, monkeypatch: pytest.MonkeyPatch, is_certain: bool
+    batches: Batches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenize = TextTokens.__call__
 
@@ -170,8 +171,6 @@ def test_line_that_only_the_workers_find_too_long_has_its_error(
         return [replace(text, is_truncated=False) for text in tokenize(tokens, texts)]
 
     monkeypatch.setattr(TextTokens, "__call__", without_tokenizer)
-    if not is_certain:
-        monkeypatch.setattr(batch_run, "truncation", unknown_truncation)
     lines = [line("short"), line("long", ["short", TOO_LONG]), line("cut", TOO_LONG, truncate=True)]
 
     batch = run(batches, made(batches, lines))
@@ -182,11 +181,6 @@ def test_line_that_only_the_workers_find_too_long_has_its_error(
     assert output["cut"]["response"]["headers"] == {"surge-truncated-rows": "0"}
     assert list(errors) == ["long"]
     assert errors["long"]["response"]["body"]["error"]["code"] == "context_length_exceeded"
-
-
-def unknown_truncation(facts: object, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    no = np.zeros(len(lengths), np.bool_)
-    return no, no
 
 
 @pytest.mark.usefixtures("faulty_workers")
@@ -217,26 +211,62 @@ def test_only_lines_near_a_text_that_cannot_be_encoded_have_its_error(
         assert vector(output[text]) == vectors_of([text], "")[0]
 
 
-def test_cancelled_batch_is_encoded_no_further(batches: Batches) -> None:
+def test_cancelled_batch_is_encoded_no_further(batches: Batches, tmp_path: Path) -> None:
     batch = made(batches, [line("a")])
-    assert batches.cancel(batch.id).status == "cancelled"
+    cancelled = batch.ended("cancelled")
+    assert batches.records.end(cancelled)
 
     with pytest.raises(Cancelled):
-        batches.run(batch)
+        run(batches, batch)
 
-    with pytest.raises(Refusal, match="has ended: cancelled"):
-        batches.cancel(batch.id)
-    assert not (batches.files.folder.parent / "scratch" / batch.id).exists()
+    assert not batches.records.end(cancelled), "it ends once"
+    assert not (tmp_path / "batches" / "scratch" / batch.id).exists()
 
 
 def test_file_that_a_batch_reads_is_not_deleted(batches: Batches) -> None:
     batch = made(batches, [line("a")])
-    with pytest.raises(Refusal, match=f"{batch.id} reads the file"):
-        batches.delete_file(batch.input_file_id)
+    with pytest.raises(Refusal, match="An open batch reads the file"):
+        batches.records.delete_file(batch.input_file_id)
 
-    batches.cancel(batch.id)
+    batches.records.end(batch.ended("cancelled"))
 
-    assert batches.delete_file(batch.input_file_id).deleted
+    assert batches.records.delete_file(batch.input_file_id).deleted
+
+
+def test_record_that_cannot_be_read_keeps_no_other_batch_waiting(
+    working: Batches, tmp_path: Path
+) -> None:
+    with sqlite3.connect(tmp_path / "batches" / "records.sqlite") as database:
+        values = ("batch_0", "batch", "", 2**40, '{"status": "in_progress"}')
+        database.execute("INSERT INTO records VALUES (?, ?, ?, ?, ?)", values)
+
+    batch = made(working, [line("a")])
+
+    assert ended(working, batch).status == "completed"
+    assert working.records.page(Batch, 10, None, "asc").data[0].id == batch.id
+
+
+def test_expired_records_are_removed_but_not_what_an_open_batch_reads(
+    batches: Batches, tmp_path: Path
+) -> None:
+    open_batch = made(batches, [line("a")])
+    ended_batch = run(batches, made(batches, [line("a")]))
+    path = tmp_path / "batches" / "records.sqlite"
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE records SET expires_at = 1")
+    for content in (tmp_path / "batches" / "files").iterdir():
+        os.utime(content, (1, 1))
+
+    batches.records.remove_expired()
+
+    [batch] = batches.records.page(Batch, 10, None, "asc").data
+    [file] = batches.records.page(FileObject, 10, None, "asc").data
+    assert batch.id == open_batch.id
+    assert file.id == open_batch.input_file_id
+    assert batches.records.content(file.id).exists()
+    for gone in (ended_batch.input_file_id, ended_batch.output_file_id):
+        assert gone is not None
+        assert not batches.records.content(gone).exists()
 
 
 def test_batch_whose_space_has_gone_fails(
@@ -255,7 +285,6 @@ def test_batch_whose_space_has_gone_fails(
 def test_batch_that_cannot_be_encoded_now_is_tried_again_after_the_others(
     working: Batches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batches_module, "_AGAIN_SECONDS", 0.01)
     pool = LaneSettings.pool
     failures = [EncoderError("the workers do not start")] * 3
 
@@ -282,7 +311,7 @@ from tests.service.test_batches import served
 
 folder = Path(sys.argv[1])
 with Batches(served(folder / "output").as_served(), folder / "batches") as batches:
-    until(lambda: not batches.open(), 600)
+    until(lambda: not batches.records.open_batches(), 600)
 """
 
 
@@ -303,11 +332,11 @@ def test_batch_of_killed_processes_answers_each_line_once(batches: Batches, tmp_
         threading.Event().wait(generator.uniform(0, 0.1))
         process.kill()
         assert process.wait() == -signal.SIGKILL
-    assert batches.open(), "none of the killed processes has ended the batch"
+    assert batches.records.open_batches(), "none of the killed processes has ended the batch"
 
     subprocess.run(command, check=True, timeout=200)
 
-    output = lines_of(batches, batches.records.get(batch.id).output_file_id)
+    output = lines_of(batches, batches.records.get(Batch, batch.id).output_file_id)
     assert list(output) == [str(number) for number in range(count)]
     for number in range(0, count, 997):
         assert vector(output[str(number)]) == vectors_of([f"text {number}"], "")[0]
