@@ -1,10 +1,9 @@
 """The checks at the end of every run that was not interrupted; they cover what the run did.
 
-The engine refuses a vector that cannot be right before it is published. At the end of a run the
-footer of each published file is compared with its source.
-One check says whether all of the run's partitions are published, names those that are not, and
-carries the run's metrics. Two compare the footers of what the run published or found fresh with the
-space and the source (`footer_checks`). The others look at what was encoded and warn.
+The engine refuses a vector that cannot be right before it is published. One check says whether all
+of the run's partitions are published, names those that are not, and carries the run's metrics. Two
+compare the files that the run published or found fresh with the
+space and the source (`file_checks`). The others look at what was encoded and warn.
 
 A check that judged nothing has no result of the run. Dagster shows it as skipped if it planned the
 check, and keeps its earlier result otherwise.
@@ -29,7 +28,7 @@ from surge_dagster.orchestration.outcome import Outcome, PaceOfRun, Violations
 _SEVERITIES = {"error": dg.AssetCheckSeverity.ERROR, "warn": dg.AssetCheckSeverity.WARN}
 _DESCRIPTIONS: dict[CheckName, str] = {
     "dimensions_match": (
-        "Each file's vectors have the space's dimension. Runs judge the footers of the files that "
+        "Each file's vectors have the space's dimension. Runs judge the files that "
         "they published or found up to date; the job `catalog_check` judges all files."
     ),
     "row_counts_match": (
@@ -62,11 +61,7 @@ def run_checks(names: CatalogNames, policy: CheckPolicy) -> list[dg.AssetCheckSp
             names.run_check.name,
             asset=names.embeddings,
             blocking=True,
-            description=(
-                "Every partition of the run is published, and the footer of each published file "
-                "names the rows of its source, the dimension and the space. Lists what failed and "
-                "why."
-            ),
+            description=("Every partition of the run is published. Lists what failed and why."),
         ),
         *(
             dg.AssetCheckSpec(name, asset=names.embeddings, description=description)
@@ -106,11 +101,11 @@ def run_check_results(
     names: CatalogNames, policy: CheckPolicy, outcome: Outcome
 ) -> list[dg.AssetCheckResult]:
     """Return the results of the checks that judged something in a run, the blocking one last."""
-    footers = outcome.footers
+    files = outcome.files
     truncation = outcome.truncation
     drift = outcome.drift
     failed = {"failed": len(outcome.failures)}
-    uncounted = len(footers.dimensions.keys() - footers.rows.keys())
+    uncounted = len(files.dimensions.keys() - files.rows.keys())
     without_count = {"without a row count of the source": uncounted}
     texts: dict[str, Any] = {}
     if truncation.rows:
@@ -119,14 +114,14 @@ def run_check_results(
     found = [
         Findings(
             "dimensions_match",
-            _faults(footers.dimensions),
-            len(footers.dimensions),
+            _faults(files.dimensions),
+            len(files.dimensions),
             failed,
         ),
         Findings(
             "row_counts_match",
-            _faults(footers.rows),
-            len(footers.rows),
+            _faults(files.rows),
+            len(files.rows),
             failed | without_count,
         ),
         Findings("few_texts_are_truncated", truncation.above, truncation.partitions, failed, texts),
@@ -239,5 +234,5 @@ def _run_check_metadata(outcome: Outcome) -> dict[str, Any]:
     if failures:
         metrics["partitions_failed"] = dg.MetadataValue.json(failed)
     if failures or outcome.ended_by:
-        metrics["failed"] = table_of_failures(failures, outcome.ended_by)
+        metrics["failed"] = table_of_failures(outcome)
     return metrics

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dagster as dg
 
 from surge_dagster.config.settings import NO_CRON, Settings
-from surge_dagster.orchestration.active_runs import active_runs, held_by_active_runs
+from surge_dagster.orchestration.active_runs import held_by_active_runs
 from surge_dagster.orchestration.divided import refresh_requests
 from surge_dagster.orchestration.names import CatalogNames
 
@@ -47,7 +47,7 @@ def scheduled_check(names: CatalogNames, settings: Settings) -> list[dg.Schedule
     if settings.check_cron == NO_CRON:
         return []
 
-    @dg.schedule(
+    schedule = dg.ScheduleDefinition(
         name=names.check_schedule,
         job_name=names.check_job,
         cron_schedule=settings.check_cron,
@@ -55,15 +55,6 @@ def scheduled_check(names: CatalogNames, settings: Settings) -> list[dg.Schedule
         description="Compares the whole catalog with the whole output.",
         default_status=_on_if_set(settings, "nightly_cron", "check_cron"),
     )
-    def schedule(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        active = [
-            run.run_id
-            for run in active_runs(context.instance, lambda run: run.job_name == names.check_job)
-        ]
-        if active:  # no pool makes checks wait for each other
-            return dg.SkipReason(f"a check is active already: run {', '.join(active)}")
-        return dg.RunRequest()
-
     return [schedule]
 
 

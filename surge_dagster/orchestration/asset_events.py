@@ -78,15 +78,14 @@ def source_version(
 
 
 def removed_partition(
-    names: CatalogNames, partition_key: str, version: str, text: str
+    names: CatalogNames, partition_key: str, version: str
 ) -> Iterator[SourceEvent]:
-    """The events that say that a partition was removed; `version` takes the place of its source
+    """Yield the events that report a partition as removed; `version` takes the place of its source
     version."""
     metadata = {
         "key": from_partition_key(partition_key),
         "source_version": version,
         "removed": True,
-        "removal": text,
     }
     return _of_source(names, partition_key, metadata, changed=True)
 

@@ -20,8 +20,7 @@ from typing import Any
 
 import dagster as dg
 
-from surge_dagster.engine.errors import ConfigError, SurgeError, TransientError
-from surge_dagster.engine.run.report import Failure
+from surge_dagster.engine.errors import SurgeError, TransientError
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
@@ -35,14 +34,23 @@ from surge_dagster.orchestration.records import Catalogued
 
 _TABLE_ROWS = 200
 _NAMED = 20
-_RUN_AGAIN = "Run again."
-_FIX_PARTITION = "Fix what the reason names, then launch this partition again."
-_FIX_RUN = "Fix what the reason names, then run again."
-_READ_ERROR = "Look at the run's error, then run again."
 
 
 def failure_table(rows: Sequence[tuple[str, str]]) -> dg.MarkdownMetadataValue:
-    return _table(("partition", "reason"), rows, len(rows))
+    """Return a table of at most 200 failed partitions with their reasons and remedies."""
+    lines = ["| partition | reason |", "| --- | --- |"]
+    lines += [f"| {_cell(key)} | {_cell(reason)} |" for key, reason in rows[:_TABLE_ROWS]]
+    if len(rows) > _TABLE_ROWS:
+        lines.append(f"| … | and {len(rows) - _TABLE_ROWS:,} more |")
+    return dg.MetadataValue.md("\n".join(lines))
+
+
+def table_of_failures(outcome: Outcome) -> dg.MarkdownMetadataValue:
+    """Return a table of what ended a run and of its failed partitions."""
+    rows = [(failure.key, failure.reason) for failure in outcome.failures.values()]
+    if outcome.ended_by is not None:
+        rows.insert(0, ("(the whole run)", _text(outcome.ended_by)))
+    return failure_table(rows)
 
 
 def failed_metadata(rows: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -51,20 +59,6 @@ def failed_metadata(rows: Sequence[tuple[str, str]]) -> dict[str, Any]:
         return {}  # Dagster would show a dialog that holds nothing
     keys = dg.MetadataValue.json([{"key": key} for key in dict.fromkeys(key for key, _ in rows)])
     return {"failed": failure_table(rows), "partitions_failed": keys}
-
-
-def table_of_failures(
-    failures: Sequence[Failure], ended_by: BaseException | None = None
-) -> dg.MarkdownMetadataValue:
-    """Return a table of at most 200 failed partitions with the reason and what to do."""
-    rows: list[tuple[str, str, str]] = []
-    if ended_by is not None:
-        rows.append(("(the whole run)", _text(ended_by), _remedy(ended_by)))
-    count = len(rows) + len(failures)
-    for failure in failures[:_TABLE_ROWS]:
-        what_to_do = _RUN_AGAIN if failure.transient else _FIX_PARTITION
-        rows.append((failure.key, _reason(failure), failure.remedy or what_to_do))
-    return _table(("partition", "reason", "what to do"), rows, count)
 
 
 @contextmanager
@@ -115,7 +109,7 @@ def failure_of(
         context,
         "\n".join((summary, *reasons)),
         is_transient=is_transient,
-        metadata={"failed": table_of_failures(failures, error)},
+        metadata={"failed": table_of_failures(outcome)},
     )
 
 
@@ -177,16 +171,6 @@ def _refused_version(partition: Partition, fingerprint: str) -> str:
     return hashlib.sha256(f"{partition.source_version}\0{fingerprint}".encode()).hexdigest()[:32]
 
 
-def _table(
-    titles: Sequence[str], rows: Sequence[Sequence[str]], count: int
-) -> dg.MarkdownMetadataValue:
-    lines = [f"| {' | '.join(titles)} |", f"| {' | '.join('---' for _ in titles)} |"]
-    lines += [f"| {' | '.join(map(_cell, cells))} |" for cells in rows[:_TABLE_ROWS]]
-    if count > _TABLE_ROWS:
-        lines.append(f"| … | and {count - _TABLE_ROWS:,} more |{' |' * (len(titles) - 2)}")
-    return dg.MetadataValue.md("\n".join(lines))
-
-
 def _cell(text: str) -> str:
     """Return code, because a file's name may be Markdown of an image or a link."""
     shown = text.replace("|", "\\|").replace("`", "'").replace("\n", " ")
@@ -197,19 +181,3 @@ def _text(error: BaseException) -> str:
     if isinstance(error, SurgeError):
         return str(error)
     return f"{type(error).__name__}: {error}"
-
-
-def _remedy(error: BaseException) -> str:
-    match error:
-        case ConfigError():
-            return _FIX_RUN
-        case SurgeError():
-            return _RUN_AGAIN
-        case _:
-            return _READ_ERROR
-
-
-def _reason(failure: Failure) -> str:
-    """Return the reason without key and remedy, which have columns of their own."""
-    reason = failure.reason.removesuffix(failure.remedy) if failure.remedy else failure.reason
-    return reason.strip().removeprefix(f"partition {failure.key!r}").lstrip(":, ")

@@ -18,7 +18,7 @@ from surge_dagster.engine.run.report import (
 )
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted, named
-from surge_dagster.orchestration.footer_checks import FooterChecks
+from surge_dagster.orchestration.file_checks import FileChecks
 from surge_dagster.orchestration.partition_keys import to_partition_key
 
 _NAMED = 5  # failed partitions, in the line of a run
@@ -111,7 +111,7 @@ class PaceOfRun:
 class Outcome:
     truncation: Truncation
     drift: Drift = field(default_factory=Drift)
-    footers: FooterChecks = field(default_factory=FooterChecks)
+    files: FileChecks = field(default_factory=FileChecks)
     pace: PaceOfRun = field(default_factory=PaceOfRun)
     report: RunReport = field(default_factory=RunReport)
     machines: Mapping[str, MachineWork] | None = None  # over a cluster

@@ -28,7 +28,6 @@ from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted, named
 from surge_dagster.engine.tables.opening import release
 from surge_dagster.orchestration.discovery import known_space
-from surge_dagster.orchestration.footer_checks import footer_failures
 from surge_dagster.orchestration.launch import LaunchConfig, RemovedPartitions
 from surge_dagster.orchestration.names import PUBLISH_SHARE, CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
@@ -131,8 +130,8 @@ class Refresh:
             if known is not None and known.spec_sha256 == space.spec_sha256:
                 space = known
             outputs = OutputState(self._store, space.name)
-            footers = self._outcome.footers
-            work = make_worklist(candidates, outputs, space, self._config, self._record, footers)
+            files = self._outcome.files
+            work = make_worklist(candidates, outputs, space, self._config, self._record, files)
             self._report_worklist(work)
             opened = open_run(
                 self._resources.run_setup(force=self._config.force),
@@ -145,9 +144,8 @@ class Refresh:
             )
             self._outcome.report = opened.run.report
             self._outcome.machines = opened.machines
-            rows = self._embed(opened, work.todo)
+            self._embed(opened, work.todo)
         self._events.end_of_superbatches()
-        self._judge_footers(outputs, rows, opened.run.space)
         self._report_fresh(work)
         return opened.run.space
 
@@ -173,15 +171,14 @@ class Refresh:
                 f"Launch {self._names.refresh_job} by hand to begin a space for what it is now."
             )
 
-    def _embed(self, opened: OpenedRun, todo: Sequence[Partition]) -> dict[str, int]:
-        """Run, and report to Dagster; return the rows of what was published, by catalog key."""
+    def _embed(self, opened: OpenedRun, todo: Sequence[Partition]) -> None:
+        """Run, and report to Dagster."""
         run = opened.run
         log = self._context.log
         log.info(
             f"{counted(len(todo), 'partition')} to do, space {run.space.title} ({run.space.name})"
         )
         follower = Follower(run, todo)
-        rows: dict[str, int] = {}
         try:
             followed = follower.follow(
                 opened.events(), lambda progress: log.info(progress.in_words()), LINE_SECONDS
@@ -195,11 +192,11 @@ class Refresh:
                         case Failure():
                             self._events.failure(event)
                         case Receipt():
-                            rows[event.key] = event.rows
+                            partition = self._outcome.partitions[event.key]
+                            self._outcome.files.judge(partition, event, run.space)
                             self._events.embedding(event)
         finally:
             self._outcome.published |= run.published
-        return rows
 
     def _report_superbatch(self, superbatch: SuperBatchReport, run: Run) -> None:
         if superbatch.index == 0:
@@ -209,16 +206,6 @@ class Refresh:
         if superbatch.is_slow:
             self._context.log.warning(superbatch.slow_message)
         self._events.superbatch(superbatch, run.space)
-
-    def _judge_footers(self, outputs: OutputState, rows: dict[str, int], space: Space) -> None:
-        """Report which of the published files are not what they should be."""
-        if not rows:
-            return
-        if outputs.space != space.name:  # the output has the space under another name
-            outputs = OutputState(self._store, space.name)
-        partitions = self._outcome.partitions
-        for failure in footer_failures(outputs, rows, partitions, space, self._outcome.footers):
-            self._events.failure(failure)
 
     def _report_fresh(self, work: Worklist) -> None:
         """Adopt files that are not on record; in a backfill, report every other fresh file too."""

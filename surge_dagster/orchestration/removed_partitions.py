@@ -1,8 +1,8 @@
 """Partitions that were removed from the source; the nightly refresh handles them.
 
 The setting `removed_partitions` decides. `report` gives the partition the source version `removed`
-once, which the UI shows. `delete` reports the name of its file, then deletes the file in the space
-of the settings, then the key.
+once, which the UI shows. `delete` logs the name of its file, then deletes the file in the space of
+the settings, then the key.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from surge_dagster.orchestration.partition_keys import (
 )
 
 _REMOVED = "removed"  # in the place of a source version
-_DELETED = "deleted"
 
 
 def handle_removed_partitions(
@@ -86,9 +85,9 @@ class _DagsterReporter:
         self._held = held
 
     def found(self, keys: Sequence[str], refusal: str | None) -> None:
-        reported = (_REMOVED, _DELETED)
-        new = [key for key in self._removed if self._sources.get(key) not in reported]
-        self._report(new, _REMOVED, "The source does not list this partition.")
+        new = [key for key in self._removed if self._sources.get(key) != _REMOVED]
+        events = [removed_partition(self._names, key, _REMOVED) for key in new]
+        report_events(self._context.instance, self._context, list(chain.from_iterable(events)))
         if self._removed:
             self._context.log.info(
                 f"{counted(len(self._removed), 'partition')} removed from the source, "
@@ -99,18 +98,14 @@ class _DagsterReporter:
         return to_partition_key(key) in self._held
 
     def deleting(self, key: str, location: str) -> None:
-        partition_key = to_partition_key(key)
-        if self._sources.get(partition_key) != _DELETED:
-            text = f"Its output {location} and its key are deleted."
-            self._report([partition_key], _DELETED, text)
+        # before it happens
+        self._context.log.info(
+            f"partition {key!r} was removed from the source: {location} and its key are deleted"
+        )
 
     def deleted(self, key: str) -> None:
         instance = self._context.instance
         instance.delete_dynamic_partition(self._names.partitions_name, to_partition_key(key))
-
-    def _report(self, partition_keys: Sequence[str], version: str, text: str) -> None:
-        events = [removed_partition(self._names, key, version, text) for key in partition_keys]
-        report_events(self._context.instance, self._context, list(chain.from_iterable(events)))
 
 
 def removed_keys(listing: Listing) -> list[str]:

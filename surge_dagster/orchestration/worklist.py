@@ -17,7 +17,7 @@ from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import Freshness, OutputState
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.sources.partition import Partition, Source
-from surge_dagster.orchestration.footer_checks import FooterChecks, unreadable
+from surge_dagster.orchestration.file_checks import FileChecks
 from surge_dagster.orchestration.launch import LaunchConfig, require_known
 from surge_dagster.orchestration.partition_keys import (
     from_partition_key,
@@ -139,9 +139,9 @@ def make_worklist(
     space: Space,
     config: LaunchConfig,
     record: OnRecord,
-    checks: FooterChecks,
+    checks: FileChecks,
 ) -> Worklist:
-    """Sort the partitions of a run into fresh ones and ones that need work; judge their footers."""
+    """Sort the partitions of a run into fresh ones and ones that need work; judge their files."""
     work = Worklist(outputs)
     for partition in outputs.looked_at(candidates):
         freshness = _judged(partition, work, space, checks)
@@ -150,7 +150,8 @@ def make_worklist(
         must_be_forced = config.force and not record.has_forced(fresh_file)
 
         if freshness.error is not None:
-            work.failures.append(unreadable(partition.key, freshness.error))
+            reason = str(freshness.error)
+            work.failures.append(Failure(partition.key, reason, transient=True))
         elif is_selected and (fresh_file is None or must_be_forced):
             work.todo.append(partition)
             work.known[partition.key] = freshness
@@ -161,14 +162,18 @@ def make_worklist(
     return work
 
 
-def _judged(partition: Partition, work: Worklist, space: Space, checks: FooterChecks) -> Freshness:
-    """Return the freshness of a partition; a file whose footer is wrong counts as missing."""
+def _judged(partition: Partition, work: Worklist, space: Space, checks: FileChecks) -> Freshness:
+    """Return the freshness of a partition; a wrong file counts as missing."""
     freshness = work.outputs.freshness(partition)
-    fault = checks.record(partition, freshness, space)
-    if fault or freshness.invalid is not None:
-        work.differing.append(f"partition {partition.key!r}: {fault or freshness.invalid}")
+    if freshness.invalid is not None:
+        checks.refuse(partition.key, freshness.invalid)
+        work.differing.append(f"partition {partition.key!r}: {freshness.invalid}.")
+    if freshness.file is None or freshness.status != "fresh":
+        return freshness
+
+    fault = checks.judge(partition, work.receipt(freshness.file), space)
     if not fault:
         return freshness
-    if freshness.file is not None:
-        work.outputs.refuse(freshness.file, fault)
+    work.differing.append(f"partition {partition.key!r}: {fault}")
+    work.outputs.refuse(freshness.file, fault)
     return Freshness("missing")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -18,14 +18,11 @@ import yaml
 
 from surge_dagster.config.settings import load_settings
 from surge_dagster.definitions import embedding_catalog
-from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.run import report
 from surge_dagster.engine.run.meters import Pace
-from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.asset_events import superbatch_metrics
-from surge_dagster.orchestration.footer_checks import footer_failures
 from surge_dagster.orchestration.launch import job_of
 from surge_dagster.orchestration.names import LOST_RUNS, CatalogNames
 from surge_dagster.resources import EncoderResource
@@ -368,21 +365,6 @@ def shown(bench: Workbench) -> tuple[set[str], set[str]]:
 
 def values_of(event: dg.AssetMaterialization | dg.AssetObservation) -> dict[str, Any]:
     return {name: value.value for name, value in event.metadata.items()}
-
-
-def when_footers_are_checked(
-    monkeypatch: pytest.MonkeyPatch, before: Callable[[str], Failure | None]
-) -> None:
-    """Call a function for each published file before a run checks its footer; it may return a
-    failure or raise."""
-
-    def check(outputs: OutputState, rows: Mapping[str, int], *others: Any) -> Iterator[Failure]:
-        failures = {key: before(key) for key in rows}
-        yield from filter(None, failures.values())
-        sound = {key: count for key, count in rows.items() if failures[key] is None}
-        yield from footer_failures(outputs, sound, *others)
-
-    monkeypatch.setattr("surge_dagster.orchestration.refresh.footer_failures", check)
 
 
 def requested(found: Tick) -> list[list[str]]:

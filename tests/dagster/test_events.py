@@ -326,7 +326,6 @@ def test_source_partition_that_was_removed_says_so(bench: Workbench) -> None:
 
     assert found["source_version"] == "removed"
     assert found["removed"] is True
-    assert found["removal"] == "The source does not list this partition."
     assert stale_status(bench, "b") == "STALE"
 
 

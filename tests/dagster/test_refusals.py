@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from surge_dagster.engine.errors import StoreUnavailable
-from tests.dagster.conftest import Workbench, requested, shown, when_footers_are_checked
+from surge_dagster.orchestration.run_events import RunEvents
+from tests.dagster.conftest import Workbench, requested, shown
 from tests.dagster.test_failures import NULL_TEXT
 
 
@@ -20,7 +21,7 @@ def test_refusals_are_reported_by_a_run_that_another_error_ends(
 
     bench.write("bad", NULL_TEXT)
     bench.write("good")
-    when_footers_are_checked(monkeypatch, down)
+    monkeypatch.setattr(RunEvents, "end_of_superbatches", down)
 
     ran = bench.refresh()
 
@@ -29,8 +30,8 @@ def test_refusals_are_reported_by_a_run_that_another_error_ends(
     assert ran.failure().startswith("the store is down\n1 partition had failed by then:")
 
     whole, bad = str(ran.metrics()["failed"]).splitlines()[2:]
-    assert whole == "| `(the whole run)` | `the store is down` | `Run again.` |"
-    assert bad.startswith("| `bad` | `row 1")
+    assert whole == "| `(the whole run)` | `the store is down` |"
+    assert bad.startswith("| `bad` | `partition 'bad', row 1")
     assert shown(bench) == ({"good"}, {"bad"})
     assert "1 refused" in bench.tick().skip_message
 

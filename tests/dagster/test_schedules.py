@@ -80,18 +80,6 @@ def test_nightly_refresh_whose_store_hangs_is_one_run(
     assert options_of(request)["keys"] is None
 
 
-def test_scheduled_check_is_skipped_while_another_check_is_active(bench: Workbench) -> None:
-    bench.settings["check_cron"] = "0 * * * *"
-
-    assert len(bench.scheduled(NAMES.check_schedule)) == 1
-
-    run = bench.pretend_run(NAMES.check_job, dg.DagsterRunStatus.STARTED)
-    assert f"active already: run {run.run_id}" in str(bench.scheduled(NAMES.check_schedule))
-
-    bench.instance.report_run_failed(run)
-    assert len(bench.scheduled(NAMES.check_schedule)) == 1
-
-
 def options_of(request: object) -> dict[str, Any]:
     """The config of the op of a requested run."""
     assert isinstance(request, dg.RunRequest), request
