@@ -1,4 +1,7 @@
-"""Alerts of failed runs, checks and ticks, which sensors post to the URL of `alert_webhook`.
+"""Alerts of failed runs, checks and ticks, which the sensor `alerts` posts to the URL of
+`alert_webhook`.
+
+An alert that the webhook does not take is kept in the sensor's cursor and posted again for a day.
 
 Slack needs no code of this project; its own package makes the sensor (pip install dagster-slack):
 
@@ -8,8 +11,8 @@ Slack needs no code of this project; its own package makes the sensor (pip insta
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any
 
 import dagster as dg
@@ -17,70 +20,157 @@ import requests
 
 from surge_dagster.config.settings import Settings
 from surge_dagster.engine.support.counts import counted, named
-from surge_dagster.orchestration.active_runs import embeds
+from surge_dagster.orchestration.active_runs import assets_of, concerns
 from surge_dagster.orchestration.dagster_internals import last_tick
 from surge_dagster.orchestration.names import LOST_RUNS, CatalogNames
 
 _SENSOR_SECONDS = 30
-_TIMEOUT_SECONDS = 5.0  # a tick takes up to five failed runs, and Dagster gives it a minute
+# Dagster gives a tick a minute.
+_TIMEOUT_SECONDS = 5.0
+_POSTS_PER_TICK = 5
+_RUNS_PER_TICK = 20  # that succeeded, and as many that failed
+_KEPT_SECONDS = 24 * 60 * 60
 _PARTITIONS_NAMED = 20
 _MESSAGE_CHARACTERS = 4000
 _WILL_RETRY_TAG = "dagster/will_retry"
 _FAILED_TICKS = 10  # of a sensor in a row before an alert: five minutes of `new_partitions`
 
+Alert = dict[str, Any]
+
 
 def failure_text(context: dg.RunFailureSensorContext) -> str:
     """Return the text of an alert: job, errors of the run's steps, and failed partitions."""
-    return _text(
-        _message(context), _failed_keys(_checks_that_failed(context)), context.dagster_run.run_id
-    )
+    run = context.dagster_run
+    keys = _failed_keys(_checks_that_failed(context.instance, run.run_id))
+    return _text(_failure(context.instance, run), keys, run.run_id)
 
 
 def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDefinition]:
-    """Return the sensors that post an alert for failed runs, failed checks, and failed ticks.
+    """Return the sensor that posts an alert for failed runs, failed checks, and failed ticks.
 
     The posted JSON object holds `catalog` (the catalog's name or ""), `run_id` (of ticks ""),
     `message`, `failed_partitions` (the first 20 keys), `failed_count`, and `text`, which combines
     them. Runs that Dagster launches again are left out, and so are checks of severity warn, except
-    `encode_not_slow`. Without the setting `alert_webhook` there are none.
+    `encode_not_slow`. Without the setting `alert_webhook` there is none.
     """
     if settings.alert_webhook is None:
         return []
-    webhook = _Webhook(settings.alert_webhook.get_secret_value(), names)
-    return [
-        _failed_runs(names, webhook),
-        _failed_checks(names, webhook),
-        _failed_ticks(names, webhook),
-    ]
+    url = settings.alert_webhook.get_secret_value()
+    assets = names.assets | {names.derived(each.label) for each in settings.derived}
+
+    @dg.sensor(
+        name=names.alerts,
+        description=(
+            "Posts an alert for each run of this catalog that failed and will not be launched "
+            "again, found an error with a check, or was slow; and when "
+            f"{_FAILED_TICKS} ticks of a sensor in a row, or one of a schedule, have failed."
+        ),
+        minimum_interval_seconds=_SENSOR_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+    )
+    def sensor(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        cursor = json.loads(context.cursor or "{}")
+        seen: dict[str, int] = cursor.get("seen", {})
+        new = list(_of_runs(names, assets, context.instance, seen))
+        failing = _failing(context, names)
+        for name, message in failing.items():
+            if name not in cursor.get("failing", []):
+                new.append(_alert(names, message))
+
+        now = time.time()
+        kept = [each for each in cursor.get("kept", []) if each["since"] > now - _KEPT_SECONDS]
+        kept += [{"since": now, "alert": alert} for alert in new]
+        kept = _deliver(context, url, kept)
+        context.update_cursor(json.dumps({"seen": seen, "failing": list(failing), "kept": kept}))
+        return dg.SkipReason(
+            f"{counted(len(kept), 'alert')} to be delivered; ticks fail of: "
+            f"{', '.join(failing) or 'nothing'}"
+        )
+
+    return [sensor]
 
 
-class _Webhook:
-    """Posts alerts of a catalog; no message contains its URL, which is a secret."""
+def _of_runs(
+    names: CatalogNames,
+    assets: Set[dg.AssetKey],
+    instance: dg.DagsterInstance,
+    seen: dict[str, int],
+) -> Iterator[Alert]:
+    """Yield alerts of this catalog's runs that have ended since the last tick.
 
-    def __init__(self, url: str, names: CatalogNames) -> None:
-        self._url = url
-        self._names = names
+    Args:
+        seen: the newest end that was looked at, by kind; it is brought up to date.
+    """
+    for kind in (dg.DagsterEventType.RUN_FAILURE, dg.DagsterEventType.RUN_SUCCESS):
+        if kind.value not in seen:  # what ended before the first tick is no news
+            newest = instance.fetch_run_status_changes(kind, limit=1).records
+            seen[kind.value] = newest[0].storage_id if newest else 0
+        since = dg.RunStatusChangeRecordsFilter(kind, after_storage_id=seen[kind.value])
+        page = instance.fetch_run_status_changes(since, limit=_RUNS_PER_TICK, ascending=True)
+        for record in page.records:
+            seen[kind.value] = record.storage_id
+            run = instance.get_run_by_id(record.run_id)
+            if run is None or not concerns(instance, run, names.jobs, assets):
+                continue
+            checks = _checks_that_failed(instance, run.run_id)
+            if kind is dg.DagsterEventType.RUN_SUCCESS:
+                wrong = list(filter(_is_alerted, checks))
+                if wrong:
+                    yield _alert(names, _findings(instance, run, wrong), wrong, run.run_id)
+            elif run.tags.get(_WILL_RETRY_TAG) != "true":
+                yield _alert(names, _failure(instance, run), checks, run.run_id)
 
-    def post(self, log: logging.Logger, message: str, keys: list[str], run_id: str) -> bool:
-        """Post an alert; return whether it was delivered."""
-        message = message[:_MESSAGE_CHARACTERS]
-        alert = {
-            "catalog": self._names.name or "",
-            "run_id": run_id,
-            "message": message,
-            "failed_partitions": keys[:_PARTITIONS_NAMED],
-            "failed_count": len(keys),
-            "text": _text(message, keys, run_id),
-        }
-        problem = _post(self._url, alert)
+
+def _failing(context: dg.SensorEvaluationContext, names: CatalogNames) -> dict[str, str]:
+    """Return a message for each sensor and schedule whose ticks fail."""
+    # All catalogs share `lost_runs`, and each posts that it fails: each may have its own URL.
+    watched = dict.fromkeys((names.sensor, names.hand_over_sensor, LOST_RUNS), _FAILED_TICKS)
+    watched |= {names.schedule: 1, names.check_schedule: 1}
+    failing: dict[str, str] = {}
+    for name, fewest in watched.items():
+        tick = last_tick(context, name)
+        if tick is None or tick.error is None or tick.consecutive_failure_count < fewest:
+            continue
+        # Dagster's own error names only the sensor
+        error = (tick.error.cause or tick.error).message.strip()
+        count = counted(tick.consecutive_failure_count, "tick")
+        failing[name] = f"The last {count} of {name} failed.\n{error}"
+    return failing
+
+
+def _alert(
+    names: CatalogNames,
+    message: str,
+    checks: Iterable[dg.AssetCheckEvaluation] = (),
+    run_id: str = "",
+) -> Alert:
+    message = message[:_MESSAGE_CHARACTERS]
+    keys = _failed_keys(checks)
+    return {
+        "catalog": names.name or "",
+        "run_id": run_id,
+        "message": message,
+        "failed_partitions": keys[:_PARTITIONS_NAMED],
+        "failed_count": len(keys),
+        "text": _text(message, keys, run_id),
+    }
+
+
+def _deliver(
+    context: dg.SensorEvaluationContext, url: str, kept: Sequence[dict[str, Any]]
+) -> Sequence[dict[str, Any]]:
+    """Post the first alerts; return what is still to be delivered."""
+    for number, each in enumerate(kept[:_POSTS_PER_TICK]):
+        problem = _post(url, each["alert"])
         if problem:
-            what = f"run {run_id}" if run_id else "failed ticks"
-            log.error(f"the alert of {what} was not delivered: {problem}")
-        return not problem
+            context.log.error(f"{counted(len(kept) - number, 'alert')} not delivered: {problem}")
+            return kept[number:]
+    return kept[_POSTS_PER_TICK:]
 
 
-def _post(url: str, alert: dict[str, Any]) -> str:
-    """Post once, without following redirections; return what went wrong."""
+def _post(url: str, alert: Alert) -> str:
+    """Post once, without following redirections; return what went wrong, without the URL, which is
+    a secret."""
     try:
         answer = requests.post(url, json=alert, timeout=_TIMEOUT_SECONDS, allow_redirects=False)
     except (requests.RequestException, OSError, ValueError) as error:
@@ -88,94 +178,6 @@ def _post(url: str, alert: dict[str, Any]) -> str:
     if answer.ok and not answer.is_redirect:
         return ""
     return f"the webhook answered {answer.status_code}"
-
-
-def _failed_runs(names: CatalogNames, webhook: _Webhook) -> dg.SensorDefinition:
-    @dg.run_failure_sensor(
-        name=names.failure_alerts,
-        description=(
-            "Posts an alert for each run of this catalog that failed and will not be launched "
-            "again."
-        ),
-        minimum_interval_seconds=_SENSOR_SECONDS,
-        default_status=dg.DefaultSensorStatus.RUNNING,
-    )
-    def failed_runs(context: dg.RunFailureSensorContext) -> None:
-        run = context.dagster_run
-        if _is_ours(names, context) and run.tags.get(_WILL_RETRY_TAG) != "true":
-            keys = _failed_keys(_checks_that_failed(context))
-            webhook.post(context.log, _message(context), keys, run.run_id)
-
-    return failed_runs
-
-
-def _failed_checks(names: CatalogNames, webhook: _Webhook) -> dg.SensorDefinition:
-    @dg.run_status_sensor(
-        run_status=dg.DagsterRunStatus.SUCCESS,
-        name=names.check_alerts,
-        description=(
-            "Posts an alert for each run of this catalog that succeeded and found an error with a "
-            "check, or was slow."
-        ),
-        minimum_interval_seconds=_SENSOR_SECONDS,
-        default_status=dg.DefaultSensorStatus.RUNNING,
-    )
-    def failed_checks(context: dg.RunStatusSensorContext) -> None:
-        if not _is_ours(names, context):
-            return
-        wrong = list(filter(_is_alerted, _checks_that_failed(context)))
-        if not wrong:
-            return
-        has_errors = any(each.severity == dg.AssetCheckSeverity.ERROR for each in wrong)
-        what = "found errors" if has_errors else "was slow"
-        lines = [f"{context.dagster_run.job_name} {what}."]
-        lines += [f"{each.check_name}: {each.description}" for each in wrong]
-        run_id = context.dagster_run.run_id
-        webhook.post(context.log, "\n".join(lines), _failed_keys(wrong), run_id)
-
-    return failed_checks
-
-
-def _failed_ticks(names: CatalogNames, webhook: _Webhook) -> dg.SensorDefinition:
-    # All catalogs share `lost_runs`, and each posts that it fails: each may have its own URL.
-    sensors = (names.sensor, names.hand_over_sensor, LOST_RUNS, names.failure_alerts)
-    watched = dict.fromkeys((*sensors, names.check_alerts), _FAILED_TICKS)
-    watched |= {names.schedule: 1, names.check_schedule: 1}
-
-    @dg.sensor(
-        name=names.tick_alerts,
-        description=(
-            f"Posts an alert when {_FAILED_TICKS} ticks of a sensor in a row, or one of a "
-            "schedule, have failed; the next one when a tick has succeeded in between."
-        ),
-        minimum_interval_seconds=_SENSOR_SECONDS,
-        default_status=dg.DefaultSensorStatus.RUNNING,
-    )
-    def failed_ticks(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        posted = json.loads(context.cursor or "[]")
-        failing: list[str] = []
-        for name, fewest in watched.items():
-            tick = last_tick(context, name)
-            if tick is None or tick.error is None or tick.consecutive_failure_count < fewest:
-                continue
-            # Dagster's own error names only the sensor
-            error = (tick.error.cause or tick.error).message.strip()
-            count = counted(tick.consecutive_failure_count, "tick")
-            message = f"The last {count} of {name} failed.\n{error}"
-            # one that is not delivered is posted by the next tick
-            if name in posted or webhook.post(context.log, message, [], ""):
-                failing.append(name)
-        context.update_cursor(json.dumps(failing))
-        return dg.SkipReason(f"ticks fail of: {', '.join(failing) or 'nothing'}")
-
-    return failed_ticks
-
-
-def _is_ours(names: CatalogNames, context: dg.RunStatusSensorContext) -> bool:
-    # The sensors monitor all runs: a run that is launched in the UI for an asset, or by a user's
-    # own job, belongs to no job of this catalog.
-    run = context.dagster_run
-    return run.job_name in names.jobs or embeds(names, context.instance, run)
 
 
 def _text(message: str, keys: list[str], run_id: str) -> str:
@@ -187,29 +189,47 @@ def _text(message: str, keys: list[str], run_id: str) -> str:
     return "\n".join(lines)
 
 
-def _message(context: dg.RunFailureSensorContext) -> str:
-    lines = [f"{context.dagster_run.job_name} failed."]
-    for event in context.get_step_failure_events():
-        data = event.step_failure_data
+def _name(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
+    """Return the name of a run's job, or of the assets that a run from the UI materializes."""
+    if not run.job_name.startswith("__"):
+        return run.job_name
+    assets = [key.to_user_string() for key in assets_of(instance, run) or ()]
+    return f"The materialization of {', '.join(sorted(assets))}"
+
+
+def _failure(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
+    """Return what failed in a run: the errors of its steps, or how its process ended."""
+    lines = [f"{_name(instance, run)} failed."]
+    for entry in instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE):
+        assert entry.dagster_event is not None
+        data = entry.dagster_event.step_failure_data
         if data.user_failure_data and data.user_failure_data.description:
             lines.append(data.user_failure_data.description)
         elif data.error:
             lines.append(data.error.message.strip())
     if len(lines) == 1:
-        lines.append(context.failure_event.message or "")
-    return "\n".join(lines)[:_MESSAGE_CHARACTERS]
+        ends = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_FAILURE)
+        lines += [entry.message for entry in ends]
+    return "\n".join(lines)
 
 
-def _checks_that_failed(context: dg.RunStatusSensorContext) -> list[dg.AssetCheckEvaluation]:
+def _findings(
+    instance: dg.DagsterInstance, run: dg.DagsterRun, checks: Sequence[dg.AssetCheckEvaluation]
+) -> str:
+    lines = [f"{_name(instance, run)}: {counted(len(checks), 'check')} failed."]
+    for each in checks:
+        lines.append(f"{each.asset_key.to_user_string()}: {each.check_name}: {each.description}")
+    return "\n".join(lines)
+
+
+def _checks_that_failed(instance: dg.DagsterInstance, run_id: str) -> list[dg.AssetCheckEvaluation]:
     """Return the checks of a run whose last result is that they failed."""
-    logs = context.instance.all_logs(
-        context.dagster_run.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION
-    )
-    last: dict[str, dg.AssetCheckEvaluation] = {}
+    logs = instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+    last: dict[dg.AssetCheckKey, dg.AssetCheckEvaluation] = {}
     for entry in logs:
         if entry.dagster_event is not None:
             check = entry.dagster_event.asset_check_evaluation_data
-            last[check.check_name] = check
+            last[check.asset_check_key] = check
     return [check for check in last.values() if not check.passed]
 
 

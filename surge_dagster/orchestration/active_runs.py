@@ -57,10 +57,20 @@ def active_runs(
 
 def embeds(names: CatalogNames, instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
     """Return whether a run embeds partitions of this catalog, or may do so."""
-    if run.job_name in (names.refresh_job, names.embed_job):
+    return concerns(instance, run, {names.refresh_job, names.embed_job}, {names.embeddings})
+
+
+def concerns(
+    instance: dg.DagsterInstance,
+    run: dg.DagsterRun,
+    job_names: Set[str],
+    asset_keys: Set[dg.AssetKey],
+) -> bool:
+    """Return whether a run is one of these jobs, or executes one of these assets, or may do so."""
+    if run.job_name in job_names:
         return True
-    assets = _assets_of(instance, run)
-    return assets is None or names.embeddings in assets
+    assets = assets_of(instance, run)
+    return assets is None or not assets.isdisjoint(asset_keys)
 
 
 def held_by_active_runs(
@@ -117,7 +127,7 @@ def _configs(run: dg.DagsterRun, op_names: Sequence[str]) -> Iterator[Mapping[st
         yield (ops.get(name) or {}).get("config") or {}
 
 
-def _assets_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Set[dg.AssetKey] | None:
+def assets_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Set[dg.AssetKey] | None:
     """Return the assets that a run executes; None if its plan cannot be read."""
     # Dagster records the assets that were selected for a run. A user's own job,
     # `define_asset_job(selection=[…])`, selects them beforehand: a run that a schedule, a sensor or

@@ -90,9 +90,7 @@ class CatalogNames:
 
         self.sensor = f"{prefix}new_partitions"
         self.hand_over_sensor = f"{prefix}hand_over_changes"
-        self.failure_alerts = f"{prefix}alerts_of_failed_runs"
-        self.check_alerts = f"{prefix}alerts_of_failed_checks"
-        self.tick_alerts = f"{prefix}alerts_of_failed_ticks"
+        self.alerts = f"{prefix}alerts"
         self.schedule = f"{prefix}nightly_refresh"
         self.check_schedule = f"{prefix}scheduled_check"
 
@@ -117,6 +115,12 @@ class CatalogNames:
 
     def derived_op(self, label: str) -> str:
         return f"{self.embeddings_op}_{label}"
+
+    @property
+    def assets(self) -> frozenset[dg.AssetKey]:
+        """All assets of the catalog, without those of derived spaces."""
+        files = (self.source_partitions, self.superbatches, self.embeddings, self.current_space)
+        return frozenset((*files, self.lancedb, self.pgvector))
 
     @property
     def run_check(self) -> dg.AssetCheckKey:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,13 +15,15 @@ from urllib.parse import unquote_plus
 import dagster as dg
 import pytest
 
+from surge_dagster.assets.consumers import CHECK
 from surge_dagster.automation import alerts
 from surge_dagster.automation.alerts import failure_text
 from surge_dagster.config.settings import load_settings
 from surge_dagster.definitions import embedding_catalog
+from surge_dagster.orchestration.launch import job_of
 from surge_dagster.orchestration.names import CatalogNames
 from tests.dagster import private_dagster
-from tests.dagster.conftest import NAMES, Workbench
+from tests.dagster.conftest import NAMES, Workbench, execute
 
 SECRET = "hunter2"
 SHOP = CatalogNames("shop")
@@ -102,7 +105,7 @@ def test_failed_run_is_posted_once_with_its_partitions(
     bad = [f"bad{number:02}" for number in range(25)]
     for key in bad:
         bench.write(key, [("x", None)])
-    ticks = Ticks(bench, NAMES.failure_alerts)
+    ticks = Ticks(bench, NAMES.alerts)
     ticks.look()  # runs that failed before the first tick are not posted
 
     ran = bench.refresh()
@@ -145,7 +148,7 @@ def fail(bench: Workbench, definitions: dg.Definitions, job: str, **how: Any) ->
 def test_failed_run_of_any_job_is_posted_once_for_its_own_catalog(
     bench: Workbench, listener: Listener, two_catalogs: dg.Definitions
 ) -> None:
-    ticks = [Ticks(bench, names.failure_alerts, two_catalogs) for names in (SHOP, DOCS)]
+    ticks = [Ticks(bench, names.alerts, two_catalogs) for names in (SHOP, DOCS)]
     for each in ticks:
         each.look()
 
@@ -164,7 +167,7 @@ def test_failed_run_of_any_job_is_posted_once_for_its_own_catalog(
 def test_failed_run_that_dagster_launches_again_is_not_posted(
     bench: Workbench, listener: Listener, two_catalogs: dg.Definitions
 ) -> None:
-    ticks = Ticks(bench, SHOP.failure_alerts, two_catalogs)
+    ticks = Ticks(bench, SHOP.alerts, two_catalogs)
     ticks.look()
 
     fail(bench, two_catalogs, SHOP.refresh_job)
@@ -180,7 +183,7 @@ def test_errors_that_a_check_of_the_catalog_finds_are_posted(
 ) -> None:
     bench.settings["alert_webhook"] = listener.url
     bench.fill("abc", 3)
-    ticks = Ticks(bench, NAMES.check_alerts)
+    ticks = Ticks(bench, NAMES.alerts)
 
     ticks.look()
 
@@ -196,9 +199,88 @@ def test_errors_that_a_check_of_the_catalog_finds_are_posted(
     [alert] = listener.alerts()
 
     assert alert["run_id"] == ran.run_id
-    assert alert["message"].startswith("catalog_check found errors.\n")
+    assert alert["message"].startswith("catalog_check: 2 checks failed.\n")
     assert "every_partition_is_embedded: 2 partitions judged, 1 violation" in alert["message"]
     assert sorted(alert["failed_partitions"]) == ["a", "b"]
+
+
+def test_failed_check_of_one_table_is_posted_if_that_of_another_passes(
+    bench: Workbench, listener: Listener
+) -> None:
+    @dg.op
+    def compare(context) -> None:
+        context.log_event(dg.AssetCheckEvaluation(NAMES.lancedb, CHECK, False, {}))
+        context.log_event(dg.AssetCheckEvaluation(NAMES.pgvector, CHECK, True, {}))
+
+    bench.settings["alert_webhook"] = listener.url
+    ticks = Ticks(bench, NAMES.alerts)
+    ticks.look()
+
+    assert execute(bench.instance, job_of(NAMES.hand_over_job, compare, "")).success
+    ticks.look()
+
+    [alert] = listener.alerts()
+    assert alert["message"].startswith("hand_over: 1 check failed.\nlancedb: table_matches_files")
+
+
+def test_run_of_the_ui_for_a_table_is_posted_with_the_asset(
+    bench: Workbench, listener: Listener
+) -> None:
+    bench.settings |= {
+        "alert_webhook": listener.url,
+        "pgvector": {"dsn": "postgresql://127.0.0.1/shop", "table": "products"},
+    }
+    ticks = Ticks(bench, NAMES.alerts)
+    ticks.look()
+
+    job = bench.definitions.resolve_implicit_global_asset_job_def()
+    run = bench.instance.create_run_for_job(job, asset_selection={NAMES.pgvector}, tags=FOR_GOOD)
+    bench.instance.report_run_failed(run, "The process is gone.")
+    ticks.look()
+
+    [alert] = listener.alerts()
+    assert alert["run_id"] == run.run_id
+    assert alert["message"].startswith("The materialization of pgvector failed.\n")
+
+
+def test_alert_that_was_not_delivered_is_posted_again_for_a_day(
+    bench: Workbench,
+    listener: Listener,
+    two_catalogs: dg.Definitions,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listener.status = 503
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    ticks = Ticks(bench, SHOP.alerts, two_catalogs)
+    ticks.look()
+    fail(bench, two_catalogs, "ours", tags=FOR_GOOD)
+
+    for _ in range(3):
+        ticks.look()
+
+    assert len(listener.posted) == 3
+
+    now += 24 * 60 * 60
+    ticks.look()
+
+    assert len(listener.posted) == 3, "it is a day old"
+
+
+def test_alert_that_was_delivered_at_last_is_not_posted_again(
+    bench: Workbench, listener: Listener, two_catalogs: dg.Definitions
+) -> None:
+    listener.status = 503
+    ticks = Ticks(bench, SHOP.alerts, two_catalogs)
+    ticks.look()
+    fail(bench, two_catalogs, "ours", tags=FOR_GOOD)
+    ticks.look()
+
+    listener.status = 200
+    for _ in range(2):
+        ticks.look()
+
+    assert len(listener.posted) == 2
 
 
 class SensorTicks:
@@ -235,7 +317,7 @@ class SensorTicks:
             instance=self._bench.instance,
             code_location_origin=origin,
         ) as context:
-            sensor = self._repository.get_sensor_def(NAMES.tick_alerts)
+            sensor = self._repository.get_sensor_def(NAMES.alerts)
             self._cursor = sensor.evaluate_tick(context).cursor
         return len(self._listener.posted)
 
@@ -297,10 +379,7 @@ def test_alert_of_failing_ticks_is_posted_until_it_is_delivered(
 
 
 def test_without_a_webhook_there_is_no_sensor(bench: Workbench) -> None:
-    repository = bench.definitions.get_repository_def()
-    alerts = (NAMES.failure_alerts, NAMES.check_alerts, NAMES.tick_alerts)
-
-    assert not any(map(repository.has_sensor_def, alerts))
+    assert not bench.definitions.get_repository_def().has_sensor_def(NAMES.alerts)
 
 
 @pytest.mark.parametrize("wrong", ["nobody", "error", "redirection", "silence"])
