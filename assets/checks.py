@@ -101,36 +101,8 @@ def run_check_results(
     names: CatalogNames, policy: CheckPolicy, outcome: Outcome
 ) -> list[dg.AssetCheckResult]:
     """Return the results of the checks that judged something in a run, the blocking one last."""
-    files = outcome.files
-    truncation = outcome.truncation
-    drift = outcome.drift
-    failed = {"failed": len(outcome.failures)}
-    uncounted = len(files.dimensions.keys() - files.rows.keys())
-    without_count = {"without a row count of the source": uncounted}
-    texts: dict[str, Any] = {}
-    if truncation.rows:
-        texts = {"texts": truncation.rows, **truncation.metrics()}
-
-    found = [
-        Findings(
-            "dimensions_match",
-            _faults(files.dimensions),
-            len(files.dimensions),
-            failed,
-        ),
-        Findings(
-            "row_counts_match",
-            _faults(files.rows),
-            len(files.rows),
-            failed | without_count,
-        ),
-        Findings("few_texts_are_truncated", truncation.above, truncation.partitions, failed, texts),
-        Findings(
-            "vectors_have_not_drifted", drift.below, drift.rows, failed, drift.metrics(), "row"
-        ),
-    ]
     results: list[dg.AssetCheckResult] = []
-    for findings in found:
+    for findings in _findings(outcome):
         if findings.judged and policy.severity(findings.name) != "off":
             results.append(check_result(names.embeddings, policy, findings))
     if outcome.pace.judged and policy.severity("encode_not_slow") != "off":
@@ -146,6 +118,26 @@ def run_check_results(
         )
     )
     return results
+
+
+def _findings(outcome: Outcome) -> list[Findings]:
+    files = outcome.files
+    truncation = outcome.truncation
+    drift = outcome.drift
+    failed = {"failed": len(outcome.failures)}
+    uncounted = len(files.dimensions.keys() - files.rows.keys())
+    without_count = {"without a row count of the source": uncounted}
+    dimensions = _faults(files.dimensions)
+    rows = _faults(files.rows)
+    texts = {"texts": truncation.rows, **truncation.metrics()}
+    return [
+        Findings("dimensions_match", dimensions, len(files.dimensions), failed),
+        Findings("row_counts_match", rows, len(files.rows), failed | without_count),
+        Findings("few_texts_are_truncated", truncation.above, truncation.partitions, failed, texts),
+        Findings(
+            "vectors_have_not_drifted", drift.below, drift.rows, failed, drift.metrics(), "row"
+        ),
+    ]
 
 
 def _pace_result(names: CatalogNames, policy: CheckPolicy, pace: PaceOfRun) -> dg.AssetCheckResult:

@@ -6,7 +6,7 @@ have changed embeddings. A hand-over that dies is repeated by the next one, and 
 """
 # Dagster reads annotations when it makes an asset or an op, so they must not be strings here.
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from pydantic import Field
 
 from surge_dagster.consumers.comparison import Comparison, compare
 from surge_dagster.consumers.settings import TargetSettings
-from surge_dagster.consumers.target import Target
+from surge_dagster.consumers.target import HandOver, Target
 from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.feed.changes import Changes, changes
 from surge_dagster.engine.support.counts import counted
@@ -27,8 +27,19 @@ CHECK = "table_matches_files"
 _NAMED = 5
 
 
+class HandOverConfig(dg.Config):
+    """Options of a hand-over."""
+
+    compare_everything: bool = Field(
+        False,
+        description=(
+            "Compare every vector of the table with the files, not a sample: once a week, say."
+        ),
+    )
+
+
 def target_asset(
-    names: CatalogNames, key: dg.AssetKey, settings: TargetSettings, owners: Sequence[str] = ()
+    names: CatalogNames, key: dg.AssetKey, settings: TargetSettings
 ) -> dg.AssetsDefinition:
     """Return the asset of a table; the table confirms what it has under the asset's key."""
     target = settings.target()
@@ -41,20 +52,11 @@ def target_asset(
         ),
     )
 
-    class HandOverConfig(dg.Config):
-        compare_everything: bool = Field(
-            False,
-            description=(
-                "Compare every vector of the table with the files, not a sample: once a week, say."
-            ),
-        )
-
     @dg.asset(
         key=key,
         deps=[names.embeddings],
         check_specs=[check],
         group_name=names.group,
-        owners=owners,
         kinds={key.path[-1]},
         required_resource_keys={names.output_resource},
         description=(
@@ -78,17 +80,8 @@ def target_asset(
             errors_as_failures(context.op_execution_context),
         ):
             done = target.apply(partial(changes, store, key.to_user_string()), judge)
-        metadata = {
-            "space": done.feed.space.name,
-            "partitions": done.partitions,
-            "rows_sent": done.rows_sent,
-            "rows_deleted": done.rows_deleted,
-            "commits": done.commits,
-            "dagster/row_count": compared.rows_found,
-            "partitions_failed": len(done.failures),
-        }
         yield dg.MaterializeResult(
-            metadata=metadata, check_results=[_result(compared, done.failures)]
+            metadata=_metadata(done, compared), check_results=[_result(compared, done.failures)]
         )
         if done.failures:
             reasons = " ".join(map(str, list(done.failures.values())[:_NAMED]))
@@ -101,9 +94,23 @@ def target_asset(
     return hand_over
 
 
+def _metadata(done: HandOver, compared: Comparison) -> dict[str, Any]:
+    return {
+        "space": done.feed.space.name,
+        "partitions": done.partitions,
+        "rows_sent": done.rows_sent,
+        "rows_deleted": done.rows_deleted,
+        "commits": done.commits,
+        "dagster/row_count": compared.rows_found,
+        "partitions_failed": len(done.failures),
+    }
+
+
 def _result(compared: Comparison, failures: Mapping[str, SurgeError]) -> dg.AssetCheckResult:
     sampled = compared.partitions_compared
-    kind = "all" if sampled is None else "a sample of"
+    kind = "all"
+    if sampled is not None:
+        kind = "a sample of"
     vectors = counted(compared.vectors_compared, "vector")
     line = (
         f"{compared.rows_found:,} rows, {compared.rows_expected:,} expected; {kind} {vectors} "

@@ -78,33 +78,13 @@ def embeddings(
 ) -> dg.AssetsDefinition:
     """Return the asset with a file per partition, and the checks that end its runs."""
     checks = run_checks(names, policy)
-    if max_partitions_per_run is None:
-        backfill_policy = dg.BackfillPolicy.single_run()
-    else:
+    backfill_policy = dg.BackfillPolicy.single_run()
+    if max_partitions_per_run is not None:
         backfill_policy = dg.BackfillPolicy.multi_run(max_partitions_per_run)
 
     @dg.multi_asset(
         name=names.embeddings_op,
-        specs=[
-            dg.AssetSpec(
-                names.embeddings,
-                deps=[names.source_partitions, names.superbatches],
-                skippable=True,
-                code_version=CODE_VERSION,
-                group_name=names.group,
-                kinds={"parquet", "pytorch"},
-                description=(
-                    "One Parquet file per partition with id, text and embedding. A run skips "
-                    "partitions that are up to date, unless its config says `force: true`.\n\n"
-                    f"The job `{names.refresh_job}`, which the schedule `{names.schedule}` "
-                    "launches, embeds everything missing or stale; the job "
-                    f"`{names.embed_job}` partitions that you or the sensor `{names.sensor}` "
-                    f"name. The job `{names.check_job}` compares all files with the catalog."
-                ),
-            ).with_io_manager_key(
-                names.input_resource
-            )  # it loads inputs that name no input manager, and writes nothing
-        ],
+        specs=[_embeddings_spec(names)],
         check_specs=checks,
         partitions_def=names.partitions,
         backfill_policy=backfill_policy,
@@ -130,6 +110,27 @@ def embeddings(
         run.end()
 
     return embed
+
+
+def _embeddings_spec(names: CatalogNames) -> dg.AssetSpec:
+    spec = dg.AssetSpec(
+        names.embeddings,
+        deps=[names.source_partitions, names.superbatches],
+        skippable=True,
+        code_version=CODE_VERSION,
+        group_name=names.group,
+        kinds={"parquet", "pytorch"},
+        description=(
+            "One Parquet file per partition with id, text and embedding. A run skips "
+            "partitions that are up to date, unless its config says `force: true`.\n\n"
+            f"The job `{names.refresh_job}`, which the schedule `{names.schedule}` "
+            "launches, embeds everything missing or stale; the job "
+            f"`{names.embed_job}` partitions that you or the sensor `{names.sensor}` "
+            f"name. The job `{names.check_job}` compares all files with the catalog."
+        ),
+    )
+    # It loads inputs that name no input manager, and writes nothing.
+    return spec.with_io_manager_key(names.input_resource)
 
 
 def embedding_jobs(

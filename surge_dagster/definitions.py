@@ -57,17 +57,15 @@ def embedding_catalog(
     if isinstance(source, dg.AssetKey | dg.AssetsDefinition | dg.AssetSpec):
         arguments["source"] = asset_url(source)
     settings = settings or load_settings(**arguments)
-    names = CatalogNames(name)
+    return _definitions(settings, CatalogNames(name))
+
+
+def _definitions(settings: Settings, names: CatalogNames) -> dg.Definitions:
     policy = settings.check_policy()
+    resources = _resources(names, settings)
     checks = catalog_checks(names, policy, settings.derived)
     refresh, embed = embedding_jobs(names, policy)
-    check = catalog_check(names, checks)
-    switch = switch_current_space(names)
-    resources = _resources(names, settings)
-    targets = {names.lancedb: settings.lancedb, names.pgvector: settings.pgvector}
-    tables = [
-        target_asset(names, key, table, settings.owners) for key, table in targets.items() if table
-    ]
+    tables = _tables(names, settings)
     follow = [*derive_job(names, settings.derived, resources), *hand_over_job(names, tables)]
     assets = [
         source_partitions(names, resources[names.catalog_resource]),
@@ -76,15 +74,13 @@ def embedding_catalog(
         current_space(names),
         *derived_spaces(names, settings.derived),
     ]
+    owned = dg.map_asset_specs(
+        lambda spec: spec.replace_attributes(owners=settings.owners), [*assets, *tables]
+    )
     return dg.Definitions(
-        assets=[
-            *dg.map_asset_specs(
-                lambda spec: spec.replace_attributes(owners=settings.owners), assets
-            ),
-            *tables,
-        ],
+        assets=owned,
         asset_checks=[checks],
-        jobs=[refresh, embed, check, switch, *follow],
+        jobs=[refresh, embed, catalog_check(names, checks), switch_current_space(names), *follow],
         sensors=[
             new_partitions(names, settings, embed),
             lost_runs,
@@ -97,6 +93,11 @@ def embedding_catalog(
         ],
         resources=resources,
     )
+
+
+def _tables(names: CatalogNames, settings: Settings) -> list[dg.AssetsDefinition]:
+    targets = {names.lancedb: settings.lancedb, names.pgvector: settings.pgvector}
+    return [target_asset(names, key, table) for key, table in targets.items() if table]
 
 
 def _resources(names: CatalogNames, settings: Settings) -> dict[str, Any]:

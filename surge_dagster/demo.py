@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 from rich.console import Console
@@ -50,12 +49,11 @@ def run_demo(
             f"{counted(summary.texts, 'docstring')} of {counted(summary.partitions, 'package')}"
         )
         out.print(f"Catalog     {content}, in {folder}")
-        passed = _embed_and_check(instance, settings, out)
-        if passed is None:
+        if not _embed_and_check(instance, settings, out):
             return 1
         _search(settings, out)
         out.print(f"Done in {time.perf_counter() - begun:.0f} s")
-        return 0 if passed else 1
+        return 0
 
 
 @contextmanager
@@ -84,7 +82,7 @@ def execute(
                 on_event(entry.dagster_event)
 
         instance.add_event_listener(run_id, listen)
-    result = job.execute_in_process(
+    return job.execute_in_process(
         instance=instance,
         run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
         run_id=run_id,
@@ -92,77 +90,66 @@ def execute(
         # The operator decides, and not a daemon that starts days later.
         tags={"dagster/max_retries": "0"},
     )
-    ended = instance.get_run_by_id(run_id)
-    if ended is not None and ended.tags.get("dagster/failure_reason") == "UNEXPECTED_TERMINATION":
-        instance.report_run_canceled(ended, "Interrupted in the terminal.")
-        raise KeyboardInterrupt
-    return result
 
 
-def _embed_and_check(instance: dg.DagsterInstance, settings: Settings, out: Console) -> bool | None:
-    """Execute both jobs; return whether all checks passed, None if the refresh failed."""
+def _embed_and_check(instance: dg.DagsterInstance, settings: Settings, out: Console) -> bool:
+    """Execute both jobs; return whether they succeeded and all checks passed."""
     definitions = embedding_catalog(settings)
-    texts = 0
-
-    def print_superbatch(event: dg.DagsterEvent) -> None:
-        nonlocal texts
-        if not event.is_step_materialization or event.asset_key != _NAMES.superbatches:
-            return
-        metrics = superbatch_metrics(event.step_materialization_data.materialization)
-        if metrics is not None:
-            texts += metrics["texts"]
-            rate = metrics.get("texts_per_second")
-            speed = "" if rate is None else f"{rate:,.0f} texts/s, "
-            out.print(
-                f"  SuperBatch {metrics['superbatch']}: {counted(metrics['texts'], 'text')} of "
-                f"{counted(metrics['partitions'], 'partition')}, {speed}{texts:,} so far"
-            )
-
-    refreshed = execute(instance, definitions.resolve_job_def(_NAMES.refresh_job), print_superbatch)
+    refreshed = execute(
+        instance, definitions.resolve_job_def(_NAMES.refresh_job), _SuperBatchLines(out).show
+    )
     if not refreshed.success:
-        out.print(f"Failed      Dagster run {refreshed.run_id}:")
-        for event in refreshed.filter_events(lambda event: event.is_step_failure):
-            data = event.step_failure_data
-            described = data.user_failure_data and data.user_failure_data.description
-            out.print(described or (data.error_display_string or "").strip(), markup=False)
-        return None
+        _print_failure(refreshed, out)
+        return False
     evaluations = refreshed.get_asset_check_evaluations()
     [run_check] = [check for check in evaluations if check.asset_check_key == _NAMES.run_check]
     metrics = {name: value.value for name, value in run_check.metadata.items()}
-    _print_metrics(metrics, out)
+    line = f"Embedded    {run_check.description}"
+    if "texts_per_second" in metrics:
+        line += f"; {metrics['texts_per_second']:,.0f} texts/s on {metrics['device']}"
+    out.print(line)
 
     checked = execute(instance, definitions.resolve_job_def(_NAMES.check_job))
-    wrong = [
-        check.check_name
-        for check in checked.get_asset_check_evaluations()
-        if not check.passed and check.severity == dg.AssetCheckSeverity.ERROR
-    ]
+    wrong: list[str] = []
+    for check in checked.get_asset_check_evaluations():
+        if not check.passed and check.severity == dg.AssetCheckSeverity.ERROR:
+            wrong.append(check.check_name)
     passed = checked.success and not wrong
-    verdict = (
-        "rows and ids are those of the source, vectors are finite and of length 1"
-        if passed
-        else f"NOT all right: {', '.join(wrong)}"
-    )
+    verdict = f"NOT all right: {', '.join(wrong)}"
+    if passed:
+        verdict = "rows and ids are those of the source, vectors are finite and of length 1"
     out.print(f"Checked     {verdict}")
     out.print(f"Files       {settings.open_store().location(str(metrics['space']))}")
     out.print(f"Dagster     run {refreshed.run_id}; open it with: make ui")
     return passed
 
 
-def _print_metrics(metrics: dict[str, Any], out: Console) -> None:
-    encoded = metrics.get("texts_encoded")
-    skipped = metrics.get("partitions_skipped")
-    if encoded:
-        partitions = counted(metrics["partitions_written"], "partition")
-        first = metrics["time_to_first_output_seconds"]
-        out.print(
-            f"Embedded    {counted(encoded, 'text')} in {partitions} in "
-            f"{metrics['wall_seconds']:.1f} s: {metrics['texts_per_second']:,.0f} texts/s on "
-            f"{metrics['device']} ({metrics['precision']}), the first file after {first:.1f} s"
+class _SuperBatchLines:
+    """Prints a line for each event of a SuperBatch."""
+
+    def __init__(self, out: Console) -> None:
+        self._out = out
+        self._texts = 0
+
+    def show(self, event: dg.DagsterEvent) -> None:
+        if not event.is_step_materialization or event.asset_key != _NAMES.superbatches:
+            return
+        metrics = superbatch_metrics(event.step_materialization_data.materialization)
+        if metrics is None:
+            return
+        self._texts += metrics["texts"]
+        self._out.print(
+            f"  SuperBatch {metrics['superbatch']}: {counted(metrics['texts'], 'text')} of "
+            f"{counted(metrics['partitions'], 'partition')}, {self._texts:,} so far"
         )
-    if skipped:
-        rest = "" if encoded else "; nothing was encoded again"
-        out.print(f"Up to date  {counted(skipped, 'partition')}{rest}")
+
+
+def _print_failure(refreshed: dg.ExecuteInProcessResult, out: Console) -> None:
+    out.print(f"Failed      Dagster run {refreshed.run_id}:")
+    for event in refreshed.filter_events(lambda event: event.is_step_failure):
+        data = event.step_failure_data
+        described = data.user_failure_data and data.user_failure_data.description
+        out.print(described or (data.error_display_string or "").strip(), markup=False)
 
 
 def _search(settings: Settings, out: Console) -> None:

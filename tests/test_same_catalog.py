@@ -1,5 +1,4 @@
-"""The same catalog in every kind of source gives the same ids, order, texts, content digests and
-vectors."""
+"""The same catalog in folders, tables and a bucket gives the same rows, digests and vectors."""
 
 from __future__ import annotations
 
@@ -10,18 +9,12 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
-import polars as pl
-import pyarrow as pa
 import pytest
 
-from surge_dagster import embedding_catalog
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.sources import Source
 from surge_dagster.engine.store.object_client import StorageOptions
-from surge_dagster.engine.tables.frames import FrameTable
 from surge_dagster.engine.tables.opening import open_source
-from surge_dagster.orchestration.names import CatalogNames
 from tests.engine.runs import finish_receipts, make_run
 from tests.engine.sources.tables import NAMES, Row, write_csv, write_parquet
 from tests.engine.store.object_server import BUCKET, ObjectServer
@@ -80,12 +73,6 @@ def shuffled(rows_of: Mapping[str, Rows]) -> list[Row]:
     return [(*next(coming[key]), key) for key in turns]
 
 
-def frame(rows_of: Catalog) -> pa.Table:
-    return pa.table(
-        {name: [row[place] for row in shuffled(rows_of)] for place, name in enumerate(NAMES)}
-    )
-
-
 def in_folders(rows_of: Catalog, folder: Path) -> Source:
     return open_source(write_catalog(folder, rows_of, version=None))
 
@@ -114,9 +101,6 @@ KINDS: dict[str, Callable[[Catalog, Path], Source]] = {
     "Parquet table": in_parquet,
     "CSV": in_csv,
     "JSON lines": in_json_lines,
-    "pyarrow": lambda rows_of, _: FrameTable(frame(rows_of), ["category"]),
-    "polars": lambda rows_of, _: FrameTable(pl.DataFrame(frame(rows_of)), ["category"]),
-    "polars, lazy": lambda rows_of, _: FrameTable(pl.LazyFrame(frame(rows_of)), ["category"]),
 }
 
 
@@ -155,7 +139,7 @@ def folders(hash_pool: EncoderPool, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_table_or_frame_gives_what_folders_give(
+def test_table_gives_what_folders_give(
     kind: str, folders: Folders, hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
     assert (
@@ -177,51 +161,3 @@ def test_bucket_gives_what_folders_give(
     source = open_source(f"s3://{BUCKET}/cat", storage_options=options)
 
     assert embedded(source, hash_pool, tmp_path / "out") == folders.found
-
-
-def test_dagster_asset_gives_what_folders_give(folders: Folders, tmp_path: Path) -> None:
-    @dg.asset
-    def products() -> pl.DataFrame:
-        return pl.DataFrame(frame(folders.rows_of))
-
-    made = embedding_catalog(
-        source=products,
-        output=str(tmp_path / "out"),
-        model=f"hash://{DIMENSION}",
-        partition_by="category",
-    )
-    defs = dg.Definitions.merge(
-        made, dg.Definitions(assets=[products], executor=dg.in_process_executor)
-    )
-    job = defs.resolve_implicit_global_asset_job_def()
-    keys = list(folders.rows_of)
-    every = {
-        "dagster/asset_partition_range_start": keys[0],
-        "dagster/asset_partition_range_end": keys[-1],
-    }
-    with dg.DagsterInstance.ephemeral(str(tmp_path)) as instance:
-        instance.add_dynamic_partitions("catalog", keys)
-        for asset, tags in ((products.key, {}), (CatalogNames().embeddings, every)):
-            assert job.execute_in_process(
-                instance=instance, asset_selection=[asset], tags=tags
-            ).success
-
-    assert files(tmp_path / "out", list(folders.rows_of)) == folders.found
-
-
-def test_bigquery_gives_what_folders_with_sorted_ids_give(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    """Its rows have no order of their own."""
-    from surge_dagster.engine.tables.bigquery import BigQueryCatalog
-    from tests.engine.tables.bigquery_fake import TABLE, FakeBigQuery
-
-    in_order: Catalog = {key: sorted(rows) for key, rows in catalog().items()}
-    folders = Folders(in_order, hash_pool, tmp_path)
-    source = f"bigquery://{TABLE}"
-
-    with FakeBigQuery(frame(catalog())).serve() as (client, storage_client):
-        made = BigQueryCatalog(client, source, ["category"], open_storage=lambda: storage_client)
-        found = embedded(made, hash_pool, tmp_path / "other")
-
-    assert found == folders.found

@@ -52,6 +52,11 @@ class Distribution:
     version: str
     files: tuple[SourceFile, ...]
 
+    @property
+    def size(self) -> int:
+        """Bytes of its public modules."""
+        return sum(file.size for file in self.files)
+
 
 def build_demo_catalog(
     out: Path,
@@ -69,24 +74,25 @@ def build_demo_catalog(
         raise ConfigError(f"the limit of a demo catalog must be at least 1 text, not {limit}.")
     clear_catalog(out, "demo")
     installed = _installed(search_path)
-    sizes = {
-        distribution.name: sum(file.size for file in distribution.files)
-        for distribution in installed
-    }
-    total = max(1, sum(sizes.values()))
+    total = max(1, sum(distribution.size for distribution in installed))
     partitions = 0
     texts = 0
     done = 0
     for distribution in installed:
-        share = None if limit is None else max(1, limit * sizes[distribution.name] // total)
+        share = None
+        version = distribution.version
+        if limit is not None:
+            share = max(1, limit * distribution.size // total)
+            version += f"+{share}"
         rows = extract(distribution.files, share)
         if rows:
-            ids, docstrings = (pa.array(column, pa.string()) for column in zip(*rows, strict=True))
-            version = distribution.version if share is None else f"{distribution.version}+{share}"
+            ids = pa.array(list(rows), pa.string())
+            docstrings = pa.array(list(rows.values()), pa.string())
             write_partition(out, distribution.name, version, [(ids, docstrings)])
             partitions += 1
             texts += len(rows)
-        done += sizes[distribution.name]
+
+        done += distribution.size
         if progress is not None:
             progress(done, total)
     return CatalogSummary(partitions, texts)
@@ -99,43 +105,37 @@ def module_name(path: str) -> str | None:
     parts = path.removesuffix(".py").split("/")
     if parts[-1] == "__init__":
         parts.pop()
-    return ".".join(parts) if parts and all(map(_is_public, parts)) else None
+    if parts and all(map(_is_public, parts)):
+        return ".".join(parts)
+    return None
 
 
-def extract(files: Sequence[SourceFile], limit: int | None = None) -> list[tuple[str, str]]:
-    """The rows (qualified name, text) of several files, in the files' order.
+def extract(files: Sequence[SourceFile], limit: int | None = None) -> dict[str, str]:
+    """Return texts by qualified name, in the files' order.
 
     With a limit, files are parsed in an order that is scattered over the package and the same on
-    every machine, until there are enough rows. When two rows have one id, the first is kept.
+    every machine, until there are enough texts. When two texts have one name, the first is kept.
     """
-    order = range(len(files))
-    rows_by_file: dict[int, list[tuple[str, str]]] = {}
-    count = 0
-    for index in (
-        order
-        if limit is None
-        else sorted(order, key=lambda index: zlib.crc32(files[index].module.encode()))
-    ):
-        if count == limit:
-            break
-        rows = _rows(files[index])
-        rows_by_file[index] = rows if limit is None else rows[: limit - count]
-        count += len(rows_by_file[index])
-    merged: dict[str, str] = {}
-    for index in sorted(rows_by_file):
-        for row_id, text in rows_by_file[index]:
-            merged.setdefault(row_id, text)
-    return list(merged.items())
+    if limit is not None:
+        files = sorted(files, key=lambda file: zlib.crc32(file.module.encode()))
+    texts: dict[str, str] = {}
+    for file in files:
+        for name, text in _texts(file).items():
+            if len(texts) == limit:
+                return texts
+            texts.setdefault(name, text)
+    return texts
 
 
-def extract_source(module: str, source: bytes) -> list[tuple[str, str]]:
-    """The rows of one module, as `ast` parses it; of several definitions with one name, the first
-    with a docstring."""
-    rows: dict[str, str] = {}
+def extract_source(module: str, source: bytes) -> dict[str, str]:
+    """Return the texts of one module by name; of several definitions with one name, the first with
+    a docstring."""
+    texts: dict[str, str] = {}
     for name, node in _public_definitions(ast.parse(source).body, module):
-        if name not in rows and (text := first_paragraph(ast.get_docstring(node) or "")):
-            rows[name] = text
-    return list(rows.items())
+        text = first_paragraph(ast.get_docstring(node) or "")
+        if text:
+            texts.setdefault(name, text)
+    return texts
 
 
 def first_paragraph(docstring: str) -> str:
@@ -146,12 +146,13 @@ def first_paragraph(docstring: str) -> str:
 
 
 def _installed(search_path: Sequence[str] | None) -> list[Distribution]:
-    """The distributions in `search_path`, sorted by name, without the operating system's, which
-    have no RECORD."""
+    """Return the distributions in `search_path`, sorted by name, without the operating system's,
+    which have no RECORD."""
     if search_path is None:
         installations = metadata.distributions()
     else:
         installations = metadata.distributions(path=[*search_path])
+
     distributions: dict[str, Distribution] = {}
     for installed in installations:
         record = installed.read_text("RECORD")
@@ -159,12 +160,9 @@ def _installed(search_path: Sequence[str] | None) -> list[Distribution]:
             continue
         name = installed.metadata["Name"]
         version = f"{installed.version}+{hashlib.sha256(record.encode('utf-8')).hexdigest()[:16]}"
-        # An import takes the first on the path; other spellings of a name mean the same
-        # distribution.
-        distributions.setdefault(
-            re.sub(r"[-_.]+", "-", name).lower(),
-            Distribution(name, version, _files(record, Path(str(installed.locate_file(""))))),
-        )
+        files = _files(record, Path(str(installed.locate_file(""))))
+        # An import takes the first on the path.
+        distributions.setdefault(name, Distribution(name, version, files))
     return sorted(distributions.values(), key=lambda distribution: distribution.name)
 
 
@@ -179,13 +177,13 @@ def _files(record: str, folder: Path) -> tuple[SourceFile, ...]:
     return tuple(files)
 
 
-def _rows(file: SourceFile) -> list[tuple[str, str]]:
+def _texts(file: SourceFile) -> dict[str, str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes in the packages' sources
         try:
             return extract_source(file.module, file.path.read_bytes())
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-            return []
+            return {}
 
 
 def _public_definitions(body: Iterable[ast.AST], prefix: str) -> Iterator[tuple[str, _Definition]]:

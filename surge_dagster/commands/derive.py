@@ -15,29 +15,33 @@ from surge_dagster.engine.output.current_space import named_space
 from surge_dagster.engine.run.report import Failure
 from surge_dagster.terminal import Json, Quiet, complain, print_json, progress_bar, terminable
 
+Dimension = Annotated[
+    int | None, typer.Option(help="Leading dimensions to keep. Default: all.", min=1)
+]
+ParentName = Annotated[
+    str | None,
+    typer.Option(
+        "--space",
+        help="Name of the space to derive from. Default: that of the settings, or the current.",
+    ),
+]
+Removed = Annotated[
+    Literal["report", "delete"],
+    typer.Option(help="What to do with files whose partition was removed from that space."),
+]
+Recall = Annotated[
+    bool, typer.Option("--recall", help="Measure how many of the ten nearest rows are found.")
+]
+
 
 @takes_settings("output")
 def derive(
     settings: Settings,
     dtype: Annotated[DerivedDtype, typer.Option(help="Type of the derived vectors.")] = "float32",
-    dimension: Annotated[
-        int | None, typer.Option(help="Leading dimensions to keep. Default: all.", min=1)
-    ] = None,
-    space_name: Annotated[
-        str | None,
-        typer.Option(
-            "--space",
-            help="Name of the space to derive from. Default: that of the settings, or the current.",
-        ),
-    ] = None,
-    removed: Annotated[
-        Literal["report", "delete"],
-        typer.Option(help="What to do with files whose partition was removed from that space."),
-    ] = "report",
-    recall: Annotated[
-        bool,
-        typer.Option("--recall", help="Measure how many of the ten nearest rows are found."),
-    ] = False,
+    dimension: Dimension = None,
+    space_name: ParentName = None,
+    removed: Removed = "report",
+    recall: Recall = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -55,10 +59,12 @@ def derive(
             show(report.rows, None)
         if recall:
             run.measure_recall()
-    for key in report.partitions_removed if removed == "report" else ():
-        complain(
-            f"partition {key!r} was removed from {parent.name}; --removed delete deletes its file"
-        )
+    if removed == "report":
+        for key in report.partitions_removed:
+            complain(
+                f"partition {key!r} was removed from {parent.name}; --removed delete deletes its "
+                "file"
+            )
     if not quiet:
         print(f"{report.in_words()}\nfiles are in {store.location(report.space)}")
     if as_json:

@@ -37,6 +37,23 @@ _SIZES_UNKNOWN = (
 )
 
 
+Calibrate = Annotated[
+    bool,
+    typer.Option(
+        "--calibrate", help="Measure on some of the texts first; takes about half a minute."
+    ),
+]
+Deadline = Annotated[
+    str | None,
+    typer.Option(help="Size the workers and machines for it: 90s, 30m, 2h.", metavar="TIME"),
+]
+TextsPerSecond = Annotated[
+    float | None, typer.Option(help="Plan for another machine: speed of one worker.", min=0.001)
+]
+Workers = Annotated[int, typer.Option(help="Encoder workers, with --texts-per-second.", min=1)]
+Explain = Annotated[bool, typer.Option("--explain", help="Show what the prediction follows from.")]
+
+
 @takes_settings(
     *("source", "output", *SPACE, "devices", "b_min", "b_max", "first_b_min", "memory_limit_bytes"),
     *CATALOG,
@@ -44,25 +61,11 @@ _SIZES_UNKNOWN = (
 )
 def plan(
     settings: Settings,
-    calibrate_first: Annotated[
-        bool,
-        typer.Option(
-            "--calibrate", help="Measure on some of the texts first; takes about half a minute."
-        ),
-    ] = False,
-    deadline: Annotated[
-        str | None,
-        typer.Option(help="Size the workers and machines for it: 90s, 30m, 2h.", metavar="TIME"),
-    ] = None,
-    texts_per_second: Annotated[
-        float | None, typer.Option(help="Plan for another machine: speed of one worker.", min=0.001)
-    ] = None,
-    workers: Annotated[
-        int, typer.Option(help="Encoder workers, with --texts-per-second.", min=1)
-    ] = 1,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Show what the prediction follows from.")
-    ] = False,
+    calibrate_first: Calibrate = False,
+    deadline: Deadline = None,
+    texts_per_second: TextsPerSecond = None,
+    workers: Workers = 1,
+    explain: Explain = False,
     as_json: Json = False,
 ) -> None:
     """Predict what a run takes, from the partitions that are not fresh, some of their texts and

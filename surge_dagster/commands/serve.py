@@ -14,49 +14,50 @@ from surge_dagster.config.settings import Settings
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.terminal import messages, terminable
 
+Host = Annotated[
+    str,
+    typer.Option(help="Address to listen on; one that other machines reach needs --api-keys."),
+]
+Port = Annotated[int, typer.Option(help="Port to listen on; 0 is a free one.", min=0, max=65535)]
+UnixSocket = Annotated[
+    Path | None,
+    typer.Option(help="Unix socket to listen on, in place of --host and --port.", metavar="PATH"),
+]
+ApiKeys = Annotated[
+    Path | None,
+    typer.Option(help="File with the SHA-256 of an API key, in hex, in each line.", metavar="FILE"),
+]
+PromiseMs = Annotated[
+    float | None,
+    typer.Option(
+        help="Milliseconds within which an accepted query is answered. Default: what the model "
+        "needs."
+    ),
+]
+BulkShare = Annotated[
+    float,
+    typer.Option(help="Share of a CPU that documents keep while queries wait; of a GPU, half."),
+]
+Batches = Annotated[
+    Path | None,
+    typer.Option(help="Folder for files and batches; without it there are none.", metavar="FOLDER"),
+]
+Yes = Annotated[
+    bool, typer.Option("--yes", help="Load models that only the output names without asking.")
+]
+
 
 @takes_settings("output", "model", "trust_remote_code", "devices", "precision")
 def serve(
     settings: Settings,
-    host: Annotated[
-        str,
-        typer.Option(help="Address to listen on; one that other machines reach needs --api-keys."),
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(help="Port to listen on; 0 is a free one.", min=0, max=65535)
-    ] = 8080,
-    uds: Annotated[
-        Path | None,
-        typer.Option(
-            help="Unix socket to listen on, in place of --host and --port.", metavar="PATH"
-        ),
-    ] = None,
-    api_keys: Annotated[
-        Path | None,
-        typer.Option(
-            help="File with the SHA-256 of an API key, in hex, in each line.", metavar="FILE"
-        ),
-    ] = None,
-    promise_ms: Annotated[
-        float | None,
-        typer.Option(
-            help="Milliseconds within which an accepted query is answered. Default: what the model "
-            "needs."
-        ),
-    ] = None,
-    bulk_share: Annotated[
-        float,
-        typer.Option(help="Share of a CPU that documents keep while queries wait; of a GPU, half."),
-    ] = 0.1,
-    batches: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for files and batches; without one there are none.", metavar="FOLDER"
-        ),
-    ] = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Load models that only the output names without asking.")
-    ] = False,
+    host: Host = "127.0.0.1",
+    port: Port = 8080,
+    uds: UnixSocket = None,
+    api_keys: ApiKeys = None,
+    promise_ms: PromiseMs = None,
+    bulk_share: BulkShare = 0.1,
+    batches: Batches = None,
+    yes: Yes = False,
 ) -> None:
     """Answer queries over HTTP within a promised time, in the output's current space, as OpenAI's
     API does.
@@ -64,11 +65,7 @@ def serve(
     Follows the output to another space when readers are switched to it. Ends on SIGTERM or Ctrl-C,
     when what was accepted is answered.
     """
-    needed = ("fastapi", "prometheus_client", "python_multipart")
-    if missing := [package for package in needed if find_spec(package) is None]:
-        raise ConfigError(
-            f"the service needs {', '.join(missing)}. Run: pip install 'surge-dagster[serve]'"
-        )
+    _require_packages()
     # a web server, and only this command needs it
     from surge_dagster.service.app import ServiceSettings
     from surge_dagster.service.server import run_service
@@ -86,10 +83,19 @@ def serve(
     address = ServiceSettings(host=host, port=port, uds=uds, api_keys=api_keys, batches=batches)
     with terminable():
         try:
-            run_service(
-                ServedSpaces(store, lanes),
-                address,
-                lambda text: messages.print(text, markup=False),
-            )
+            run_service(ServedSpaces(store, lanes), address, _print)
         except KeyboardInterrupt:  # before it listened
             raise typer.Exit(130) from None
+
+
+def _require_packages() -> None:
+    needed = ("fastapi", "prometheus_client", "python_multipart")
+    missing = [package for package in needed if find_spec(package) is None]
+    if missing:
+        raise ConfigError(
+            f"the service needs {', '.join(missing)}. Run: pip install 'surge-dagster[serve]'"
+        )
+
+
+def _print(text: str) -> None:
+    messages.print(text, markup=False)

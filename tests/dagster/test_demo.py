@@ -57,7 +57,7 @@ def test_demo_embeds_checks_and_searches_and_encodes_nothing_again(
     assert small_demo() == 0
 
     again = capfd.readouterr().out
-    assert f"{len(packages)} partitions; nothing was encoded again" in again
+    assert f"0 encoded, {len(packages)} up to date, 0 failed" in again
     assert "SuperBatch" not in again
 
 

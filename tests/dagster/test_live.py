@@ -88,16 +88,6 @@ def test_lineage_of_the_assets_is_shown(server: DevServer) -> None:
     assert [name for name, node in nodes.items() if node["isExecutable"]] == ["embeddings"]
 
 
-def test_page_of_a_resource_describes_it(server: DevServer) -> None:
-    query = """{ topLevelResourceDetailsOrError(resourceSelector: {repositoryLocationName: "surge",
-        repositoryName: "__repository__", resourceName: "encoder"}) {
-            ... on ResourceDetails { description } } }"""
-
-    shown = server.ask(query)["topLevelResourceDetailsOrError"]["description"]
-
-    assert shown.startswith("Makes float32 vectors with `hash://16`.")
-
-
 @pytest.mark.timeout(120)
 def test_sensor_starts_a_run_whose_partitions_appear_one_by_one(
     server: DevServer, folder: Path
