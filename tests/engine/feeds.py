@@ -20,7 +20,7 @@ from surge_dagster.engine.files.formats import file_name, new_writer
 from surge_dagster.engine.files.rows import FileRows, schema
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import claim_space
-from surge_dagster.engine.run.previous_rows import PreviousRows
+from surge_dagster.engine.run.old_rows import OldRows
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.support.text_hash import text_hashes
 from tests.small_catalogs import DIMENSION as RUN_DIMENSION
@@ -132,14 +132,14 @@ def facts_of(key: str, space: str, texts: Texts, version: str) -> FileFacts:
 def note_changes(patch: pytest.MonkeyPatch, note: Callable[[str, RowChanges | None], None]) -> None:
     """Call `note` with the key and the changed rows of each partition that has an old file, once
     its rows were read."""
-    found_changes = PreviousRows.changes
+    found_changes = OldRows.changes
 
-    def noting(previous: PreviousRows) -> Any:
+    def noting(previous: OldRows) -> Any:
         changes: Any = found_changes(previous)
         note(previous._partition.key, changes)
         return changes
 
-    patch.setattr(PreviousRows, "changes", noting)
+    patch.setattr(OldRows, "changes", noting)
 
 
 def hand_over(feed: Changes, target: Applied) -> list[tuple[str, str, str | None]]:

@@ -89,8 +89,8 @@ class ChangeFeed:
         self._output = store, space
         return self._always or bool(consumers(store, space))
 
-    def follow(self, replaced: OutputFile, reserve: Callable[[int], bool]) -> RowComparison:
-        return RowComparison(replaced, reserve)
+    def follow(self, old_file: OutputFile, reserve: Callable[[int], bool]) -> RowComparison:
+        return RowComparison(old_file, reserve)
 
     def publishing(self, facts: FileFacts, rows: RowChanges, ids: Sequence[pa.Array]) -> None:
         """Write how a partition differs from the file that it is about to replace."""

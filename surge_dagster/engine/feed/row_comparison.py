@@ -69,7 +69,7 @@ class RowComparison:
         self._ids = OldValues(ids)
         self._seen = np.zeros(reader.facts.rows, np.bool_)
 
-    def old_rows(self, ids: pa.Array, first_row: int) -> np.ndarray | None:
+    def old_rows(self, ids: pa.Array) -> np.ndarray | None:
         """Return the row of each of the next ids in the old file, -1 if it has none.
 
         None if the comparison is not possible.
@@ -77,7 +77,7 @@ class RowComparison:
         if not self.is_possible or ids.type != self._ids.values.type:
             self.is_possible = False
             return None
-        old = self._ids.rows(ids, first_row)
+        old = self._ids.rows(ids)
         self._seen[old[old != NO_ROW]] = True
         return old
 

@@ -29,8 +29,8 @@ from surge_dagster.engine.plan.planner import Plan, RunCosts
 from surge_dagster.engine.run.deciding import decide
 from surge_dagster.engine.run.embedding_run import publishing_threads
 from surge_dagster.engine.run.memory import fit_memory
+from surge_dagster.engine.run.old_rows import UNUSABLE, read_hashes, truncation
 from surge_dagster.engine.run.old_values import NO_ROW
-from surge_dagster.engine.run.previous_rows import UNUSABLE, read_hashes, truncation
 from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.run.superbatch import PartitionToRead
 from surge_dagster.engine.run.thresholds import Bounds, Thresholds
@@ -144,7 +144,7 @@ def plan_partitions(
 
 
 def _reusable_file(work: PartitionToRead, precision: str) -> PublishedFile | None:
-    file = work.replaced
+    file = work.old_file
     return file if file is not None and file.facts.precision == precision else None
 
 
@@ -160,4 +160,4 @@ def _are_reused(
     except UNUSABLE:
         return np.zeros(len(texts), np.bool_)
     _, is_certain = truncation(file.facts, text_sizes(texts))
-    return is_certain & (old.rows(text_hashes(texts), 0) != NO_ROW)
+    return is_certain & (old.rows(text_hashes(texts)) != NO_ROW)

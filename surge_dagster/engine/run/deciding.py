@@ -44,9 +44,7 @@ def decide(
         ConfigError: the source cannot be listed.
     """
     keys: set[str] = set()
-    divided: dict[str, list[PartitionRange]] = {}
-    for rows in ranges:
-        divided.setdefault(rows.key, []).append(rows)
+    divided = _by_key(ranges)
     for partition in outputs.looked_at(partitions) if known is None else partitions:
         stop.require_running()
         parts = divided.pop(partition.key, [])
@@ -67,6 +65,13 @@ def decide(
             "Divide it anew."
         )
         yield Failure(key, reason, transient=True)
+
+
+def _by_key(ranges: Sequence[PartitionRange]) -> dict[str, list[PartitionRange]]:
+    found: dict[str, list[PartitionRange]] = {}
+    for rows in ranges:
+        found.setdefault(rows.key, []).append(rows)
+    return found
 
 
 def _cut(

@@ -18,7 +18,7 @@ import itertools
 import threading
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import Cancelled, ConfigError
@@ -31,7 +31,6 @@ from surge_dagster.engine.output.spaces import claim_space, list_spaces
 from surge_dagster.engine.run.deciding import decide
 from surge_dagster.engine.run.encoding import ReadAhead, encoded_superbatches
 from surge_dagster.engine.run.events import EventStream
-from surge_dagster.engine.run.failures import DroppedPartitions
 from surge_dagster.engine.run.memory import SLOTS, fit_memory
 from surge_dagster.engine.run.meters import ExposedIo, InFlight
 from surge_dagster.engine.run.observer import PublicationObserver
@@ -48,12 +47,13 @@ from surge_dagster.engine.sources.partition import Partition, PartitionRange
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.ledger import Ledger
 from surge_dagster.engine.support.process_memory import MemoryGauge, memory_bytes
-from surge_dagster.engine.support.waiting import StopSignal
+from surge_dagster.engine.support.waiting import StopSignal, wait_for_thread
 
 _LOCAL_THREADS = 4
 _Decision = Receipt | Failure | PartitionToRead
 
 
+@dataclass(eq=False, repr=False)
 class EmbeddingRun:
     """Embeds every partition that is not fresh and publishes one file for each. Iterating over it
     is the run.
@@ -80,8 +80,8 @@ class EmbeddingRun:
             the process may use.
         grace_seconds: how long a run that is stopped may take to publish what is encoded.
         observer: watches what is published, such as a `ChangeFeed`.
-        publish_threads: files serialized and published concurrently; None follows from the store
-            (`publishing_threads`).
+        publish_threads: files of a SuperBatch that are serialized and published concurrently; None
+            follows from the store (`publishing_threads`).
         task: "query" for a file of queries, whose pool encodes those.
 
     Attributes:
@@ -91,57 +91,43 @@ class EmbeddingRun:
         preparing: what the run does before it has texts in flight, in words.
     """
 
-    def __init__(
-        self,
-        partitions: Iterable[Partition],
-        store: Store,
-        pool: EncoderPool,
-        thresholds: Thresholds | None = None,
-        *,
-        catalog: CatalogRecord | None = None,
-        force: bool = False,
-        ranges: Sequence[PartitionRange] = (),
-        outputs: OutputState | None = None,
-        known: Mapping[str, Freshness] | None = None,
-        reuse_answer: ReuseAnswer | None = None,
-        include_text: bool = True,
-        memory_limit_bytes: int | None = None,
-        grace_seconds: float = 20.0,
-        observer: PublicationObserver | None = None,
-        publish_threads: int | None = None,
-        task: Task = "document",
-    ) -> None:
-        if task == "document":
-            pool.require_documents()
-        if force and ranges:
+    partitions: Iterable[Partition]
+    store: Store
+    pool: EncoderPool
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    _: KW_ONLY
+    catalog: CatalogRecord | None = None
+    force: bool = False
+    ranges: Sequence[PartitionRange] = ()
+    outputs: OutputState | None = None
+    known: Mapping[str, Freshness] | None = None
+    reuse_answer: ReuseAnswer | None = None
+    include_text: bool = True
+    memory_limit_bytes: int | None = None
+    grace_seconds: float = 20.0
+    observer: PublicationObserver | None = None
+    publish_threads: int | None = None
+    task: Task = "document"
+
+    def __post_init__(self) -> None:
+        if self.task == "document":
+            self.pool.require_documents()
+        if self.force and self.ranges:
             raise ConfigError(
                 "ranges are completed by rows that other runs staged, so force cannot be used with "
                 "them."
             )
-        if catalog is not None:
-            catalog.require_apart(store)
+        if self.catalog is not None:
+            self.catalog.require_apart(self.store)
         self.report = RunReport()
-        self.space = pool.space
+        self.space = self.pool.space
+        self.space_is_known = False
         self.preparing = "the files of the output are being compared with the source"
+        self._stop = StopSignal(self.grace_seconds)
+        self.store = self.store.until(self._stop.over)
         self._memory: RunMemory | None = None
-        self._partitions = partitions
-        self._pool = pool
-        self._thresholds = thresholds or Thresholds()
-        self._catalog = catalog
-        self._force = force
-        self._ranges = ranges
-        self._outputs = outputs
-        self._known = known
-        self._reuse_answer = reuse_answer or ReuseAnswer()
-        self._include_text = include_text
-        self._memory_limit = memory_limit_bytes
-        self._observer = observer
-        self._publish_threads = publish_threads
-        self._stop = StopSignal(grace_seconds)
-        self._store = store.until(self._stop.over)
         self._events: EventStream | None = None
         self._started = False
-        self.space_is_known = False
         self._describe_space()
 
     @property
@@ -196,31 +182,34 @@ class EmbeddingRun:
         self._started = True
         begun = time.perf_counter()
         gauge = MemoryGauge()
-        fresh_keys: set[str] = set()
         try:
             with gauge:
-                outputs = self.listed_outputs()
-                decisions = decide(
-                    self._partitions,
-                    outputs,
-                    self._stop,
-                    force=self._force,
-                    ranges=self._ranges,
-                    known=self._known,
-                )
-                due = yield from self._first_due(decisions, fresh_keys)
-                if due is not None:
-                    self.preparing = "the encoder is starting"
-                    self._start_pool()
-                if self._stop.stopping.is_set():
-                    return
-                if due is not None:
-                    yield from self._embed(due, fresh_keys, outputs)
-                else:
-                    self.keep_tidy(fresh_keys)
+                yield from self._run()
         finally:
             self.report.peak_rss_bytes = gauge.peak_bytes
             self.report.run_seconds = time.perf_counter() - begun
+
+    def _run(self) -> Generator[Event]:
+        outputs = self.listed_outputs()
+        decisions = decide(
+            self.partitions,
+            outputs,
+            self._stop,
+            force=self.force,
+            ranges=self.ranges,
+            known=self.known,
+        )
+        fresh_keys: set[str] = set()
+        due = yield from self._first_due(decisions, fresh_keys)
+        if due is not None:
+            self.preparing = "the encoder is starting"
+            self._start_pool()
+        if self._stop.stopping.is_set():
+            return
+        if due is not None:
+            yield from self._embed(due, fresh_keys, outputs)
+        else:
+            self.keep_tidy(fresh_keys)
 
     def stop(self) -> None:
         """Ask the run to end early, from any thread: like closing `events()`, except that it yields
@@ -250,39 +239,39 @@ class EmbeddingRun:
         fresh partitions."""
         if self.space_is_known:
             self.begin_space()
-            remove_staged(self._store, self.space.name, fresh_keys)
+            remove_staged(self.store, self.space.name, fresh_keys)
 
     def begin_space(self, space: Space | None = None) -> None:
         """Make a space the one of the settings, also if it answers another request, and remove what
         dead runs left."""
-        space = space or self._pool.space
-        keep_current(self._store, space)
-        self.space = claim_space(self._store, space, self._catalog)
-        sweep_orphan_files(self._store)
+        space = space or self.pool.space
+        keep_current(self.store, space)
+        self.space = claim_space(self.store, space, self.catalog)
+        sweep_orphan_files(self.store)
         self._describe_space()
 
     def listed_outputs(self) -> OutputState:
         """The files of the run's space."""
-        for known in list_spaces(self._store):
+        for known in list_spaces(self.store):
             if known.spec_sha256 == self.space.spec_sha256:
                 self.space = known
                 self.space_is_known = True
                 self._describe_space()
-        if self._outputs is not None and self._outputs.space == self.space.name:
-            return self._outputs
-        return OutputState(self._store, self.space.name)
+        if self.outputs is not None and self.outputs.space == self.space.name:
+            return self.outputs
+        return OutputState(self.store, self.space.name)
 
     def _embed(
         self, due: Iterable[_Decision], fresh_keys: set[str], outputs: OutputState
     ) -> Generator[Event]:
-        store = self._store
+        store = self.store
         memory = self._begin()
         self._memory = memory
         if fresh_keys:
             remove_staged(store, self.space.name, fresh_keys)
         with memory.arena:
             events = self._events = EventStream(self.report, memory)
-            target = SpaceTarget(store, self.space, self._pool.precision, self._include_text)
+            target = SpaceTarget(store, self.space, self.pool.precision, self.include_text)
             stages = threading.Thread(
                 target=self._join_stages,
                 args=(due, target, memory, events, outputs),
@@ -296,8 +285,7 @@ class EmbeddingRun:
                 if not events.ended:
                     self.stop()
                 try:
-                    while stages.is_alive():
-                        events.drop_next()
+                    wait_for_thread(stages)
                 except BaseException:  # interrupted again: the caller waits no longer
                     self._stop.abandon()
                     raise
@@ -305,22 +293,22 @@ class EmbeddingRun:
     def _start_pool(self) -> None:
         """Start the pool, which takes no time if another run or asset has started it."""
         begun = time.perf_counter()
-        self._pool.start()
+        self.pool.start()
         self.report.pool_start_seconds = time.perf_counter() - begun
 
     def _begin(self) -> RunMemory:
         """Divide the memory, claim the space, and describe both in the report."""
-        pool = self._pool
-        store = self._store
+        pool = self.pool
+        store = self.store
         started = pool.start()
         self.preparing = "the output is being prepared"
-        threads = self._publish_threads or publishing_threads(store, pool.workers)
+        threads = self.publish_threads or publishing_threads(store, pool.workers)
         bounds, plan = fit_memory(
-            self._thresholds,
+            self.thresholds,
             pool.speed.b_min,
             pool.space,
             threads,
-            self._memory_limit,
+            self.memory_limit_bytes,
             machine_bytes=memory_bytes(),
             upload_bytes=store.upload_bytes,
         )
@@ -354,27 +342,26 @@ class EmbeddingRun:
     ) -> None:
         """Read, encode and publish until the reader has no more; ends the events in every case."""
         error: BaseException | None = None
-        dropped = DroppedPartitions()
+        dropped: set[PartitionToRead] = set()
         try:
-            is_watched = self._observer is not None and self._observer.begin(
+            is_watched = self.observer is not None and self.observer.begin(
                 target.store, target.space.name
             )
-            observer = self._observer if is_watched else None
+            observer = self.observer if is_watched else None
             staging = Staging(target)
-            reuse = ReuseCheck(
-                outputs.names(), target, self._pool, memory, events.emit, self._reuse_answer
-            )
+            answer = self.reuse_answer or ReuseAnswer()
+            reuse = ReuseCheck(outputs.names(), target, self.pool, memory, events.emit, answer)
             items = superbatches(due, target, staging, memory, dropped, reuse, observer)
-            publisher = Publisher(target, staging, memory, events, dropped, observer, outputs)
+            publisher = Publisher(target, staging, memory, events, dropped, observer)
             try:
                 with contextlib.closing(ReadAhead(items, memory, events)) as batches:
-                    for encoded in encoded_superbatches(batches, self._pool, memory, events.begun):
+                    for encoded in encoded_superbatches(batches, self.pool, memory, events.begun):
                         publisher.submit(encoded)
             except BaseException as caught:
                 error = caught
             publisher.close()
-            if self._observer is not None and error is None and self._stop.requested_at is None:
-                self._observer.end()
+            if self.observer is not None and error is None and self._stop.requested_at is None:
+                self.observer.end()
         except BaseException as caught:
             error = error or caught
         finally:

@@ -8,11 +8,11 @@ one ends and the next begins.
 from __future__ import annotations
 
 import contextlib
-import queue
-import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future
+from concurrent.futures import wait as futures_wait
 from dataclasses import replace
 
 from surge_dagster.engine.encoder.arena import ArenaClosed
@@ -26,6 +26,7 @@ from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.superbatch import EncodedSuperBatch, Segment, SuperBatch
 from surge_dagster.engine.run.superbatch_call import SuperBatchCall
 from surge_dagster.engine.support.timeline import Span
+from surge_dagster.engine.support.waiting import in_background
 
 _CONCURRENT_CALLS = 2
 _POLL_SECONDS = 0.05
@@ -42,76 +43,61 @@ class ReadAhead:
 
     def __init__(
         self,
-        items: Iterator[SuperBatch | Receipt | Failure],
+        items: Generator[SuperBatch | Receipt | Failure],
         memory: RunMemory,
         events: EventStream,
     ) -> None:
         self._items = items
         self._memory = memory
         self._events = events
-        self._ready: queue.Queue[SuperBatch | BaseException | None] = queue.Queue(1)
-        self._thread = threading.Thread(target=self._run, name="surge-read", daemon=True)
-        self._thread.start()
+        self._next = in_background(self._read, "surge-read")
 
-    def take(self, *, wait: bool) -> SuperBatch | None:
-        """Return the next SuperBatch; None after the last one.
+    def is_ready(self, *, wait: bool) -> bool:
+        """Return whether `take` need not wait.
 
         Args:
-            wait: for a moment, if there is none yet.
-
-        Raises:
-            queue.Empty: there is none yet.
-            BaseException: what ended the reader.
+            wait: for a moment, if it would.
         """
-        if wait:
+        if wait and not self._next.done():
             with self._memory.exposed_io.waiting("encoder"):
-                item = self._ready.get(timeout=_POLL_SECONDS)
-        else:
-            item = self._ready.get_nowait()
-        if isinstance(item, BaseException):
-            raise item
-        return item
+                futures_wait([self._next], _POLL_SECONDS)
+        return self._next.done()
+
+    def take(self) -> SuperBatch | None:
+        """Return the next SuperBatch, None after the last one; raises what ended the reader."""
+        batch = self._next.result()
+        if batch is not None:
+            self._next = in_background(self._read, "surge-read")
+        return batch
 
     def close(self) -> None:
-        """End the reader, and wait for it until the grace time is over; what it still hands over is
-        dropped."""
+        """End the reader, and wait for it until the grace time is over."""
         stop = self._memory.stop
         stop.stopping.set()
-        while not self._ready.empty() or (self._thread.is_alive() and stop.seconds_left() != 0):
-            with contextlib.suppress(queue.Empty):
-                self._drop(self._ready.get(timeout=_POLL_SECONDS))
+        self._next.add_done_callback(self._drop)
+        while not self._next.done() and stop.seconds_left() != 0:
+            futures_wait([self._next], _POLL_SECONDS)
 
-    def _run(self) -> None:
+    def _read(self) -> SuperBatch | None:
         begun = self._reading_seconds()
         try:
             for item in self._items:
                 if isinstance(item, SuperBatch):
-                    self._put(replace(item, read_seconds=self._reading_seconds() - begun))
-                    begun = self._reading_seconds()
-                else:
-                    self._events.emit(item)
-            self._put(None)
+                    return replace(item, read_seconds=self._reading_seconds() - begun)
+                self._events.emit(item)
         except (Cancelled, ArenaClosed):
             pass
-        except BaseException as error:
-            with contextlib.suppress(Cancelled):
-                self._put(error)
+        return None
 
     def _reading_seconds(self) -> float:
         """Return the time without the reader's waits for memory and slots."""
         return time.perf_counter() - self._memory.exposed_io.reader_seconds
 
-    def _put(self, item: SuperBatch | BaseException | None) -> None:
-        while not self._memory.stop.stopping.is_set():
-            with contextlib.suppress(queue.Full):
-                self._ready.put(item, timeout=_POLL_SECONDS)
-                return
-        self._drop(item)
-        raise Cancelled
-
-    def _drop(self, item: SuperBatch | BaseException | None) -> None:
-        if isinstance(item, SuperBatch):
-            self._memory.release(item, item.texts)
+    def _drop(self, ended: Future[SuperBatch | None]) -> None:
+        """Give back what the reader holds once it has ended."""
+        self._items.close()
+        if ended.exception() is None and (batch := ended.result()) is not None:
+            self._memory.release(batch, batch.texts)
 
 
 def encoded_superbatches(
@@ -133,12 +119,12 @@ def encoded_superbatches(
     error: Exception | None = None
     try:
         while (has_more or calls) and not memory.stop.stopping.is_set():
-            if has_more and len(calls) < _CONCURRENT_CALLS:
-                with contextlib.suppress(queue.Empty):
-                    batch = batches.take(wait=not calls)
-                    has_more = batch is not None
-                    if batch is not None:
-                        calls.append(SuperBatchCall(pool, batch, memory))
+            wants_more = has_more and len(calls) < _CONCURRENT_CALLS
+            if wants_more and batches.is_ready(wait=not calls):
+                batch = batches.take()
+                has_more = batch is not None
+                if batch is not None:
+                    calls.append(SuperBatchCall(pool, batch, memory))
             if calls and calls[0].result(_POLL_SECONDS) is not None:
                 encoded += calls[0].batch.texts
                 yield measures.of(calls.popleft())

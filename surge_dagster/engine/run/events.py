@@ -3,7 +3,6 @@ the run."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import threading
@@ -16,16 +15,9 @@ from surge_dagster.engine.support.waiting import next_item
 
 log = logging.getLogger(__name__)
 
-_GROUP_EVENTS = 256
-_WAITING_GROUPS = 64
-_POLL_SECONDS = 0.05
-
 
 class EventStream:
-    """Takes events from any thread and yields them in one; a slow consumer makes the other threads
-    wait.
-
-    Events are dropped once the run is abandoned.
+    """Takes events from any thread and yields them in one.
 
     Args:
         report: counts the events, and gets the peaks of `memory`.
@@ -45,8 +37,8 @@ class EventStream:
         self._memory = memory
         self._failed_keys: set[str] = set()
         self._lock = threading.Lock()
-        self._queue: queue.Queue[tuple[Event, ...] | BaseException | None] = queue.Queue(
-            _WAITING_GROUPS
+        self._queue: queue.SimpleQueue[tuple[Event, ...] | BaseException | None] = (
+            queue.SimpleQueue()
         )
 
     def emit(self, *events: Event) -> None:
@@ -55,17 +47,16 @@ class EventStream:
         now = time.perf_counter() - self.begun
         with self._lock:
             new = tuple(event for event in events if self._count(event, now))
-            self._update_peaks()
-        for start in range(0, len(new), _GROUP_EVENTS):
-            self._put(new[start : start + _GROUP_EVENTS])
+        self._queue.put(new)
 
     def end(self, error: BaseException | None) -> None:
         """Say that no event follows, and which error ended the run."""
-        with self._lock:
-            self._update_peaks()
+        self._report.max_in_flight_texts = self._memory.in_flight.most
+        self._report.peak_resident_bytes = self._memory.ledger.peak
+        self._report.exposed_io_seconds = self._memory.exposed_io.seconds
         if error is not None:
-            self._put(error)
-        self._put(None)
+            self._queue.put(error)
+        self._queue.put(None)
 
     def __iter__(self) -> Iterator[Event]:
         """Yield events until the end, and raise the error that ended the run."""
@@ -75,18 +66,6 @@ class EventStream:
                 raise group
             yield from group
         self.ended = True
-
-    def drop_next(self) -> None:
-        """Drop the next group if one comes soon: a thread may wait to hand it over while no thread
-        takes events."""
-        with contextlib.suppress(queue.Empty):
-            self._queue.get(timeout=_POLL_SECONDS)
-
-    def _put(self, group: tuple[Event, ...] | BaseException | None) -> None:
-        while not self._memory.stop.abandoned:
-            with contextlib.suppress(queue.Full):
-                self._queue.put(group, timeout=_POLL_SECONDS)
-                return
 
     def _count(self, event: Event, now: float) -> bool:
         """Add an event to the report; False for a second failure of one partition, which is not
@@ -101,8 +80,3 @@ class EventStream:
             log.warning("%s", event.slow_message)
         self._report.count(event, now)
         return True
-
-    def _update_peaks(self) -> None:
-        self._report.max_in_flight_texts = self._memory.in_flight.most
-        self._report.peak_resident_bytes = self._memory.ledger.peak
-        self._report.exposed_io_seconds = self._memory.exposed_io.seconds

@@ -1,10 +1,9 @@
-"""Partitions that a run no longer works on, and what is wrong with them."""
+"""What is wrong with a partition that a run cannot read or publish."""
 
 from __future__ import annotations
 
 from surge_dagster.engine.errors import DataError, PlaceTaken, SurgeError, TransientError
 from surge_dagster.engine.run.report import Failure
-from surge_dagster.engine.run.superbatch import PartitionToRead
 from surge_dagster.engine.sources.partition import Partition, located
 
 
@@ -45,30 +44,3 @@ def failure_of(partition: Partition, error: SurgeError | OSError) -> Failure:
         return Failure(partition.key, str(error), transient=isinstance(error, TransientError))
     remedy = "Run again when its storage answers."
     return Failure(partition.key, f"partition {partition.key!r}: {error}. {remedy}", True, remedy)
-
-
-class DroppedPartitions:
-    """The stage that finds an error records the partition here; each stage drops what it holds of
-    such a partition."""
-
-    def __init__(self) -> None:
-        self._dropped: set[PartitionToRead] = set()
-        self._refused: set[str] = set()
-
-    def __contains__(self, partition: PartitionToRead) -> bool:
-        return partition in self._dropped
-
-    def add(self, partition: PartitionToRead) -> None:
-        self._dropped.add(partition)
-
-    def refuse(self, partition: PartitionToRead) -> None:
-        """Drop a partition for its data, so that nothing staged of it is of use. Of a divided one
-        it stays: a run with more memory may not refuse it."""
-        self.add(partition)
-        if not partition.is_divided:
-            self._refused.add(partition.key)
-
-    @property
-    def refused(self) -> frozenset[str]:
-        """The keys of the refused partitions whose staged rows are of no use."""
-        return frozenset(self._refused)

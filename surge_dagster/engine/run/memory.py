@@ -38,6 +38,7 @@ _LEAST_ID_SET_BYTES = 8 * 1024 * 1024
 _FIXED_BYTES = _READER_BYTES + _LEAST_ID_SET_BYTES
 _SOURCE_SHARE = 0.25
 _MACHINE_SHARE = 0.5
+_HALVINGS = 50  # of the range in which a scale is searched
 _LEAST_SHARE = 0.125  # of a SuperBatch that fits once; more calls cost more than idle stages
 
 
@@ -91,26 +92,6 @@ class ResultMemory:
     def least(self, bounds: Bounds) -> int:
         """Return the memory of a run in which one SuperBatch is alive at a time."""
         return _FIXED_BYTES + self.of_superbatch(bounds)
-
-    def scale(self, full: Bounds, size: float) -> float:
-        """Return the share of `full` whose SuperBatch surely fits `size` bytes, 0 to 1.
-
-        What writing takes has two upper bounds: one in which each thread writes full row groups,
-        and one that is proportional to the rows. The better one counts.
-        """
-        rows = full.b_max * self.row_bytes
-        strings = full.b_max_bytes
-        held = 2 * full.slot_bytes + rows + STRING_COPIES * strings
-        piece = piece_bytes(full.b_max, self.dimension, self.itemsize)
-        by_files = (size - self.threads * (piece + self.upload_bytes)) / held
-
-        written = held + full.b_max * self.value_bytes
-        fixed = self.book_bytes
-        if self.upload_bytes:
-            written += rows + strings
-            fixed += self.book_bytes + self.upload_bytes
-        by_rows = (size - fixed) / written
-        return min(1.0, max(0.0, by_files, by_rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,17 +152,37 @@ def fit_memory(
     """
     result = ResultMemory(space.dimension, np.dtype(space.dtype).itemsize, threads, upload_bytes)
     share = int(_MACHINE_SHARE * machine_bytes) if limit is None else limit
-    full = thresholds.resolve(derived_b_min)
     scale = 1.0
     available = (1 - _SOURCE_SHARE) * share
     if thresholds.b_max is None:
         size = available - _FIXED_BYTES
-        three = result.scale(full, size / SLOTS)
-        scale = max(three, _LEAST_SHARE * result.scale(full, size))
+        three = _largest_scale(thresholds, derived_b_min, result, size / SLOTS)
+        one = _largest_scale(thresholds, derived_b_min, result, size)
+        scale = max(three, _LEAST_SHARE * one)
     bounds = thresholds.resolve(derived_b_min, scale)
     if result.least(bounds) > available:
         bounds = thresholds.resolve(derived_b_min, 0.0)
     return bounds, plan_memory(bounds, result, share)
+
+
+def _largest_scale(
+    thresholds: Thresholds, derived_b_min: int, result: ResultMemory, size: float
+) -> float:
+    """Return the largest scale of the derived thresholds, 0 to 1, whose SuperBatch fits `size`
+    bytes."""
+
+    def fits(scale: float) -> bool:
+        return result.of_superbatch(thresholds.resolve(derived_b_min, scale)) <= size
+
+    if fits(1.0):
+        return 1.0
+    scale = 0.0
+    step = 0.5
+    for _ in range(_HALVINGS):
+        if fits(scale + step):
+            scale += step
+        step /= 2
+    return scale
 
 
 def plan_memory(bounds: Bounds, result: ResultMemory, limit: int) -> MemoryPlan:

@@ -20,7 +20,7 @@ from surge_dagster.engine.store.store import Store
 class RowObserver(Protocol):
     """Follows the rows of one partition in their order. Only the reader uses it."""
 
-    def old_rows(self, ids: pa.Array, first_row: int) -> np.ndarray | None:
+    def old_rows(self, ids: pa.Array) -> np.ndarray | None:
         """Return the row that each of the next ids has in the old file, -1 for none; None if that
         is unknown."""
         ...
@@ -52,7 +52,7 @@ class PublicationObserver(Protocol):
         """The run begins to write to the space; return False to get only its end reported."""
         ...
 
-    def follow(self, replaced: OutputFile, reserve: Callable[[int], bool]) -> RowObserver:
+    def follow(self, old_file: OutputFile, reserve: Callable[[int], bool]) -> RowObserver:
         """Return an observer of the rows of a partition whose old file is open.
 
         Args:

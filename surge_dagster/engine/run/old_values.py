@@ -1,8 +1,7 @@
 """The rows of an old file that have certain values: hashes of texts, or ids.
 
-Most rows of a nightly run are where they were, so a row is first compared with the one that follows
-the match before it; the others are looked up among sorted keys of eight bytes, which are sorted
-once. Arrow's `index_in` would build a table of all old values for each batch of rows.
+Values are looked up among sorted keys of eight bytes, which are sorted once. Arrow's `index_in`
+would build a table of all old values for each batch of rows.
 """
 
 from __future__ import annotations
@@ -25,30 +24,20 @@ class OldValues:
 
     def __init__(self, values: pa.Array) -> None:
         self.values = values
-        self._shift = 0
         self._sorted: tuple[np.ndarray, np.ndarray] | None = None
 
-    def rows(self, new: pa.Array, first_row: int, likely: np.ndarray | None = None) -> np.ndarray:
+    def rows(self, new: pa.Array, likely: np.ndarray | None = None) -> np.ndarray:
         """Return a row of the old file for each new value that it has, else `NO_ROW`; int64.
 
         Args:
-            new: values of consecutive rows, of the same type.
-            first_row: the place of the first one in its partition.
+            new: values of the same type.
             likely: old rows, or `NO_ROW`, which are taken if they have the value.
         """
         old = np.full(len(new), NO_ROW, np.int64)
-        begin = first_row + self._shift
-        start = max(0, -begin)
-        stop = min(len(new), len(self.values) - begin)
-        self._enter(old, new, np.arange(start, stop), np.arange(begin + start, begin + stop))
         if likely is not None:
             places = np.flatnonzero(likely != NO_ROW)
             self._enter(old, new, places, likely[places])
         self._look_up(old, new, np.flatnonzero(old == NO_ROW))
-        matched = np.flatnonzero(old != NO_ROW)
-        if len(matched):
-            last = int(matched[-1])
-            self._shift = int(old[last]) - first_row - last
         return old
 
     def _enter(

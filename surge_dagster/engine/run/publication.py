@@ -35,7 +35,6 @@ class Publication:
     uses it.
 
     Attributes:
-        remaining: segments that are not written yet.
         staged: staged rows by the segment's start.
     """
 
@@ -43,7 +42,6 @@ class Publication:
     target: SpaceTarget
     staging: Staging
     observer: PublicationObserver | None
-    remaining: int = field(init=False)
     started: float = field(default_factory=time.perf_counter)
     receipts: list[Receipt] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
@@ -52,9 +50,6 @@ class Publication:
     upload: Lane = field(default_factory=Lane)
     truncated: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        self.remaining = len(self.encoded.batch.segments)
 
     def publish(self, segment: Segment, read: ReadPartition) -> None:
         """Write the file of a partition that lies whole in this SuperBatch."""
@@ -101,14 +96,8 @@ class Publication:
         with self.lock:
             self.failures.append(failure)
 
-    def count_down(self) -> bool:
-        """Count a segment as done; whether it was the last one."""
-        with self.lock:
-            self.remaining -= 1
-            return self.remaining == 0
-
     def events(self, b_min: int, begun: float, peak_bytes: int) -> tuple[Event, ...]:
-        """Return what became of the SuperBatch once nothing remains; receipts are in the order of
+        """Return what became of the SuperBatch once all is written; receipts are in the order of
         the segments."""
         keys = [segment.partition.key for segment in self.encoded.batch.segments]
         places = {key: place for place, key in enumerate(keys)}
@@ -176,7 +165,6 @@ class Publication:
             peak_resident_bytes=peak_bytes,
             encode_span=encoded.encode_span,
             serialize_span=self.serialize.span(begun),
-            upload_span=self.upload.span(begun),
         )
 
 

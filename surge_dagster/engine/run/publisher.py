@@ -4,16 +4,14 @@ encoded.
 Several threads share the segments of one SuperBatch. A whole partition becomes its file. A segment
 of a split partition is staged as an object of its own, so that no SuperBatch's memory waits for a
 long file. After the last segment the folder is flushed once, the memory is given back, and only
-then the receipts are reported. One more thread writes the files of split partitions from what is
-staged. An error fails its partition and no other one.
+then the receipts are reported. The files of split partitions are written from what is staged, one
+at a time. An error fails its partition and no other one.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
-import queue
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -23,18 +21,16 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable, SurgeError, TransientError
-from surge_dagster.engine.files.facts import InvalidFile
-from surge_dagster.engine.files.formats import file_name, read_published_file
-from surge_dagster.engine.output.freshness import OutputState, status_of
+from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.run.events import EventStream
-from surge_dagster.engine.run.failures import DroppedPartitions, failure_of
+from surge_dagster.engine.run.failures import failure_of
 from surge_dagster.engine.run.observer import PublicationObserver
 from surge_dagster.engine.run.publication import Publication
 from surge_dagster.engine.run.report import Failure, Receipt
-from surge_dagster.engine.run.rewriting import StagedRowsUnusable, assemble
+from surge_dagster.engine.run.rewriting import assemble
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.space_target import SpaceTarget
-from surge_dagster.engine.run.staging import Staging
+from surge_dagster.engine.run.staging import StagedRowsGone, Staging
 from surge_dagster.engine.run.superbatch import (
     EncodedSuperBatch,
     PartitionToRead,
@@ -49,6 +45,7 @@ log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
 _LAST_SECONDS = 2.0
+_THREAD = "surge-publish"
 
 
 @dataclass(slots=True)
@@ -69,7 +66,7 @@ class _SplitPartition:
 
     @property
     def is_complete(self) -> bool:
-        rows = sum(staged.stop - staged.start for staged in self.staged)
+        rows = sum(staged.rows for staged in self.staged)
         return self.read is not None and rows == self.read.rows
 
 
@@ -82,7 +79,6 @@ class Publisher:
         dropped: partitions that are no longer written; the publisher adds those that it cannot
             write.
         observer: gets each file that is about to be published.
-        outputs: the files that the run compared with the source.
     """
 
     def __init__(
@@ -91,9 +87,8 @@ class Publisher:
         staging: Staging,
         memory: RunMemory,
         events: EventStream,
-        dropped: DroppedPartitions,
+        dropped: set[PartitionToRead],
         observer: PublicationObserver | None,
-        outputs: OutputState,
     ) -> None:
         self._target = target
         self._staging = staging
@@ -101,71 +96,75 @@ class Publisher:
         self._events = events
         self._dropped = dropped
         self._observer = observer
-        self._outputs = outputs
         self._stop_signal = memory.stop
         self._threads = memory.plan.result.threads
-        self._segments = _Tasks("surge-publish", self._threads)
-        self._files = _Tasks("surge-publish-split", 1)
+        self._tasks: list[Future[None]] = []
+        self._lock = threading.Lock()
+        self._file_lock = threading.Lock()  # held while the file of a split partition is written
         self._split: dict[PartitionToRead, _SplitPartition] = {}
         self._staged: set[tuple[str, int, int]] = set()  # key and rows of segments of ranges
         self._error: BaseException | None = None
         self._store_is_down = False
-        self._unfinished = 0  # SuperBatches
-        self._unfinished_files = 0
-        self._finished = threading.Condition()
-        self._closing = False
 
     def submit(self, encoded: EncodedSuperBatch) -> None:
         """Write every segment of a SuperBatch; returns immediately."""
-        publication = Publication(encoded, self._target, self._staging, self._observer)
-        waiting = deque(encoded.batch.segments)
-        with self._finished:  # no segment is counted as done before its SuperBatch is
-            for _ in range(min(self._threads, len(waiting))):
-                self._segments.add(partial(self._write_segments, publication, waiting))
-            self._unfinished += 1
+        self._begin(partial(self._publish, encoded))
 
     def close(self) -> None:
         """Wait until every file is published, or the grace time is over; incomplete partitions stay
-        staged, refused ones do not.
+        staged.
 
         Raises:
             BaseException: the error that stopped the run.
         """
-        is_drained = self._drain()
-        if not is_drained:
+        if not self._drain():
             self._stop_signal.over.set()
             log.warning(
-                "%d SuperBatches and %d files of split partitions were not published within the "
-                "grace time; the next run does them again",
-                self._unfinished,
-                self._unfinished_files,
+                "not all that was encoded could be published within the grace time; the next run "
+                "encodes the rest again"
             )
-        elif not self._stop_signal.over.is_set():
-            for key in self._dropped.refused:
-                self._staging.remove(key)
-        for tasks in (self._segments, self._files):
-            tasks.end()
-            if is_drained:
-                tasks.wait()
-            else:  # a thread that writes while the interpreter ends would abort the process
-                atexit.register(tasks.wait, _LAST_SECONDS)
+            # a thread that writes while the interpreter ends would abort the process
+            atexit.register(futures_wait, self._tasks, _LAST_SECONDS)
         if self._error is not None:
             raise self._error
 
+    def _begin(self, task: Callable[[], None]) -> None:
+        """Do it in the background; an error ends the run."""
+
+        def run() -> None:
+            try:
+                task()
+            except BaseException as error:
+                self._stop(error)
+
+        self._tasks.append(in_background(run, _THREAD))
+
     def _drain(self) -> bool:
-        """Wait for what was submitted; returns whether all of it was written."""
-        with self._finished:
-            self._closing = True
-            while self._unfinished or self._unfinished_files:
-                seconds_left = self._stop_signal.seconds_left()
-                if seconds_left == 0:
-                    return False
-                self._finished.wait(min(_POLL_SECONDS, seconds_left or _POLL_SECONDS))
+        """Wait for what was submitted; return whether it has ended within the grace time."""
+        while pending := [task for task in self._tasks if not task.done()]:
+            seconds_left = self._stop_signal.seconds_left()
+            if seconds_left == 0:
+                return False
+            futures_wait(pending, min(_POLL_SECONDS, seconds_left or _POLL_SECONDS))
         return True
 
+    def _publish(self, encoded: EncodedSuperBatch) -> None:
+        """Write a SuperBatch in several threads, then report it.
+
+        The threads share its segments: one task for each of thousands of tiny partitions would cost
+        too much.
+        """
+        publication = Publication(encoded, self._target, self._staging, self._observer)
+        waiting = deque(encoded.batch.segments)
+        write = partial(self._write_segments, publication, waiting)
+        threads = [in_background(write, _THREAD) for _ in range(min(self._threads, len(waiting)))]
+        futures_wait(threads)
+        for thread in threads:
+            thread.result()
+        if not waiting:  # otherwise the grace time is over
+            self._report(publication)
+
     def _write_segments(self, publication: Publication, waiting: deque[Segment]) -> None:
-        """Do one thread's share of a SuperBatch: one task for each of thousands of tiny partitions
-        would cost too much."""
         while self._store_is_down or not self._stop_signal.over.is_set():
             try:
                 segment = waiting.popleft()
@@ -175,8 +174,6 @@ class Publisher:
             # reported.
             if not self._store_is_down and segment.partition not in self._dropped:
                 self._write_segment(publication, segment)
-            if publication.count_down():
-                self._finish(publication)
 
     def _write_segment(self, publication: Publication, segment: Segment) -> None:
         try:
@@ -189,19 +186,11 @@ class Publisher:
             if failure is not None:
                 publication.fail(failure)
 
-    def _finish(self, publication: Publication) -> None:
-        try:
-            self._report(publication)
-        except BaseException as error:
-            self._stop(error)
-        with self._finished:
-            self._unfinished -= 1
-            self._finished.notify_all()
-
     def _report(self, publication: Publication) -> None:
         memory = self._memory
         encoded = publication.encoded
-        self._flush(publication)
+        if publication.receipts:
+            self._flush()
         events = publication.events(memory.bounds.b_min, self._events.begun, memory.ledger.peak)
         # Before the texts count as published: the reader waits for that before it reads what is
         # divided as a whole.
@@ -212,26 +201,17 @@ class Publisher:
 
         memory.release(encoded.batch, encoded.published_texts)
         self._events.emit(*events)
-        with self._finished:
-            for partition in complete:
-                self._files.add(partial(self._write_file, partition))
-            self._unfinished_files += len(complete)
+        for partition in complete:
+            self._begin(partial(self._write_file, partition))
 
-    def _flush(self, publication: Publication) -> None:
-        """Make the names of the published files durable, before their receipts are reported."""
-        if not publication.receipts:
-            return
+    def _flush(self) -> None:
+        """Make the names of published files durable, before their receipts are reported."""
         target = self._target
         try:
             target.sync()
         except (OSError, SurgeError) as error:
-            lost = (
-                f"cannot flush the folder {target.space.name!r} of {target.store.url!r}: {error}."
-            )
-            self._stop(TransientError(lost))
-            for receipt in publication.receipts:
-                publication.fail(Failure(receipt.key, lost, transient=True))
-            publication.receipts.clear()
+            folder = f"the folder {target.space.name!r} of {target.store.url!r}"
+            raise TransientError(f"cannot flush {folder}: {error}.") from error
 
     def _completes(self, segment: Segment, publication: Publication) -> bool:
         """Enter a segment of a split partition whose SuperBatch was written; returns whether it was
@@ -239,17 +219,17 @@ class Publisher:
         partition = segment.partition
         if segment.is_whole:
             return False
-        rows = segment.stop - segment.start
-        with self._finished:
+        with self._lock:
             if partition.range is not None:
-                self._staged.add((partition.key, segment.first_row, segment.first_row + rows))
+                stop = segment.first_row + segment.rows
+                self._staged.add((partition.key, segment.first_row, stop))
                 return False
             if partition in self._dropped:
                 self._split.pop(partition, None)
                 return False
 
             split = self._split.setdefault(partition, _SplitPartition())
-            if rows and segment.start in publication.staged:
+            if segment.rows and segment.start in publication.staged:
                 split.staged.append(publication.staged[segment.start])
             if segment.read is not None:
                 split.read = segment.read
@@ -259,59 +239,47 @@ class Publisher:
             return split.is_complete
 
     def _write_file(self, partition: PartitionToRead) -> None:
-        with self._finished:
+        """Write the file of a split partition."""
+        with self._lock:
             split = self._split.pop(partition)
-        try:
+        with self._file_lock:
             event = self._outcome(partition, split)
-            if event is not None:
-                self._events.emit(event)
-        except BaseException as error:
-            self._stop(error)
-        finally:
-            with self._finished:
-                self._unfinished_files -= 1
-                self._finished.notify_all()
+        if event is not None:
+            self._events.emit(event)
 
     def _outcome(
         self, partition: PartitionToRead, split: _SplitPartition
     ) -> Receipt | Failure | None:
-        """Write the file of a split partition, or find that of another run."""
         try:
-            try:
-                return self._assemble(partition, split)
-            except StagedRowsUnusable as error:
-                return self._published_by_another(partition) or self._failure(partition, error)
+            return self._assemble(partition, split)
+        except StagedRowsGone as error:
+            if partition.is_divided:  # the run that has published it reports it
+                return None
+            return self._failure(partition, error)
         except BaseException as error:
             return self._failure(partition, error)
 
     def _assemble(self, partition: PartitionToRead, split: _SplitPartition) -> Receipt:
-        """Write the file of a split partition."""
         target = self._target
         ledger = self._memory.ledger
         read = split.read
         assert read is not None
         size = self._memory.plan.reader + target.store.upload_bytes
-        ledger.reserve(size, self._is_memory_final)
+        ledger.reserve(size, self._stop_signal.over.is_set)
         try:
-            require_not_over = self._stop_signal.require_not_over
             published = assemble(
                 target,
                 self._staging,
                 partition,
                 read,
                 split.staged,
-                require_not_over,
+                self._stop_signal.require_not_over,
                 self._observer,
             )
             target.sync()
         finally:
             ledger.release(size)
         self._staging.remove(partition.key)
-
-        texts_reused = 0
-        for rows in read.staged:
-            if (partition.key, rows.start, rows.stop) not in self._staged:
-                texts_reused += rows.stop - rows.start
         return Receipt.of(
             published.facts,
             published.stored,
@@ -319,32 +287,16 @@ class Publisher:
             action=partition.action(published.facts),
             superbatch=split.superbatch,
             texts_per_second=split.texts_per_second,
-            texts_reused=texts_reused,
+            texts_reused=self._staged_before(partition, read),
         )
 
-    def _published_by_another(self, partition: PartitionToRead) -> Receipt | None:
-        """Return the receipt of a partition whose file another run wrote while this one did, and
-        removed the staged rows."""
-        # the other run may have taken the vectors that a forced run makes again
-        is_forced = not (partition.reuse or partition.is_divided)
-        store = self._target.store
-        space = self._target.space.name
-        name = file_name(space, partition.key)
-        with contextlib.suppress(InvalidFile, FileNotFoundError):
-            # a file that was there before was refused, or is stale
-            if is_forced or self._outputs.is_as_listed(name):
-                return None
-            file = read_published_file(store, name)
-            status = status_of(file.facts, space, partition.key, partition.source.source_version)
-            if status == "fresh":
-                location = store.location(file.stored.name)
-                return Receipt.of(file.facts, file.stored, location, action="fresh")
-        return None
-
-    def _is_memory_final(self) -> bool:
-        """Return whether nothing will release memory any more, so that waiting for it would not
-        end."""
-        return self._stop_signal.over.is_set() or (self._closing and not self._unfinished)
+    def _staged_before(self, partition: PartitionToRead, read: ReadPartition) -> int:
+        """Return how many rows of a partition other runs had staged."""
+        rows = 0
+        for staged in read.staged:
+            if (partition.key, staged.start, staged.stop) not in self._staged:
+                rows += staged.rows
+        return rows
 
     def _failure(self, partition: PartitionToRead, error: BaseException) -> Failure | None:
         """Refuse the partition of an error; None if the run ended before it was written."""
@@ -355,16 +307,13 @@ class Publisher:
             name = file_name(self._target.space.name, partition.key)
             error = write_error(self._target.store.location(name), error)
         if isinstance(error, StoreUnavailable):
-            with self._finished:
+            with self._lock:
                 self._store_is_down = self._store_is_down or not self._stop_signal.over.is_set()
                 self._stop_signal.over.set()  # no other thread waits for the store any longer
         if isinstance(error, StoreUnavailable) or not isinstance(error, SurgeError):
             self._stop(error)
         if isinstance(error, SurgeError):
-            failure = failure_of(partition.source, error)
-            if not failure.transient:
-                self._dropped.refuse(partition)
-            return failure
+            return failure_of(partition.source, error)
         reason = f"partition {partition.key!r}: {type(error).__name__}: {error}"
         return Failure(partition.key, reason, transient=True)
 
@@ -373,32 +322,3 @@ class Publisher:
         back."""
         self._error = self._error or error
         self._stop_signal.stopping.set()
-
-
-class _Tasks:
-    """Does tasks in their order in background threads, a limited number at a time."""
-
-    def __init__(self, name: str, limit: int) -> None:
-        self._name = name
-        self._limit = limit
-        self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._runners: list[Future[None]] = []
-
-    def add(self, task: Callable[[], None]) -> None:
-        """Queue a task. Not from two threads."""
-        if len(self._runners) < self._limit:
-            self._runners.append(in_background(self._run, self._name))
-        self._waiting.put(task)
-
-    def end(self) -> None:
-        """Let each thread end once every queued task is done or taken; none is added afterwards."""
-        for _ in self._runners:
-            self._waiting.put(None)
-
-    def wait(self, seconds: float | None = None) -> None:
-        """Wait until the threads have ended."""
-        futures_wait(self._runners, seconds)
-
-    def _run(self) -> None:
-        while (task := self._waiting.get()) is not None:
-            task()

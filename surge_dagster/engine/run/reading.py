@@ -13,7 +13,6 @@ made then.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,27 +22,23 @@ import pyarrow as pa
 from surge_dagster.engine.encoder.known_vectors import KnownVectors
 from surge_dagster.engine.errors import DataError, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.run.aggregator import Aggregator
-from surge_dagster.engine.run.failures import DroppedPartitions, failure_of
+from surge_dagster.engine.run.failures import failure_of
 from surge_dagster.engine.run.observer import PublicationObserver
-from surge_dagster.engine.run.previous_rows import (
-    PreviousRows,
-    is_truncation_certain,
-    open_previous_rows,
-)
+from surge_dagster.engine.run.old_rows import OldRows, open_old_rows
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.run.reuse_check import ReuseCheck
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.space_target import SpaceTarget
 from surge_dagster.engine.run.staging import StagedRowsCheck, StagedRowsDiffer, Staging
 from surge_dagster.engine.run.superbatch import (
-    MissingTexts,
     PartitionToRead,
     ReadPartition,
     StagedRows,
     SuperBatch,
 )
 from surge_dagster.engine.sources.content import ContentDigest, IdSet, refuse_repeated_id
-from surge_dagster.engine.sources.partition import PartitionRange, RowBatch
+from surge_dagster.engine.sources.partition import RowBatch
+from surge_dagster.engine.sources.rows import is_blank
 
 
 def superbatches(
@@ -51,10 +46,10 @@ def superbatches(
     target: SpaceTarget,
     staging: Staging,
     memory: RunMemory,
-    dropped: DroppedPartitions,
+    dropped: set[PartitionToRead],
     reuse: ReuseCheck,
     observer: PublicationObserver | None = None,
-) -> Iterator[SuperBatch | Receipt | Failure]:
+) -> Generator[SuperBatch | Receipt | Failure]:
     """Read what was decided to be read, in this order; receipts and failures pass.
 
     Args:
@@ -85,7 +80,7 @@ def _gather(
     partition: PartitionToRead,
     reader: _RowReader,
     aggregator: Aggregator,
-    dropped: DroppedPartitions,
+    dropped: set[PartitionToRead],
 ) -> Iterator[SuperBatch | Failure]:
     """Gather the rows of a partition. What another stage has dropped is read no further."""
     memory = reader.memory
@@ -109,10 +104,10 @@ def _gather(
         raise
     except (SurgeError, OSError) as error:
         failure = failure_of(partition.source, error)
-        if not failure.transient:
-            dropped.refuse(partition)
-        elif isinstance(error, DataError):  # before other errors, what was read is staged
+        if isinstance(error, DataError):  # before other errors, what was read is staged
             dropped.add(partition)
+        if isinstance(error, StagedRowsDiffer):
+            reader.staging.remove(partition.key)
     finally:
         if read is None:
             texts, size = aggregator.discard()
@@ -155,96 +150,58 @@ class _RowReader:
             staged = self._staged(partition)
             if staged is None:
                 return
-            opened.enter_context(self._without_wrong_rows(partition))
-            previous = opened.enter_context(self._previous_rows(partition))
+            old_rows = opened.enter_context(self._old_rows(partition))
             rows = self.memory.batches(partition.source, partition.range)
             batches = opened.enter_context(contextlib.closing(rows))
-            ids = opened.enter_context(_Ids(partition, self.memory, previous))
-            check = StagedRowsCheck(staged, partition.first_row)
+            ids = opened.enter_context(_Ids(partition, self.memory, old_rows))
+            check = StagedRowsCheck(partition.key, staged, partition.first_row)
             content = _Content()
             for batch in batches:
                 content.add(batch)
                 ids.add(batch)
-                yield from _with_vectors(batch, check, previous)
+                yield from _with_vectors(batch, check, old_rows)
             check.finish()
             content.require_announced(partition)
             refuse_repeated_id(partition.source, ids.repeated())
-            read = content.read(staged, previous)
+            read = content.read(staged, old_rows)
         yield read  # after the memory of reading it was given back
 
-    def _previous_rows(
+    def _old_rows(
         self, partition: PartitionToRead
-    ) -> contextlib.AbstractContextManager[PreviousRows | None]:
+    ) -> contextlib.AbstractContextManager[OldRows | None]:
         observer = self.observer if partition.range is None else None
-        reuse = partition.reuse and partition.replaced is not None and self.reuse.allows_reuse()
-        return open_previous_rows(
-            partition,
-            self.target,
-            self.memory,
-            observer,
-            reuse=reuse,
-            has_same_content=reuse and self._has_same_content(partition),
-        )
-
-    def _has_same_content(self, partition: PartitionToRead) -> bool:
-        """Return whether a partition has the rows of its old file, if its texts do not say which
-        of them were truncated: then it is read once more."""
-        file = partition.replaced
-        if file is None or partition.range is not None or is_truncation_certain(file.facts):
-            return False
-        digest = ContentDigest()
-        with contextlib.closing(self.memory.batches(partition.source)) as batches:
-            for batch in batches:
-                digest.update(batch)
-        return digest.hexdigest() == file.facts.content_digest
-
-    @contextlib.contextmanager
-    def _without_wrong_rows(self, partition: PartitionToRead) -> Iterator[None]:
-        """Remove what is staged of a partition if it is not the partition's; the next run encodes
-        it."""
-        source = partition.source
-        try:
-            yield
-        except StagedRowsDiffer as error:
-            whole = PartitionRange(source.key, source.source_version, 0, sys.maxsize)
-            self.staging.remove_range(source, partition.range or whole)
-            raise TransientError(
-                f"partition {source.key!r}: {error}. What an earlier run staged of it was removed; "
-                "run again.",
-                source.key,
-            ) from error
+        reuse = partition.reuse and partition.old_file is not None and self.reuse.allows_reuse()
+        return open_old_rows(partition, self.target, self.memory, observer, reuse=reuse)
 
     def _staged(self, partition: PartitionToRead) -> list[StagedRows] | None:
         """Return rows that earlier runs staged and that can be used; None for a divided partition
         whose rows are not all staged."""
         source = partition.source
-        if partition.is_divided and partition.range is None:
-            with self.memory.held(self.memory.plan.reader):
-                return self.staging.complete(source)
-        if partition.reuse and self.staging.has(partition.key):
-            with self.memory.held(self.memory.plan.reader):
-                return self.staging.usable(source, partition.range)
-        if partition.range is None:
+        must_be_complete = partition.is_divided and partition.range is None
+        if not partition.reuse and not must_be_complete:
             self.staging.remove(partition.key)
-        elif not partition.reuse:
-            self.staging.remove_range(source, partition.range)
-        return []
+
+        staged: list[StagedRows] = []
+        if self.staging.has(partition.key):
+            with self.memory.held(self.memory.plan.reader):
+                staged = self.staging.find(source, partition.range)
+        if must_be_complete and sum(rows.rows for rows in staged) != source.rows:
+            return None
+        return staged
 
 
 def _with_vectors(
-    batch: RowBatch, check: StagedRowsCheck, previous: PreviousRows | None
+    batch: RowBatch, check: StagedRowsCheck, old_rows: OldRows | None
 ) -> Iterator[_Piece]:
     """Yield the next rows of a partition in pieces, with the vectors that they have already."""
-    row = check.row
     for rows, is_staged in check.cut(batch):
-        if is_staged and previous is not None:
-            previous.skip(rows, row)
-        if is_staged or previous is None:
+        if is_staged and old_rows is not None:
+            old_rows.skip(rows)
+        if is_staged or old_rows is None:
             yield _Piece(rows, is_staged=is_staged)
         else:
-            for piece, vectors in previous.known(rows, row):
+            for piece, vectors in old_rows.known(rows):
                 yield _Piece(piece, vectors)
-        row += len(rows)
 
 
 class _Content:
@@ -253,14 +210,16 @@ class _Content:
     def __init__(self) -> None:
         self._rows = 0
         self._digest = ContentDigest()
-        self._missing = MissingTexts()
+        self._skipped_rows = 0
+        self._blank_texts = 0
         self._id_type: pa.DataType = pa.string()
         self._carried_columns: pa.Schema | None = None
 
     def add(self, batch: RowBatch) -> None:
         self._rows += len(batch)
         self._digest.update(batch)
-        self._missing = self._missing.plus(batch)
+        self._skipped_rows += batch.skipped
+        self._blank_texts += int(np.count_nonzero(is_blank(batch.texts)))
         self._id_type = batch.ids.type
         if batch.carried is not None:
             self._carried_columns = batch.carried.schema
@@ -269,7 +228,7 @@ class _Content:
         """Raise `TransientError` if other than the announced rows came."""
         within = partition.range
         announced = partition.source.rows if within is None else within.stop - within.start
-        read_rows = self._rows + self._missing.skipped_rows
+        read_rows = self._rows + self._skipped_rows
         if announced not in (None, read_rows):
             raise TransientError(
                 f"{within or f'partition {partition.key!r}'}: {announced:,} rows were announced "
@@ -277,14 +236,15 @@ class _Content:
                 partition.key,
             )
 
-    def read(self, staged: Sequence[StagedRows], previous: PreviousRows | None) -> ReadPartition:
+    def read(self, staged: Sequence[StagedRows], old_rows: OldRows | None) -> ReadPartition:
         return ReadPartition(
             self._rows,
             self._digest.hexdigest(),
             self._id_type,
-            self._missing,
+            self._skipped_rows,
+            self._blank_texts,
             tuple(staged),
-            previous.changes() if previous is not None else None,
+            old_rows.changes() if old_rows is not None else None,
             self._carried_columns,
         )
 
@@ -293,24 +253,22 @@ class _Ids(contextlib.AbstractContextManager["_Ids"]):
     """Finds a repeated id of a partition; its memory is booked until the block ends."""
 
     def __init__(
-        self, partition: PartitionToRead, memory: RunMemory, previous: PreviousRows | None
+        self, partition: PartitionToRead, memory: RunMemory, old_rows: OldRows | None
     ) -> None:
         self._source = partition.source
         self._memory = memory
-        self._previous = previous
         pages = max(0, partition.source.page_bytes - memory.plan.reader_pages)
         self._available = memory.plan.source - pages
+        if old_rows is not None:
+            self._available -= old_rows.held
         self._ids = IdSet()
         if partition.range is not None:  # at last they are compared with all others
             self._require_room(partition.source.rows or 0)
 
     def add(self, batch: RowBatch) -> None:
-        """Take the next rows; the old file gives up its memory if they need it."""
-        needed = self._ids.bytes_after(len(batch))
-        if self._previous is not None and needed + self._previous.held > self._available:
-            self._previous.give_up()
+        """Take the next rows; raises `DataError` if they take too much memory."""
         self._require_room(len(batch))
-        self._memory.reserve(needed - self._ids.bytes)
+        self._memory.reserve(self._ids.bytes_after(len(batch)) - self._ids.bytes)
         self._ids.add(batch.ids)
 
     def _require_room(self, rows: int) -> None:

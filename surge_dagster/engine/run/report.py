@@ -53,7 +53,7 @@ class SuperBatchReport:
         worker_idle_ratio: share of the workers' time in the call without a forward pass.
         pace_ratio: see `Pace`; None until enough like it were encoded.
         peak_resident_bytes: the most that the run held until then.
-        encode_span, serialize_span, upload_span: None if there was no work, or if the run was
+        encode_span, serialize_span: None if there was no work, or if the run was
             stopped during it.
     """
 
@@ -70,7 +70,6 @@ class SuperBatchReport:
     peak_resident_bytes: int = 0
     encode_span: Span | None = None
     serialize_span: Span | None = None
-    upload_span: Span | None = None
 
     @property
     def texts_per_second(self) -> float | None:

@@ -23,7 +23,7 @@ from surge_dagster.engine.errors import EncoderError, StoreUnavailable
 from surge_dagster.engine.files.opening import open_published
 from surge_dagster.engine.files.parquet import OutputFile
 from surge_dagster.engine.files.rows import matrix_of, rows_at_a_time
-from surge_dagster.engine.run.previous_rows import UNUSABLE
+from surge_dagster.engine.run.old_rows import UNUSABLE
 from surge_dagster.engine.run.report import OldVectorSample
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.space_target import SpaceTarget

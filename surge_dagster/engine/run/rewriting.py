@@ -6,13 +6,11 @@ partition of any size passes.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 
 import pyarrow as pa
 
-from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile, VectorFacts
 from surge_dagster.engine.files.formats import PublishedFile, new_writer
 from surge_dagster.engine.files.parquet import STRING_COPIES, FileWriter, levels_bytes
@@ -22,24 +20,12 @@ from surge_dagster.engine.run.failures import require_unchanged
 from surge_dagster.engine.run.observer import PublicationObserver
 from surge_dagster.engine.run.space_target import SpaceTarget
 from surge_dagster.engine.run.staging import Staging
-from surge_dagster.engine.run.superbatch import (
-    PartitionToRead,
-    ReadPartition,
-    StagedRows,
-)
-from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.run.superbatch import PartitionToRead, ReadPartition, StagedRows
 from surge_dagster.engine.store.store import Upload
-
-log = logging.getLogger(__name__)
 
 # Memory of a row group while it is held and written; together with what reading takes, less than
 # the reader's share.
 _GROUP_BYTES = 24 * 1024 * 1024
-
-
-class StagedRowsUnusable(TransientError):
-    """Staged rows cannot be read: another run may have published their partition, and removed
-    them."""
 
 
 def assemble(
@@ -58,8 +44,8 @@ def assemble(
         require_not_over: called before each batch of rows; what it raises ends the work.
 
     Raises:
-        StagedRowsUnusable: a segment is not what it was when it was staged.
-        TransientError: the file cannot be written, or the source has changed.
+        TransientError: a segment cannot be used (see `Staging.rows`), the file cannot be written,
+            or the source has changed.
     """
     source = partition.source
     require_unchanged(source)  # checked again at the publication; this saves the work
@@ -70,47 +56,20 @@ def assemble(
     wanted_ids: list[pa.Array] = []
 
     def rows() -> Iterator[pa.RecordBatch]:
-        row = 0
-        for batch in _staged_rows(staging, source, staged):
-            require_not_over()
-            if changes is not None:
-                wanted_ids.append(changes.wanted_ids(row, batch.column("id")))
-            row += len(batch)
-            yield batch
+        for segment in sorted(staged, key=lambda rows: rows.start):
+            row = segment.start
+            for batch in staging.rows(source, segment):
+                require_not_over()
+                if changes is not None:
+                    wanted_ids.append(changes.wanted_ids(row, batch.column("id")))
+                row += len(batch)
+                yield batch
 
     with target.create(partition.key) as upload:
-        try:
-            write_rows(target.space, upload, columns, facts, rows())
-        except InvalidFile as error:
-            reason = (
-                f"partition {partition.key!r}: its staged rows cannot be used: {error}. Run again."
-            )
-            raise TransientError(reason, partition.key) from error
+        write_rows(target.space, upload, columns, facts, rows())
         if observer is not None and changes is not None:
             observer.publishing(facts, changes, wanted_ids)
         return PublishedFile(upload.publish(lambda: require_unchanged(source)), facts, columns)
-
-
-def _staged_rows(
-    staging: Staging, partition: Partition, staged: Sequence[StagedRows]
-) -> Iterator[pa.RecordBatch]:
-    for segment in sorted(staged, key=lambda rows: rows.start):
-        try:
-            with staging.open(partition, segment.start, segment.stop) as reader:
-                if reader.facts.content_digest != segment.digest:
-                    raise InvalidFile("it holds other rows than those that were staged")
-                yield from staging.rows(reader)
-        except StoreUnavailable:
-            raise
-        except (InvalidFile, FileNotFoundError, TransientError) as error:
-            reason = str(error).removesuffix(". Run again.")
-            if isinstance(error, FileNotFoundError):
-                reason = "it was removed; another run may have published the partition"
-            raise StagedRowsUnusable(
-                f"partition {partition.key!r}: its staged rows {segment.start:,} to "
-                f"{segment.stop:,} cannot be used: {reason}. Run again.",
-                partition.key,
-            ) from error
 
 
 def write_rows(

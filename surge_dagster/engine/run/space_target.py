@@ -60,9 +60,8 @@ class SpaceTarget:
         self, partition: PartitionToRead, read: ReadPartition, vectors: VectorFacts
     ) -> FileFacts:
         rows_version = secrets.token_hex(16)
-        vectors = partition.with_exact_truncation(read.content_digest, vectors)
-        if partition.replaced is not None and partition.has_same_rows(read.content_digest, vectors):
-            rows_version = partition.replaced.facts.rows_version
+        if partition.old_file is not None and partition.has_same_rows(read.content_digest, vectors):
+            rows_version = partition.old_file.facts.rows_version
         return FileFacts(
             partition_key=partition.key,
             space=self.space.name,
@@ -75,6 +74,7 @@ class SpaceTarget:
             dimension=self.space.dimension,
             rows_version=rows_version,
             carried_columns=in_words(read.carried_columns),
+            skipped_rows=read.skipped_rows,
+            blank_texts=read.blank_texts,
             **asdict(vectors),
-            **asdict(read.missing),
         )

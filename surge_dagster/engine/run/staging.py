@@ -11,7 +11,8 @@ is the one of the source version.
 
 Two runs may stage the same partition, or ranges of it: their objects appear whole and under names
 that say their rows, so either one's can be used. The run that has published the partition removes
-them all; the other run then has nothing to write its file from, and finds that of the first one.
+them all; the other run then has nothing to write its file from, and its next run finds that of the
+first one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
@@ -34,11 +36,9 @@ from surge_dagster.engine.files.parquet import OutputFile
 from surge_dagster.engine.files.rows import (
     READ_BYTES,
     carried_columns,
-    matrix_of,
     require_carried,
     rows_at_a_time,
 )
-from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.run.space_target import SpaceTarget
 from surge_dagster.engine.run.superbatch import (
@@ -59,6 +59,11 @@ STAGING = ".staging"
 _NAME = re.compile(r"(?P<start>\d{1,18})-(?P<stop>\d{1,18})\.parquet")
 
 
+class StagedRowsGone(TransientError):
+    """Staged rows cannot be read any more; another run may have published their partition, and
+    removed them."""
+
+
 class Staging:
     """The staged segments of one space, as one run sees them; used by its reader and its publishing
     threads.
@@ -70,21 +75,18 @@ class Staging:
     def __init__(self, target: SpaceTarget) -> None:
         self._target = target
         self._store = target.store
-        self._root = f"{STAGING}/{target.space.name}"
-        # of segments that earlier runs staged, by encoded key; empty for keys of this run
-        self._names: dict[str, list[str]] = {}
-        for stored in self._store.list(self._root, deep=True):
-            self._names.setdefault(_folder_in(self._root, stored.name), []).append(stored.name)
+        self._root = _root(target.space.name)
+        self._staged_keys = _staged_keys(self._store, self._root)  # encoded
 
     def has(self, key: str) -> bool:
         """Return whether anything of a partition was staged, by an earlier run or this one."""
-        return bool(self._names) and encode_key(key) in self._names
+        return bool(self._staged_keys) and encode_key(key) in self._staged_keys
 
-    def usable(
-        self, partition: Partition, within: PartitionRange | None = None
-    ) -> list[StagedRows]:
-        """Return rows that earlier runs staged of this source version, read in full and valid:
-        ascending, without overlap.
+    def find(self, partition: Partition, within: PartitionRange | None = None) -> list[StagedRows]:
+        """Return rows that any runs staged of this source version by now: ascending, without
+        overlap, as many as possible.
+
+        They are opened and not read: whoever uses them compares checksums and digests.
 
         Args:
             within: segments that reach beyond it are left out.
@@ -92,48 +94,29 @@ class Staging:
         Other staged objects of the partition stay until the partition is published: another run may
         be using them.
         """
-        usable = list[StagedRows]()
-        candidates = self._rows(partition, self._names.get(encode_key(partition.key), ()))
-        for start, stop in sorted(candidates, key=lambda rows: (rows[0], -rows[1])):
-            if usable and start < usable[-1].stop:
+        found: list[StagedRows] = []
+        folder = self._folder(partition)
+        for stored in self._store.list(folder):
+            name = _NAME.fullmatch(stored.name.removeprefix(f"{folder}/"))
+            if name is None:
                 continue
-            if within is not None and not within.start <= start < stop <= within.stop:
-                continue
-            try:
-                usable.append(self._checked(partition, start, stop))
-            except StoreUnavailable:
-                raise
-            except (InvalidFile, FileNotFoundError, TransientError) as error:
-                # it stays: the disk may answer later, or another run may be able to use it
-                log.warning(
-                    "staged rows of partition %r are encoded again: %s", partition.key, error
-                )
-        return usable
+            start = int(name["start"])
+            stop = int(name["stop"])
+            if within is None or within.start <= start <= stop <= within.stop:
+                found += self._usable(partition, start, stop)
+        return _without_overlap(found)
 
-    def complete(self, partition: Partition) -> list[StagedRows] | None:
-        """Return segments with all rows of this source version, as any runs have staged them by
-        now; None if rows are missing.
-
-        They are opened and not read: whoever uses them compares checksums and digests.
-
-        Raises:
-            TransientError: a segment is damaged, and was removed; or the store does not answer.
-        """
-        staged: list[StagedRows] = []
-        for start, stop in _path(self._listed(partition), partition.rows or 0):
-            try:
-                with self.open(partition, start, stop) as reader:
-                    staged.append(_staged_rows(reader, start, stop))
-            except FileNotFoundError:
-                return None  # another run has published the partition, and removes them
-            except InvalidFile as error:
-                self._store.delete(self._name(partition, start, stop))
-                raise TransientError(
-                    f"partition {partition.key!r}: all of its rows are staged, and some cannot be "
-                    f"used: {error}. They were removed; encode them again.",
-                    partition.key,
-                ) from error
-        return staged or None
+    def _usable(self, partition: Partition, start: int, stop: int) -> list[StagedRows]:
+        """Return these staged rows; none if they cannot be used."""
+        try:
+            with self._opened(self._name(partition, start, stop)) as reader:
+                return [_staged_rows(reader, start, stop)]
+        except StoreUnavailable:
+            raise
+        except (InvalidFile, FileNotFoundError, TransientError) as error:
+            # it stays: the disk may answer later, or another run may be able to use it
+            log.warning("staged rows of partition %r are encoded again: %s", partition.key, error)
+            return []
 
     def write(
         self, batch: SuperBatch, segment: Segment, matrix: np.ndarray, vectors: VectorFacts
@@ -165,7 +148,7 @@ class Staging:
         columns = self._target.columns(segment.id_type, carried_columns)
         table = self._target.rows(batch, segment, matrix).table(columns)
 
-        self._names.setdefault(encode_key(partition.key), [])
+        self._staged_keys.add(encode_key(partition.key))
         with self._store.create(name) as upload, new_writer(upload.sink, columns, facts) as writer:
             for begin, end in pairwise(_group_borders(np.concatenate(sizes))):
                 writer.append_table(table.slice(begin, end - begin))
@@ -174,16 +157,52 @@ class Staging:
         self._store.sync(self._folder(partition.source))
         return StagedRows(start, start + row, facts.content_digest, vectors)
 
+    def rows(self, partition: Partition, staged: StagedRows) -> Iterator[pa.RecordBatch]:
+        """Yield staged rows, about a megabyte or one row at a time.
+
+        Raises:
+            StagedRowsGone: they were removed, or the system does not give them.
+            TransientError: they are damaged, and were removed.
+        """
+        space = self._target.space
+        name = self._name(partition, staged.start, staged.stop)
+        batch_rows = rows_at_a_time(0, space.dimension, np.dtype(space.dtype).itemsize)
+        at_fault = (
+            f"partition {partition.key!r}: its staged rows {staged.start:,} to {staged.stop:,}"
+        )
+        try:
+            with self._opened(name) as reader:
+                if reader.facts.content_digest != staged.digest:
+                    raise InvalidFile("it holds other rows than those that were staged")
+                rows = 0
+                for group in range(reader.groups):
+                    for batch in reader.read(batch_rows=batch_rows, groups=[group]):
+                        rows += len(batch)
+                        yield batch
+                if rows != staged.rows:
+                    raise InvalidFile(f"{rows:,} rows could be read of {staged.rows:,}")
+        except StoreUnavailable:
+            raise
+        except (FileNotFoundError, TransientError) as error:
+            reason = (
+                f"{at_fault} cannot be read; another run may have published the partition, and "
+                f"removed them: {error}. Run again."
+            )
+            raise StagedRowsGone(reason, partition.key) from error
+        except InvalidFile as error:
+            self._store.delete(name)
+            reason = f"{at_fault} cannot be used and were removed: {error}. Run again."
+            raise TransientError(reason, partition.key) from error
+
     @contextlib.contextmanager
-    def open(self, partition: Partition, start: int, stop: int) -> Iterator[OutputFile]:
-        """Open a staged segment, whose rows `rows` reads.
+    def _opened(self, name: str) -> Iterator[OutputFile]:
+        """Open a staged segment.
 
         Raises:
             FileNotFoundError: it was removed.
             InvalidFile: it is damaged, or is not what its name says; also while its rows are read.
             TransientError: the system does not give it; also while its rows are read.
         """
-        name = self._name(partition, start, stop)
         location = self._store.location(name)
         with contextlib.ExitStack() as opened:
             with explained(location):
@@ -206,45 +225,11 @@ class Staging:
                 f"its columns are {reader.columns.names}, those of this run {columns.names}"
             )
 
-    def rows(self, reader: OutputFile) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of an open segment, about a megabyte or one row at a time."""
-        space = self._target.space
-        batch_rows = rows_at_a_time(0, space.dimension, np.dtype(space.dtype).itemsize)
-        for group in range(reader.groups):
-            yield from reader.read(batch_rows=batch_rows, groups=[group])
-
     def remove(self, key: str) -> None:
-        """Remove everything staged of a partition, by this run or another; harmless where nothing
+        """Remove everything staged of a partition, by this run or another; harmless if nothing
         is."""
-        if not self.has(key):
-            return
-        try:
-            for stored in list(self._store.list(f"{self._root}/{encode_key(key)}", deep=True)):
-                self._store.delete(stored.name)
-            self._names.pop(encode_key(key), None)
-        except (SurgeError, OSError, Cancelled) as error:  # the next run tries again
-            log.warning("what is staged of partition %r could not be removed: %s", key, error)
-
-    def remove_range(self, partition: Partition, rows: PartitionRange) -> None:
-        """Remove every segment with some of the rows; raises if one cannot be removed: it would be
-        used later."""
-        for start, stop in self._listed(partition):
-            if start < rows.stop and rows.start < stop:
-                self._store.delete(self._name(partition, start, stop))
-
-    def _listed(self, partition: Partition) -> list[tuple[int, int]]:
-        names = [stored.name for stored in self._store.list(self._folder(partition))]
-        return self._rows(partition, names)
-
-    def _rows(self, partition: Partition, names: Iterable[str]) -> list[tuple[int, int]]:
-        """Return the rows of segments of this source version, by their names."""
-        folder = f"{self._folder(partition)}/"
-        rows: list[tuple[int, int]] = []
-        for name in names:
-            found = _NAME.fullmatch(name.removeprefix(folder))
-            if found is not None and int(found["start"]) < int(found["stop"]):
-                rows.append((int(found["start"]), int(found["stop"])))
-        return rows
+        if self.has(key) and _remove_folder(self._store, f"{self._root}/{encode_key(key)}"):
+            self._staged_keys.discard(encode_key(key))
 
     def _name(self, partition: Partition, start: int, stop: int) -> str:
         return f"{self._folder(partition)}/{start}-{stop}.parquet"
@@ -253,21 +238,16 @@ class Staging:
         version = desired_version(partition.source_version, self._target.space.name)
         return f"{self._root}/{encode_key(partition.key)}/{version}"
 
-    def _checked(self, partition: Partition, start: int, stop: int) -> StagedRows:
-        with self.open(partition, start, stop) as reader:
-            rows = 0
-            for batch in self.rows(reader):
-                wrong = invalid_row(matrix_of(batch), normalized=self._target.space.normalize)
-                if wrong is not None:
-                    raise InvalidFile(f"row {rows + wrong[0]}: {wrong[1]}")
-                rows += batch.num_rows
-        if rows != stop - start:
-            raise InvalidFile(f"{rows:,} rows could be read of {stop - start:,}")
-        return _staged_rows(reader, start, stop)
 
+class StagedRowsDiffer(TransientError):
+    """Rows that an earlier run staged are not those of the partition; whoever catches it removes
+    them."""
 
-class StagedRowsDiffer(Exception):
-    """Rows that an earlier run staged are not those of the partition; the text says why."""
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(
+            f"partition {key!r}: {reason}. What an earlier run staged of it is removed; run again.",
+            key,
+        )
 
 
 class StagedRowsCheck:
@@ -279,8 +259,9 @@ class StagedRowsCheck:
         row: the first row that is read; no staged row is before it.
     """
 
-    def __init__(self, staged: Sequence[StagedRows], row: int = 0) -> None:
-        self.row = row
+    def __init__(self, key: str, staged: Sequence[StagedRows], row: int = 0) -> None:
+        self._key = key
+        self._row = row
         self._coming = deque(staged)
         self._digest = ContentDigest()
 
@@ -293,24 +274,24 @@ class StagedRowsCheck:
         done = 0
         while done < len(batch):
             staged = self._coming[0] if self._coming else None
-            is_staged = staged is not None and staged.start <= self.row
+            is_staged = staged is not None and staged.start <= self._row
             stop = len(batch)
             if staged is not None:
                 border = staged.stop if is_staged else staged.start
-                stop = min(stop, done + border - self.row)
+                stop = min(stop, done + border - self._row)
             piece = batch if stop - done == len(batch) else batch.rows(done, stop)
-            self.row += len(piece)
+            self._row += len(piece)
             done = stop
             if staged is not None and is_staged:
                 self._digest.update(piece)
-                if self.row == staged.stop:
+                if self._row == staged.stop:
                     self._end(staged)
             yield piece, is_staged
 
     def _end(self, staged: StagedRows) -> None:
         if self._digest.hexdigest() != staged.digest:
             rows = f"{staged.start:,} to {staged.stop:,}"
-            raise StagedRowsDiffer(f"its rows {rows} are not those that were staged")
+            raise StagedRowsDiffer(self._key, f"its rows {rows} are not those that were staged")
         self._coming.popleft()
         self._digest = ContentDigest()
 
@@ -323,7 +304,7 @@ class StagedRowsCheck:
         if self._coming:
             last = self._coming[-1].stop
             raise StagedRowsDiffer(
-                f"it has {self.row:,} rows, and {last:,} were there when it was staged"
+                self._key, f"it has {self._row:,} rows, and {last:,} were there when it was staged"
             )
 
 
@@ -334,19 +315,16 @@ def _staged_rows(reader: OutputFile, start: int, stop: int) -> StagedRows:
     return StagedRows(start, stop, reader.facts.content_digest, vectors)
 
 
-def _path(segments: Iterable[tuple[int, int]], rows: int) -> list[tuple[int, int]]:
-    """Return segments that have all rows, each once, ascending; none if rows are missing."""
-    # end of a segment by its start, if others lead from there to the last row
-    after: dict[int, int] = {}
-    for start, stop in sorted(segments, reverse=True):
-        if start not in after and (stop == rows or stop in after):
-            after[start] = stop
-    path: list[tuple[int, int]] = []
-    row = 0
-    while row in after:
-        path.append((row, after[row]))
-        row = after[row]
-    return path
+def _without_overlap(segments: Iterable[StagedRows]) -> list[StagedRows]:
+    """Return those segments that have the most rows and do not overlap, ascending."""
+    stops = [0]
+    best: list[tuple[int, list[StagedRows]]] = [(0, [])]  # rows and segments up to each stop
+    for segment in sorted(segments, key=lambda rows: rows.stop):
+        rows, before = best[bisect_right(stops, segment.start) - 1]
+        rows += segment.rows
+        stops.append(segment.stop)
+        best.append((rows, [*before, segment]) if rows > best[-1][0] else best[-1])
+    return best[-1][1]
 
 
 def _group_borders(sizes: np.ndarray) -> list[int]:
@@ -367,15 +345,36 @@ def remove_staged(store: Store, space: str, keys: Iterable[str]) -> None:
 
     It does no harm: if it cannot be removed, the log says so and the next run tries again.
     """
-    root = f"{STAGING}/{space}"
+    root = _root(space)
     try:
-        left = [stored.name for stored in store.list(root, deep=True)]
-        fresh = {encode_key(key) for key in keys} if left else set[str]()
-        for name in left:
-            if _folder_in(root, name) in fresh:
-                store.delete(name)
+        staged = _staged_keys(store, root)
     except (SurgeError, OSError) as error:
-        log.warning("staged segments in %s could not be removed: %s", store.location(root), error)
+        log.warning("staged segments in %s could not be listed: %s", store.location(root), error)
+        return
+    if staged:
+        for folder in staged.intersection(map(encode_key, keys)):
+            _remove_folder(store, f"{root}/{folder}")
+
+
+def _root(space: str) -> str:
+    return f"{STAGING}/{space}"
+
+
+def _staged_keys(store: Store, root: str) -> set[str]:
+    """Return the encoded keys of the partitions of which something is staged."""
+    names = (stored.name for stored in store.list(root, deep=True))
+    return {name.removeprefix(f"{root}/").partition("/")[0] for name in names}
+
+
+def _remove_folder(store: Store, folder: str) -> bool:
+    """Remove what is staged of one partition; return whether it is gone."""
+    try:
+        for stored in list(store.list(folder, deep=True)):
+            store.delete(stored.name)
+    except (SurgeError, OSError, Cancelled) as error:  # the next run tries again
+        log.warning("staged segments in %s could not be removed: %s", store.location(folder), error)
+        return False
+    return True
 
 
 def sweep_orphan_files(store: Store) -> None:
@@ -391,10 +390,6 @@ def sweep_orphan_files(store: Store) -> None:
     for space in spaces:
         try:
             store.sweep(space)
-            store.sweep(f"{STAGING}/{space}")
+            store.sweep(_root(space))
         except (SurgeError, OSError) as error:
             log.warning("orphan files in %s could not be removed: %s", store.location(space), error)
-
-
-def _folder_in(root: str, name: str) -> str:
-    return name.removeprefix(f"{root}/").partition("/")[0]

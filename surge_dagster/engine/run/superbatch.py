@@ -3,7 +3,7 @@ on their way."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,6 @@ from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.run.observer import ObservedRows
 from surge_dagster.engine.run.report import Action
 from surge_dagster.engine.sources.partition import Partition, PartitionRange, RowBatch
-from surge_dagster.engine.sources.rows import is_blank
 from surge_dagster.engine.support.timeline import Span
 
 
@@ -33,23 +32,9 @@ class StagedRows:
     digest: str
     vectors: VectorFacts
 
-
-@dataclass(frozen=True, slots=True)
-class MissingTexts:
-    """Counts of the rows of a partition.
-
-    Attributes:
-        skipped_rows: rows of the source that were left out.
-        blank_texts: texts that are empty or nothing but white space.
-    """
-
-    skipped_rows: int = 0
-    blank_texts: int = 0
-
-    def plus(self, batch: RowBatch) -> MissingTexts:
-        """Return the counts with the next rows."""
-        blank_texts = int(np.count_nonzero(is_blank(batch.texts)))
-        return MissingTexts(self.skipped_rows + batch.skipped, self.blank_texts + blank_texts)
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +43,7 @@ class PartitionToRead:
     two objects.
 
     Attributes:
-        replaced: None if the space has no valid file of it.
+        old_file: None if the space has no valid file of it.
         reuse: whether vectors of that file, and rows that an earlier run staged, may be used.
         range: rows that are read and only staged; None: all rows are read.
         is_divided: whether several runs stage ranges of it. Without a range, it is then read only
@@ -66,7 +51,7 @@ class PartitionToRead:
     """
 
     source: Partition
-    replaced: PublishedFile | None = None
+    old_file: PublishedFile | None = None
     reuse: bool = True
     range: PartitionRange | None = None
     is_divided: bool = False
@@ -82,30 +67,15 @@ class PartitionToRead:
     def has_same_rows(self, content_digest: str, vectors: VectorFacts) -> bool:
         """Return whether its rows and vectors are those of the file that it replaces."""
         is_forced = not (self.reuse or self.is_divided)
-        if self.replaced is None or vectors.rows_encoded or is_forced:
+        if self.old_file is None or vectors.rows_encoded or is_forced:
             return False
-        return self.replaced.facts.content_digest == content_digest
-
-    def with_exact_truncation(self, content_digest: str, vectors: VectorFacts) -> VectorFacts:
-        """Return what is known of its vectors; which texts were truncated, as the file with the
-        same rows states it."""
-        if self.replaced is None or not self.reuse:
-            return vectors
-        facts = self.replaced.facts
-        if facts.content_digest != content_digest:
-            return vectors
-        return replace(
-            vectors,
-            truncated=facts.truncated,
-            longest_whole_bytes=facts.longest_whole_bytes,
-            shortest_truncated_bytes=facts.shortest_truncated_bytes,
-        )
+        return self.old_file.facts.content_digest == content_digest
 
     def action(self, facts: FileFacts) -> Action:
         """Return what was done to publish a file with these facts: if its rows are those of the
-        replaced file, only the source version had moved."""
-        is_same = self.replaced is not None and (
-            self.replaced.facts.rows_version == facts.rows_version
+        old file, only the source version had moved."""
+        is_same = self.old_file is not None and (
+            self.old_file.facts.rows_version == facts.rows_version
         )
         return "republished" if is_same else "encoded"
 
@@ -117,6 +87,7 @@ class ReadPartition:
 
     Attributes:
         rows: also those that need no encoding.
+        skipped_rows, blank_texts: see `FileFacts`.
         staged: its rows that an earlier run had staged, ascending.
         changes: what the run's observer made of its rows, if there is one.
     """
@@ -124,7 +95,8 @@ class ReadPartition:
     rows: int
     content_digest: str
     id_type: pa.DataType
-    missing: MissingTexts = MissingTexts()
+    skipped_rows: int = 0
+    blank_texts: int = 0
     staged: tuple[StagedRows, ...] = ()
     changes: ObservedRows | None = None
     carried_columns: pa.Schema | None = None
@@ -150,6 +122,10 @@ class Segment:
     ids: tuple[pa.Array, ...]
     read: ReadPartition | None
     carried: tuple[pa.RecordBatch, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
 
     @property
     def is_whole(self) -> bool:
@@ -180,12 +156,12 @@ class Segment:
         lengths = slot.lengths(self.start, self.stop)
         count = int(np.count_nonzero(truncated))
         oldest = now
-        if reused and self.partition.replaced is not None:
-            oldest = min(now, self.partition.replaced.facts.oldest_encoded_at)
+        if reused and self.partition.old_file is not None:
+            oldest = min(now, self.partition.old_file.facts.oldest_encoded_at)
         return VectorFacts(
             truncated=count,
             rows_reused=reused,
-            rows_encoded=self.stop - self.start - reused,
+            rows_encoded=self.rows - reused,
             oldest_encoded_at=oldest,
             longest_whole_bytes=int(lengths.max(initial=0, where=~truncated)),
             shortest_truncated_bytes=int(lengths[truncated].min()) if count else 0,
@@ -237,7 +213,7 @@ class EncodedSuperBatch:
     @property
     def published_texts(self) -> int:
         """Texts of its segments: all of the slot, unless the run was stopped during the call."""
-        return sum(segment.stop - segment.start for segment in self.batch.segments)
+        return sum(segment.rows for segment in self.batch.segments)
 
 
 def row_bytes(batch: RowBatch) -> np.ndarray:

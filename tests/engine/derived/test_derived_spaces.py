@@ -82,7 +82,7 @@ def test_loading_gives_the_stored_vectors(
 ) -> None:
     run = make_run(hash_pool, in_memory({"a": numbered_rows("a", 30)}), tmp_path / "out")
     finish(run)
-    deriving = DeriveRun(run._store, run.space, dtype, 8)
+    deriving = DeriveRun(run.store, run.space, dtype, 8)
     list(deriving.events())
     opened = open_embeddings(tmp_path / "out", deriving.space.name)
     frame = opened.lazy().collect()

@@ -43,7 +43,6 @@ SOME = SuperBatchReport(
     ),
     encode_span=Span(1.0, 3.0, 2.0),
     serialize_span=Span(3.1, 3.4, 0.3),
-    upload_span=Span(3.2, 3.6, 0.4),
 )
 
 

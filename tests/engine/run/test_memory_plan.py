@@ -127,7 +127,7 @@ class TestFit:
 
         bounds, _ = fit_memory(Thresholds(), 50_000, space, 4, None, machine_bytes=2 * self.GIB)
 
-        assert bounds.b_max == 59_082
+        assert bounds.b_max == 59_081
 
     def test_given_thresholds_stay_and_derived_ones_shrink(self) -> None:
         requested = Thresholds(b_min=20_000)

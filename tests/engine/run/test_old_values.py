@@ -1,5 +1,4 @@
-"""Rows of an old file by their values, ids or hashes of texts: those that follow each other, then
-the others."""
+"""Rows of an old file by their values, ids or hashes of texts."""
 
 from __future__ import annotations
 
@@ -31,35 +30,25 @@ NUMBERS = st.lists(st.integers(-3, 40), max_size=40)
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("equal_keys", [False, True])
-@given(old=NUMBERS, new=NUMBERS, size=st.integers(1, 9))
+@given(old=NUMBERS, new=NUMBERS)
 def test_lookup_finds_every_stored_value_and_no_other(
-    kind: str, equal_keys: bool, old: list[int], new: list[int], size: int
+    kind: str, equal_keys: bool, old: list[int], new: list[int]
 ) -> None:
-    """Also where different values have equal keys, as two of very many have."""
+    """Also if different values have equal keys, as two of very many have."""
     with pytest.MonkeyPatch.context() as patch:
         if equal_keys:
             patch.setattr(old_values, "_keys", lambda values: np.zeros(len(values), np.int64))
-        values = OldValues(KINDS[kind](old))
-        for start in range(0, len(new), size):
-            part = new[start : start + size]
-            found = values.rows(KINDS[kind](part), start).tolist()
-            assert [row == NO_ROW for row in found] == [number not in old for number in part]
-            assert all(
-                row == NO_ROW or old[row] == number for row, number in zip(found, part, strict=True)
-            )
 
+        found = OldValues(KINDS[kind](old)).rows(KINDS[kind](new)).tolist()
 
-def test_rows_that_moved_together_are_found_without_looking_them_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    values = OldValues(hashes(list(range(100))))
-    assert values.rows(hashes([40, 41]), 0).tolist() == [40, 41]
-    monkeypatch.setattr(values, "_look_up", lambda found, new, places: None)
-    assert values.rows(hashes(list(range(42, 60))), 2).tolist() == list(range(42, 60))
-    assert values.rows(hashes([7, 61]), 20).tolist() == [NO_ROW, 61]
+    for number, row in zip(new, found, strict=True):
+        if number in old:
+            assert old[row] == number
+        else:
+            assert row == NO_ROW
 
 
 def test_guessed_row_is_used_when_it_has_the_value() -> None:
     values = OldValues(hashes([5, 5, 5, 6]))
     likely = np.array([2, NO_ROW, 0, 1])
-    assert values.rows(hashes([5, 5, 6, 5]), 0, likely).tolist() == [2, 1, 3, 1]
+    assert values.rows(hashes([5, 5, 6, 5]), likely).tolist() == [2, 0, 3, 1]

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from surge_dagster.engine.run import previous_rows
+from surge_dagster.engine.run import old_rows
 from tests.engine.refreshes import ROWS, Output, output
-from tests.small_catalogs import DIMENSION, Rows, numbered_rows, read_embedded, rewrite
+from tests.small_catalogs import DIMENSION, numbered_rows, read_embedded, rewrite
 
 __all__ = ["output"]
 
@@ -51,7 +51,7 @@ def test_vectors_of_many_row_groups_are_found(
     output: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("surge_dagster.engine.files.rows.MAX_ROW_GROUP_ROWS", 16)
-    monkeypatch.setattr(previous_rows, "_PIECE_BYTES", 10 * 4 * DIMENSION)
+    monkeypatch.setattr(old_rows, "_PIECE_BYTES", 10 * 4 * DIMENSION)
     rows = numbered_rows("k", 90)
     output.embed(rows)
     shuffled = random.Random(5).sample(rows, 80)
@@ -82,24 +82,6 @@ def test_text_of_which_nothing_tells_whether_it_was_truncated_is_encoded(output:
     assert (receipt.rows_encoded, receipt.rows_reused, receipt.truncated) == (2, 2, 1)
     rewrite(output.path, lambda table: table, shortest_truncated_bytes=0)
     assert output.embed(rows).rows_reused == 0
-
-
-@pytest.mark.parametrize("rows", [ROWS, numbered_rows("k", 450)], ids=["whole", "split"])
-def test_touched_file_with_truncated_texts_encodes_nothing(output: Output, rows: Rows) -> None:
-    rows = [*rows, ("long", LONG)]
-    output.embed(rows)
-    # as if longer texts were whole
-    rewrite(output.path, lambda table: table, longest_whole_bytes=6000, shortest_truncated_bytes=6)
-    first = read_embedded(output.root, output.run.space.name, "k").facts
-
-    receipt = output.embed(rows)
-
-    output.check(rows)
-    facts = read_embedded(output.root, output.run.space.name, "k").facts
-    assert (receipt.action, output.encoded) == ("republished", 0)
-    assert facts.rows_version == first.rows_version
-    assert facts.truncated == 1
-    assert (facts.longest_whole_bytes, facts.shortest_truncated_bytes) == (6000, 6)
 
 
 def test_file_without_texts_is_reused_by_its_hashes(output: Output) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from surge_dagster.engine.run import previous_rows
+from surge_dagster.engine.run import old_rows
 from tests.engine.refreshes import ROWS, Output, output
 from tests.small_catalogs import numbered_rows
 
@@ -17,7 +17,7 @@ __all__ = ["output"]
 def test_rows_in_any_order_read_the_old_file_only_a_few_times(
     output: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, rows, group_rows = previous_rows.PreviousRows._read_group, numbered_rows("k", 320), 16
+    read, rows, group_rows = old_rows.OldRows._read_group, numbered_rows("k", 320), 16
     groups: list[int] = []
 
     def noted(previous: Any, group: int) -> Any:
@@ -25,8 +25,8 @@ def test_rows_in_any_order_read_the_old_file_only_a_few_times(
         return read(previous, group)
 
     monkeypatch.setattr("surge_dagster.engine.files.rows.MAX_ROW_GROUP_ROWS", group_rows)
-    monkeypatch.setattr(previous_rows, "_MOST_READINGS", 3)
-    monkeypatch.setattr(previous_rows.PreviousRows, "_read_group", noted)
+    monkeypatch.setattr(old_rows, "_MOST_READINGS", 3)
+    monkeypatch.setattr(old_rows.OldRows, "_read_group", noted)
     output.embed(rows)
     shuffled = Random(2).sample(rows, len(rows))
     receipt = output.embed(shuffled, batch_rows=20)
@@ -42,7 +42,7 @@ def test_old_file_that_does_not_fit_is_not_used(
     output: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output.embed(ROWS)
-    monkeypatch.setattr(previous_rows, "LOOKUP_BYTES", 1 << 40)
+    monkeypatch.setattr(old_rows, "LOOKUP_BYTES", 1 << 40)
     assert output.embed(ROWS[1:]).rows_reused == 0
     output.check(ROWS[1:])
 
@@ -51,11 +51,11 @@ def test_old_file_is_given_up_when_the_ids_need_its_memory(
     output: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output.embed(ROWS)
-    reserve = previous_rows._Memory.reserve
+    reserve = old_rows._Memory.reserve
 
     def greedy(memory: Any, size: int) -> bool:
         return reserve(memory, memory._memory.plan.source - memory.held)
 
-    monkeypatch.setattr(previous_rows._Memory, "reserve", greedy)
+    monkeypatch.setattr(old_rows._Memory, "reserve", greedy)
     assert output.embed(ROWS[1:]).rows_reused == 0
     output.check(ROWS[1:])

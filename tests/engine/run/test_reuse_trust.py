@@ -16,7 +16,7 @@ from surge_dagster.engine.errors import EncoderError
 from surge_dagster.engine.files.formats import file_name, new_writer
 from surge_dagster.engine.files.parquet import read_facts
 from surge_dagster.engine.files.rows import schema
-from surge_dagster.engine.run import previous_rows
+from surge_dagster.engine.run import old_rows
 from surge_dagster.engine.run.report import OldVectorSample
 from tests.engine.refreshes import ROWS, Output, output
 from tests.engine.runs import finish, make_run, receipts
@@ -165,12 +165,12 @@ def test_old_file_replaced_after_the_listing_is_not_reused(
     output: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output.embed(ROWS)
-    read = previous_rows.open_published
+    read = old_rows.open_published
 
     def replaced(*arguments: Any, **options: Any) -> Any:
         rewrite(output.path, lambda table: table, source_version="other")
         return read(*arguments, **options)
 
-    monkeypatch.setattr(previous_rows, "open_published", replaced)
+    monkeypatch.setattr(old_rows, "open_published", replaced)
     assert output.embed(ROWS[1:]).rows_reused == 0
     output.check(ROWS[1:])

@@ -16,7 +16,6 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.run import events as events_module
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
 from tests.engine.runs import (
@@ -205,18 +204,15 @@ def test_stopped_run_waits_for_a_hanging_store_only_for_its_grace_time(
         assert next(events)
         assert store.stuck.wait(60)
         events.close()
-        assert "were not published within the grace time" in caplog.text
+        assert "could be published within the grace time" in caplog.text
         assert published_files(tmp_path, run.space.name) >= {"p0.parquet"}
     finally:
         go_on.set()
 
 
 def test_second_interrupt_ends_the_wait_and_every_thread(
-    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
-    """No thread takes events then, and there are more than the queue holds."""
-    monkeypatch.setattr(events_module, "_WAITING_GROUPS", 1)
-    monkeypatch.setattr(events_module, "_GROUP_EVENTS", 1)
     go_on = threading.Event()
     store = StuckStore(tmp_path, go_on)
     catalog = {f"p{n}": numbered_rows(f"p{n}", 60) for n in range(6)}

