@@ -108,9 +108,6 @@ class TokenBackend(ABC):
     def prepare(self, texts: list[str]) -> Tokens:
         return self._tokenizer.encode(texts)
 
-    def prepare_bytes(self, data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Tokens:
-        return self._tokenizer.encode_bytes(data, starts, stops)
-
     def prepare_ids(self, data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Tokens:
         return self._tokenizer.read_ids(data, starts, stops)
 

@@ -19,7 +19,6 @@ from surge_dagster.engine.encoder.worker.backends.base import (
     Progress,
     QueuingBackend,
     Rows,
-    TextsFromBytes,
 )
 from surge_dagster.engine.encoder.worker.loading import make_backend
 from surge_dagster.engine.model.spec import Space
@@ -32,15 +31,13 @@ _POLL_SECONDS = 0.01
 def load(space: Space, settings: BackendSettings) -> Backend:
     backend: Any = make_backend(os.environ["HELD_BACKEND"], space, settings)
     is_queuing = isinstance(backend, QueuingBackend)
-    takes_bytes = isinstance(backend, TextsFromBytes)
     folder = Path(os.environ["HELD_FOLDER"])
 
-    prepare_name = "prepare_bytes" if takes_bytes else "prepare"
-    prepare = getattr(backend, prepare_name)
+    prepare = backend.prepare
 
-    def prepare_and_tell(*texts: Any) -> Any:
-        prepared = prepare(*texts)
-        (folder / f"tokenized-{len(texts[-1])}").touch()
+    def prepare_and_tell(texts: list[str]) -> Any:
+        prepared = prepare(texts)
+        (folder / f"tokenized-{len(texts)}").touch()
         return prepared
 
     compute_name = "launch" if is_queuing else "forward"
@@ -55,6 +52,6 @@ def load(space: Space, settings: BackendSettings) -> Backend:
                 threading.Event().wait(_POLL_SECONDS)
         return compute(prepared, rows, progress)
 
-    setattr(backend, prepare_name, prepare_and_tell)
+    backend.prepare = prepare_and_tell
     setattr(backend, compute_name, compute_when_allowed)
     return backend

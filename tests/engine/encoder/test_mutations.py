@@ -164,8 +164,7 @@ def _with_another_end(patch: pytest.MonkeyPatch) -> None:
     class Ending(TextTokenizer):
         def __init__(self, facts: TokenizerFacts, space: Space) -> None:
             super().__init__(facts, space)
-            assert self._words is not None
-            self._words._suffix = self._words._prefix
+            self._after = self._before
 
     patch.setattr(ours, "TextTokenizer", Ending)
 

@@ -34,7 +34,6 @@ from surge_dagster.engine.encoder.worker.backends.base import (
     LaunchedChunk,
     QueuingBackend,
     Rows,
-    TextsFromBytes,
     TokenIds,
 )
 from surge_dagster.engine.encoder.worker.loading import load_backend, loaded_tokenizer
@@ -222,8 +221,6 @@ def _prepare(backend: Backend, work: _Work) -> Any:
     if work.holds_ids:
         assert isinstance(backend, TokenIds)
         return backend.prepare_ids(data, starts, stops)
-    if isinstance(backend, TextsFromBytes):
-        return backend.prepare_bytes(data, starts, stops)
     borders = zip(starts.tolist(), stops.tolist(), strict=True)
     return backend.prepare([str(data.data[start:stop], "utf-8") for start, stop in borders])
 

@@ -18,13 +18,14 @@ import re
 import string
 from array import array
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from surge_dagster.engine.encoder.worker.word_cache import WordCache, rows_of
+from surge_dagster.engine.encoder.worker.word_cache import WordCache
 from surge_dagster.engine.model.digest import canonical_json
 from surge_dagster.engine.model.folder import tokenizer_file
 from surge_dagster.engine.model.spec import Space
@@ -61,18 +62,6 @@ class Tokens:
     @property
     def lengths(self) -> np.ndarray:
         return np.diff(self.offsets)
-
-    def merged(self, others: Tokens, places: np.ndarray) -> Tokens:
-        """These with the others' between them, whose rows of the result are `places`."""
-        is_other = np.zeros(len(self.truncated) + len(places), np.bool_)
-        is_other[places] = True
-        lengths = _interleaved(is_other, self.lengths, others.lengths)
-        return Tokens(
-            _interleaved(np.repeat(is_other, lengths), self.ids, others.ids),
-            np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]),
-            _interleaved(is_other, self.truncated, others.truncated),
-            self.pad_id,
-        )
 
     def gather(self, rows: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Return ids and attention mask, [rows, length] int64, padded on the right."""
@@ -127,43 +116,14 @@ class TextTokenizer:
         self._prompt = space.prompt
         self._pad_id = facts.pad_id
         self._word_end = _word_end(document) if on_the_right else None
-        self._words = self._word_cache(document, leading, trailing)
-
-    def _word_cache(
-        self, document: dict[str, Any], leading: int, trailing: int
-    ) -> WordCache | None:
-        """None where the ids of a text may be others than those of its words."""
-        firsts = [token["content"][:1] for token in document.get("added_tokens") or []]
-        if self._word_end is None or not all(first in string.punctuation for first in firsts):
-            return None
-        ends_word = not self._prompt or self._word_end.match(self._prompt[-1]) is not None
-        if not ends_word or any(first in self._prompt for first in firsts):
-            return None
-        # The library cuts the ids of the prompt and the text together, which leaves `_max_length`
-        # of them.
-        ids = self._tokenizer.encode(self._prompt).ids
-        room = self._max_length - len(ids)
-        if room <= 0:
-            return None
-        end = len(ids) - trailing
-        return WordCache(document, ids[:end], ids[end:], room)
-
-    def encode_bytes(self, data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Tokens:
-        """`encode` of the texts `data[starts[i]:stops[i]]`, in UTF-8."""
-        found = None
-        others = np.arange(len(starts))
-        if self._words is not None:
-            fits = self._words.fitting(*rows_of(data, starts, stops))
-            found = self._words.encode(*rows_of(data, starts[fits], stops[fits]))
-            if found is not None:
-                others = np.flatnonzero(~fits)
-
-        borders = zip(starts[others].tolist(), stops[others].tolist(), strict=True)
-        rest = self.encode([str(data[start:stop].data, "utf-8") for start, stop in borders])
-        if found is None:
-            return rest
-        tokens = Tokens(*found, self._pad_id)
-        return tokens.merged(rest, others) if len(others) else tokens
+        self._words: WordCache | None = None
+        if self._word_end is not None and all(text[0] in string.punctuation for text, _ in added):
+            self._words = WordCache(document)
+        # Around the words of a text, of which one more is kept than the model reads.
+        around = self._tokenizer.encode("").ids
+        self._before = around[:leading]
+        self._after = around[leading:]
+        self._words_kept = max_length + 1 - leading - trailing
 
     def read_ids(self, data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Tokens:
         """Return the ids, int32, that are the bytes `data[starts[i]:stops[i]]`.
@@ -182,7 +142,7 @@ class TextTokenizer:
         if self._word_end is not None:
             enough = _CHARACTERS_PER_TOKEN * self._max_length
             texts = [self._prefix(text, enough, self._word_end) for text in texts]
-        pieces = self._ids(texts)
+        pieces = self._pieces(texts)
         truncated = np.zeros(len(pieces), np.bool_)
         for row, piece in enumerate(pieces):
             if len(piece) > self._max_length:
@@ -196,7 +156,26 @@ class TextTokenizer:
         ids = np.frombuffer(flat, np.int32) if flat else np.empty(0, np.int32)
         return Tokens(ids, offsets, truncated, self._pad_id)
 
-    def _ids(self, texts: list[str]) -> list[list[int]]:
+    def _pieces(self, texts: list[str]) -> list[list[int]]:
+        """Return the ids of each text, at most one more than the model reads."""
+        if self._words is None:
+            return self._library_ids(texts)
+        are_plain = [self._words.is_plain(text) for text in texts]
+        plain = list(compress(texts, are_plain))
+        others = [text for text, is_plain in zip(texts, are_plain, strict=True) if not is_plain]
+        ids_of_plain = iter(self._words.ids(plain))
+        ids_of_others = iter(self._library_ids(others))
+
+        pieces = list[list[int]]()
+        for is_plain in are_plain:
+            if is_plain:
+                ids = next(ids_of_plain)[: self._words_kept]
+                pieces.append([*self._before, *ids, *self._after])
+            else:
+                pieces.append(next(ids_of_others))
+        return pieces
+
+    def _library_ids(self, texts: list[str]) -> list[list[int]]:
         if max(map(len, texts), default=0) <= _LONG_CHARACTERS:
             return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts)]
         return [self._tokenizer.encode_batch_fast([text])[0].ids for text in texts]
@@ -212,14 +191,6 @@ class TextTokenizer:
                 return prefix
             characters = 2 * end.start()
         return text
-
-
-def _interleaved(is_other: np.ndarray, values: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return both in one array, the others at their places."""
-    result = np.empty(len(is_other), values.dtype)
-    result[is_other] = others
-    result[~is_other] = values
-    return result
 
 
 def load_tokenizer(space: Space) -> TextTokenizer | None:

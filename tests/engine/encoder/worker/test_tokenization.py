@@ -6,18 +6,15 @@ import json
 import string
 from functools import cache
 from pathlib import Path
-from random import Random
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from surge_dagster.engine.encoder.worker import main, word_cache
-from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
+from surge_dagster.engine.encoder.worker import word_cache
+from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts
 from surge_dagster.engine.model.spec import EncodingSpec
 
 LENGTH = 8
@@ -34,10 +31,12 @@ def _tokenizer(document: str, prompt: str = "", side: str = "right") -> TextToke
     return TextTokenizer(TokenizerFacts(document, truncation_side=side), space)
 
 
-def _expected(document: str, texts: list[str], side: str = "right") -> list[list[int]]:
+def _expected(
+    document: str, texts: list[str], side: str = "right", length: int = LENGTH
+) -> list[list[int]]:
     tokenizer = Tokenizer.from_str(document)
     tokenizer.no_padding()
-    tokenizer.enable_truncation(LENGTH, direction=side)
+    tokenizer.enable_truncation(length, direction=side)
     return [encoding.ids for encoding in tokenizer.encode_batch(texts)]
 
 
@@ -96,20 +95,6 @@ def test_prompt_precedes_every_text(document: str) -> None:
     assert _found(tokenizer, _TEXTS) == _expected(document, ["query: " + text for text in _TEXTS])
 
 
-def _in_bytes(texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The bytes of all texts, and where each begins and ends."""
-    encoded = [text.encode() for text in texts]
-    ends = np.cumsum([0, *map(len, encoded)])
-    return np.frombuffer(b"".join(encoded), np.uint8), ends[:-1], ends[1:]
-
-
-def _equal(one: Tokens, other: Tokens) -> bool:
-    return all(
-        np.array_equal(getattr(one, part), getattr(other, part))
-        for part in ("ids", "offsets", "truncated")
-    )
-
-
 _CHOICES = [
     "Steel ",
     "ß",
@@ -147,71 +132,48 @@ def _prompted(document: str, prompt: str, length: int) -> TextTokenizer:
     _MIXED,
     st.sampled_from(["", "query: ", "query:", "query"]),
     st.sampled_from([5, 6, 7, 40]),
-    st.randoms(),
 )
 def test_texts_put_together_from_words_have_the_library_s_ids(
-    document: str, texts: list[str], prompt: str, length: int, random: Random
+    document: str, texts: list[str], prompt: str, length: int
 ) -> None:
     tokenizer = _prompted(document, prompt, length)
-    data, starts, stops = _in_bytes(texts)
-    chosen = sorted(random.sample(range(len(texts)), random.randint(0, len(texts))))
-    assert _equal(tokenizer.encode_bytes(data, starts, stops), tokenizer.encode(texts))
-    of_chosen = tokenizer.encode_bytes(data, starts[chosen], stops[chosen])
-    assert _equal(of_chosen, tokenizer.encode([texts[row] for row in chosen]))
+    prompted = [prompt + text for text in texts]
+    assert _found(tokenizer, texts) == _expected(document, prompted, length=length)
 
 
-def test_texts_of_printable_ascii_only_are_put_together(document: str) -> None:
+def test_only_texts_of_printable_ascii_without_added_tokens_are_put_together(document: str) -> None:
     words = _tokenizer(document)._words
     assert words is not None
-    data, starts, stops = _in_bytes(
-        ["steel\tmug\r\n", "", "~!", "a\x7fb", "a\x1fb", "\x0b", "é", "[SEP]"]
-    )
-    assert words.fitting(data, np.append(starts, stops[-1])).tolist() == [True] * 3 + [False] * 5
+    plain = ["steel\tmug\r\n", "", "~!", "x" * 2_000]
+    assert [text for text in plain if not words.is_plain(text)] == []
+    others = ["a\x7fb", "a\x1fb", "\x0b", "é", "[SEP]", "x" * 2_001]
+    assert [text for text in others if words.is_plain(text)] == []
 
 
-def test_worker_makes_no_strings_for_a_backend_that_takes_bytes() -> None:
-    data, starts, _ = _in_bytes(["oak", "", "東京", "steel"])
-    arrays: Any = SimpleNamespace(data=data, offsets=np.append(starts, len(data)))
-    work = main._Work(np.array([0, 2, 3]), arrays, holds_ids=False)
+def test_words_are_tokenized_once(document: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = _tokenizer(document)
+    tokenizer.encode(["steel mug"])
+    asked: list[str] = []
 
-    def from_bytes(data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Any:
-        return [
-            data[start:stop].tobytes().decode() for start, stop in zip(starts, stops, strict=True)
-        ]
+    class Library:
+        def encode_batch_fast(self, words: list[str], **_: Any) -> list[Any]:
+            asked.extend(words)
+            return []
 
-    backend: Any = SimpleNamespace(prepare=lambda texts: ["strings", *texts])
-    assert main._prepare(backend, work) == ["strings", "oak", "東京", "steel"]
-    backend.prepare_bytes = from_bytes
-    assert main._prepare(backend, work) == ["oak", "東京", "steel"]
+    monkeypatch.setattr(tokenizer._words, "_tokenizer", Library())
+    assert _found(tokenizer, ["mug steel"]) == _expected(document, ["mug steel"])
+    assert asked == []
 
 
-def test_words_are_tokenized_once_and_kept_within_bounds(
-    document: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer, plain = _tokenizer(document), _tokenizer(document)
+def test_kept_words_are_bounded(document: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = _tokenizer(document)
     words = tokenizer._words
     assert words is not None
     monkeypatch.setattr(word_cache, "_MOST_WORDS", 50)
-    monkeypatch.setattr(
-        tokenizer, "_ids", lambda texts: pytest.fail("went through the library") if texts else []
-    )
     for number in range(20):
         texts = [f"item {number * 70 + row} and steel, {'z' * row}" for row in range(70)]
-        assert _equal(tokenizer.encode_bytes(*_in_bytes(texts)), plain.encode(texts))
-        assert 0 < len(words._ids) <= 50
-    words._tokenizer = None  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(AttributeError):
-        tokenizer.encode_bytes(*_in_bytes(["new"]))
-
-
-def test_texts_of_ever_new_words_go_through_the_library(
-    document: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer, plain = _tokenizer(document), _tokenizer(document)
-    monkeypatch.setattr(word_cache, "_FEW_WORDS", 10)
-    texts = [f"{number}x{number * 7919:x}{' é' * (number % 2)}" for number in range(60)]
-    assert _equal(tokenizer.encode_bytes(*_in_bytes(texts)), plain.encode(texts))
-    assert tokenizer._words is not None and not tokenizer._words._ids
+        assert _found(tokenizer, texts) == _expected(document, texts)
+        assert len(words._ids) <= 50 + 150
 
 
 @pytest.mark.parametrize(
@@ -285,9 +247,9 @@ def test_text_of_megabytes_is_tokenized_to_where_the_model_reads(
     cutting: TextTokenizer, whole: Tokenizer, monkeypatch: pytest.MonkeyPatch, unit: str
 ) -> None:
     seen: list[int] = []
-    honest = cutting._ids
+    honest = cutting._pieces
     monkeypatch.setattr(
-        cutting, "_ids", lambda texts: seen.extend(map(len, texts)) or honest(texts)
+        cutting, "_pieces", lambda texts: seen.extend(map(len, texts)) or honest(texts)
     )
     text = unit * (4_000_000 // len(unit))
     assert _found(cutting, [text]) == [whole.encode(text[:20_000]).ids]

@@ -104,15 +104,6 @@ class QueuingBackend(Protocol):
 
 
 @runtime_checkable
-class TextsFromBytes(Protocol):
-    """A `Backend` that can do without a Python string of each text."""
-
-    def prepare_bytes(self, data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Any:
-        """`prepare` of the texts `data[starts[i]:stops[i]]`, in UTF-8."""
-        ...
-
-
-@runtime_checkable
 class TokenIds(Protocol):
     """A `Backend` that takes texts as token ids, made by a `TextTokenizer` elsewhere."""
 
@@ -143,15 +134,7 @@ def encode_texts(
     """Return the vectors, [texts, dimension], outside of the arena, and their costs."""
     matrix = np.empty((len(texts), dimension), dtype)
     rows = Rows.of_all(matrix, np.empty(len(texts), np.uint8))
-    if isinstance(backend, TextsFromBytes):
-        encoded = [text.encode() for text in texts]
-        borders = np.cumsum([0, *map(len, encoded)])
-        prepared = backend.prepare_bytes(
-            np.frombuffer(b"".join(encoded), np.uint8), borders[:-1], borders[1:]
-        )
-    else:
-        prepared = backend.prepare(texts)
-    return matrix, backend.forward(prepared, rows, lambda: None)
+    return matrix, backend.forward(backend.prepare(texts), rows, lambda: None)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
