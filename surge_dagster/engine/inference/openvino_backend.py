@@ -35,7 +35,7 @@ _HINTS = {"fp32": "f32", "bf16": "bf16"}
 
 class OpenvinoBackend(PaddedBackend):
     name = "openvino"
-    budget_candidates = (256, 512, 1_024, 2_048, 4_096)
+    budget_candidates = (512, 1_024, 2_048)
 
     def __init__(self, space: Space, settings: BackendSettings) -> None:
         core = ov.Core()

@@ -95,10 +95,10 @@ class TorchBackend(PaddedBackend):
         self.detail = f"torch {torch.__version__}"
         if device.queues:
             self.machine = device.name
-            self.budget_candidates = (4_096, 8_192, 16_384, 32_768, 65_536, 131_072, 262_144)
+            self.budget_candidates = (16_384, 65_536, 262_144)
         else:
             self.machine = f"{processor()} {settings.threads}"
-            self.budget_candidates = (256, 512, 1_024, 2_048, 4_096)
+            self.budget_candidates = (512, 1_024, 2_048)
         self._embed = embedder(reference, space, facts.prompt_length)
         self._pad_id = facts.pad_id
         self._columns = torch.arange(space.max_length, device=device.torch_device)

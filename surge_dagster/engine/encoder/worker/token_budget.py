@@ -2,14 +2,9 @@
 
 Up to some number of tokens, the saturation point, a pass takes nearly the same time. It depends on
 the model, the kernels and the device; smaller passes waste the device, much larger ones only need
-memory and, on a CPU, caches. So a first start measures tokens per second at a few budgets, through
-the backend's own `forward` on copies of one short text, and takes the smallest budget within 3 % of
-the best rate. With one length all budgets have the same work, and the passes of every backend are
-full.
-
-Every budget is measured in two rounds and its better rate counts: a short slowdown of the machine
-affects one round, not one budget. This takes less than three seconds; a model that is too slow for
-it keeps the backend's default.
+memory and, on a CPU, caches. So a first start encodes the same texts, of one length, at three
+budgets, and takes the smallest budget within 3 % of the best rate. The better of two rounds counts.
+This takes some seconds; a model that is too slow for it keeps the backend's default.
 """
 
 from __future__ import annotations
@@ -26,10 +21,7 @@ from surge_dagster.engine.support import disk_cache
 
 _CLOSE_ENOUGH = 0.97
 _ROUNDS = 2
-_SECONDS_OF_A_ROUND = 1.3
-# Small budgets are measured over as many tokens as this many passes of the smallest one, on each
-# stream.
-_SMALLEST_PASSES = 4
+_MOST_SECONDS = 6.0
 _TEXT = "cotton shirt, long sleeves, garden green, size 42"
 
 
@@ -43,70 +35,35 @@ def set_token_budget(
     with disk_cache.lock(MEASURING_LOCK):
         budget = calibration.read("token_budget")
         if budget is None:
-            default = backend.token_budget
-            rates = measure_rates(backend, space)
-            best = saturation_budget(rates, backend.budget_candidates, default)
-            budget = min(best, backend.token_budget)
+            budget = measured_budget(backend, space)
             calibration.write(token_budget=budget, space=space.name)
     backend.token_budget = budget
 
 
-def saturation_budget(rates: dict[int, float], candidates: tuple[int, ...], default: int) -> int:
-    """Return the smallest budget whose rate is within 3 % of the best one.
-
-    It is at least the default where the measured budgets end below the default, or the rate still
-    rises at their end.
-    """
-    if not rates:
-        return default
-    largest = max(rates)
-    enough = _CLOSE_ENOUGH * max(rates.values())
-    saturated = min(budget for budget, rate in rates.items() if rate >= enough)
-    cut_short = largest < default or (saturated == largest and largest < candidates[-1])
-    return max(saturated, default) if cut_short else saturated
-
-
-def measure_rates(backend: BudgetedBackend, space: Space) -> dict[int, float]:
-    """Return tokens per second at each budget that fits into memory and can be measured in time.
-
-    Sets the backend's budget to the largest one that fits, but at least to its default.
-    """
+def measured_budget(backend: BudgetedBackend, space: Space) -> int:
+    """Return the smallest budget with nearly the best rate; the default if measuring takes long."""
     default = backend.token_budget
-    smallest = backend.budget_candidates[0]
-    length = max(1, int(backend.prepare([_TEXT]).lengths[0]))
-    # A first pass on each stream warms up and shows how many budgets can be measured in time.
-    fastest, _ = _run(backend, space, length, smallest, backend.streams)
-    rates: dict[int, float] = {}
-    candidates = backend.budget_candidates
-    for round_number in range(_ROUNDS):
-        spent = 0.0
-        for budget in candidates:
-            passes = backend.streams * max(1, _SMALLEST_PASSES * smallest // budget)
-            if round_number == 0 and spent + passes * budget / fastest > _SECONDS_OF_A_ROUND:
-                break
-            rate, seconds = _run(backend, space, length, budget, passes)
-            if backend.token_budget < budget:
-                # Memory ran out: this budget and larger ones are not measured again in the next
-                # round.
-                rates = {fitting: rate for fitting, rate in rates.items() if fitting < budget}
-                default = min(default, backend.token_budget)
-                break
-            spent += seconds
-            fastest = max(fastest, rate)
-            rates[budget] = max(rate, rates.get(budget, 0.0))
-        candidates = tuple(rates)
-    backend.token_budget = max([*rates, default])
-    return rates
+    budgets = backend.budget_candidates
+    length = int(backend.prepare([_TEXT]).lengths[0])
+    # Packed passes lie below their budget by a text; these few texts less keep all passes full.
+    texts = backend.streams * (budgets[-1] // length) - budgets[-1] // budgets[0]
+
+    first_rate = _tokens_per_second(backend, space, backend.streams * (budgets[0] // length))
+    if _ROUNDS * len(budgets) * texts * length / first_rate > _MOST_SECONDS:
+        return default
+
+    rates = dict.fromkeys(budgets, 0.0)
+    for _ in range(_ROUNDS):
+        for budget in budgets:
+            backend.token_budget = budget
+            rate = _tokens_per_second(backend, space, texts)
+            if backend.token_budget < budget:  # memory ran out
+                return backend.token_budget
+            rates[budget] = max(rates[budget], rate)
+    enough = _CLOSE_ENOUGH * max(rates.values())
+    return min(budget for budget, rate in rates.items() if rate >= enough)
 
 
-def _run(
-    backend: BudgetedBackend, space: Space, length: int, budget: int, passes: int
-) -> tuple[float, float]:
-    """Return tokens per second and seconds of full passes; sets the backend's budget, or less."""
-    # Packed passes of a chunk are equal, and each is a text below its budget: with one text more
-    # they would be halved.
-    texts = [_TEXT] * (passes * max(1, budget // length - 1))
-    backend.token_budget = budget
-    _, metrics = encode_texts(backend, texts, space.dimension, space.dtype)
-    seconds = max(metrics.forward_seconds, 1e-6)
-    return metrics.padded_tokens / seconds, seconds
+def _tokens_per_second(backend: BudgetedBackend, space: Space, texts: int) -> float:
+    _, costs = encode_texts(backend, [_TEXT] * texts, space.dimension, space.dtype)
+    return costs.padded_tokens / max(costs.forward_seconds, 1e-6)
