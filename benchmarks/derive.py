@@ -33,8 +33,8 @@ from surge_dagster.engine.derived.conversion import convert, cut
 from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.derived.parent_files import parent_rows
 from surge_dagster.engine.files.formats import (
+    SUFFIX,
     file_name,
-    is_output_file,
     read_published_file,
 )
 from surge_dagster.engine.model.derivation import DerivedDtype
@@ -82,7 +82,7 @@ class Parent:
         """Return the rate at which the files are read, checksums included."""
         files = []
         for stored in self._store.list(self._space.name):
-            if is_output_file(stored.name):
+            if stored.name.endswith(SUFFIX):
                 files.append(read_published_file(self._store, stored.name))
 
         def read() -> None:

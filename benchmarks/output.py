@@ -57,7 +57,7 @@ from benchmarks.paced_runs import (
 )
 from surge_dagster import EmbeddingRun, open_source
 from surge_dagster.engine.files.facts import FileFacts, desired_version
-from surge_dagster.engine.files.formats import new_writer
+from surge_dagster.engine.files.parquet import FileWriter
 from surge_dagster.engine.files.rows import FileRows, schema
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.run.thresholds import Thresholds
@@ -155,7 +155,7 @@ def write_output(
     )
     columns = schema(pa.string(), dimension, "float32", include_text=True)
     rows = FileRows([ids], ids.type, texts, text_hashes(texts), matrix)
-    with pa.OSFile(str(path), "wb") as sink, new_writer(sink, columns, facts) as writer:
+    with pa.OSFile(str(path), "wb") as sink, FileWriter(sink, columns, facts) as writer:
         writer.append_table(rows.table(columns))
         writer.close()
 

@@ -19,8 +19,8 @@ import pytest
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.files.facts import FileFacts
-from surge_dagster.engine.files.formats import file_name, new_writer, open_output_file
-from surge_dagster.engine.files.parquet import read_facts
+from surge_dagster.engine.files.formats import file_name
+from surge_dagster.engine.files.parquet import FileWriter, OutputFile, read_facts
 from surge_dagster.engine.files.rows import carried_columns, matrix_of, schema
 from surge_dagster.engine.sources.partition import (
     KEY_METADATA,
@@ -133,7 +133,7 @@ def read_embedded(output: Path, space: str, key: str) -> Embedded:
     name = file_name(space, key)
     with (
         pa.OSFile(str(output / name)) as source,
-        open_output_file(source) as reader,
+        OutputFile(source) as reader,
     ):
         facts = reader.facts
         table = pa.Table.from_batches(reader.read(), schema=reader.columns)
@@ -180,7 +180,7 @@ def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **facts: object)
         kind = table.schema.field("id").type
         columns = schema(kind, DIMENSION, "float32", include_text=True, carried=carried)
         new = replace(old, rows=table.num_rows, **facts)  # pyright: ignore[reportArgumentType]
-        with new_writer(sink, columns, new) as writer:
+        with FileWriter(sink, columns, new) as writer:
             writer.append_table(table.replace_schema_metadata(None).cast(columns))
             writer.close()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from surge_dagster.engine.files.formats import is_output_file
+from surge_dagster.engine.files.formats import SUFFIX
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.local_upload import is_hidden
 from surge_dagster.engine.store.store import StoredObject, Upload
@@ -80,7 +80,7 @@ class _SlowUpload(Upload):
         ended = time.perf_counter()
         self._store.files.append((self._begun, ended))
         # others describe or are parts
-        if is_output_file(stored.name) and not is_hidden(stored.name):
+        if stored.name.endswith(SUFFIX) and not is_hidden(stored.name):
             self._store.published.append(ended)
             os.truncate(self._store.root / stored.name, 0)
         return stored

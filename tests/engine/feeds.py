@@ -16,7 +16,8 @@ from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.feed.changes import Changes, changes
 from surge_dagster.engine.feed.row_comparison import ADDED, CHANGED, UNCHANGED, RowChanges
 from surge_dagster.engine.files.facts import FileFacts, desired_version
-from surge_dagster.engine.files.formats import file_name, new_writer
+from surge_dagster.engine.files.formats import file_name
+from surge_dagster.engine.files.parquet import FileWriter
 from surge_dagster.engine.files.rows import FileRows, schema
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import claim_space
@@ -98,7 +99,7 @@ def write_file(path: Path, key: str, space: str, texts: Texts, version: str) -> 
         pa.int64() if 1 in texts else pa.string(), DIMENSION, "float32", include_text=True
     )
     facts = facts_of(key, space, texts, version)
-    with pa.OSFile(str(path), "wb") as sink, new_writer(sink, columns, facts) as writer:
+    with pa.OSFile(str(path), "wb") as sink, FileWriter(sink, columns, facts) as writer:
         items = list(texts.items())
         for start in range(0, len(items), 3):
             ids, strings = (

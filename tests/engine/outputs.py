@@ -11,7 +11,8 @@ import pytest
 
 from surge_dagster import Embeddings
 from surge_dagster.engine.files.facts import FileFacts, desired_version
-from surge_dagster.engine.files.formats import file_name, new_writer
+from surge_dagster.engine.files.formats import file_name
+from surge_dagster.engine.files.parquet import FileWriter
 from surge_dagster.engine.files.rows import FileRows, schema
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.spaces import claim_space
@@ -71,7 +72,7 @@ class Output:
         )
         with (
             self.store.create(self.name(key)) as upload,
-            new_writer(upload.sink, columns, facts) as writer,
+            FileWriter(upload.sink, columns, facts) as writer,
         ):
             kept = texts if include_text else None
             writer.append_table(
@@ -90,7 +91,7 @@ def publish_two_rows(
     facts = FileFacts(key, space, "m", "fp32", version, "0" * 32, "1" * 32, 2, 4, 0)
     with (
         store.create(place or file_name("s", key)) as upload,
-        new_writer(upload.sink, columns, facts) as writer,
+        FileWriter(upload.sink, columns, facts) as writer,
     ):
         ids, hashes = pa.array(["a", "b"]), text_hashes(pa.array(["", ""]))
         writer.append_table(

@@ -8,21 +8,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.files.facts import FileFacts, InvalidFile, explained, guarded_metadata
-from surge_dagster.engine.files.parquet import FORMAT, MAGIC, FileWriter, OutputFile, facts_at_end
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile, explained
+from surge_dagster.engine.files.parquet import MAGIC, FileWriter, facts_at_end
 from surge_dagster.engine.files.rows import FileRows, schema
 from surge_dagster.engine.store.store import Store, StoredObject, Upload
-from surge_dagster.engine.support.columns import value_parts
 from surge_dagster.engine.support.keys import encode_key
 
 SUFFIX = ".parquet"
 END_BYTES = 8 * 1024
 _TRAILER_BYTES = 4 + len(MAGIC)
-# Texts of fewer bytes are not compressed: it would not save a block of a disk, and takes a third of
-# the time that writing a file of ten texts takes.
-LEAST_COMPRESSED_BYTES = 4096
-# Files with less content are put together in memory and written with one system call.
-_HELD_WHOLE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +33,6 @@ def file_name(space: str, key: str) -> str:
     return f"{space}/{encode_key(key)}{SUFFIX}"
 
 
-def is_output_file(name: str) -> bool:
-    """Return whether a file in a space's folder is an output file, by its name."""
-    return name.endswith(SUFFIX)
-
-
-def new_writer(
-    sink: pa.NativeFile, columns: pa.Schema, facts: FileFacts, *, compress: bool = True
-) -> FileWriter:
-    """Return a writer of one file; `compress` its ids and texts."""
-    return FileWriter(sink, columns, guarded_metadata(facts, FORMAT), compress=compress)
-
-
 def write_file(upload: Upload, rows: FileRows, facts: FileFacts) -> None:
     """Write a whole output file."""
     texts = rows.texts
@@ -61,25 +43,9 @@ def write_file(upload: Upload, rows: FileRows, facts: FileFacts) -> None:
         include_text=texts is not None,
         carried=rows.carried_columns,
     )
-    text_bytes = 0 if texts is None else len(value_parts(texts)[1])
-    others = sum(part.nbytes for part in (*rows.ids, *rows.carried))
-    is_small = rows.matrix.nbytes + text_bytes + others <= _HELD_WHOLE_BYTES
-    held = pa.BufferOutputStream() if is_small else None
-    compress = texts is None or text_bytes >= LEAST_COMPRESSED_BYTES
-    with new_writer(held or upload.sink, columns, facts, compress=compress) as writer:
+    with FileWriter(upload.sink, columns, facts) as writer:
         writer.append_table(rows.table(columns))
         writer.close()
-    if held is not None:
-        upload.sink.write(held.getvalue())
-
-
-def open_output_file(source: pa.NativeFile, buffer_size: int = 0) -> OutputFile:
-    """Open an output file for reading; its source is closed with it.
-
-    Args:
-        buffer_size: bytes to read at a time; zero is a column of a row group.
-    """
-    return OutputFile(source, buffer_size)
 
 
 def read_shape(source: pa.NativeFile) -> tuple[pa.Schema, int]:

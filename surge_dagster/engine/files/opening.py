@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from surge_dagster.engine.errors import DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.files.facts import FileFacts, Flaw, InvalidFile, explained
-from surge_dagster.engine.files.formats import SUFFIX, PublishedFile, file_name, open_output_file
+from surge_dagster.engine.files.formats import SUFFIX, PublishedFile, file_name
 from surge_dagster.engine.files.parquet import OutputFile
 from surge_dagster.engine.files.rows import check_schema
 from surge_dagster.engine.model.spec import Space
@@ -40,13 +40,13 @@ def open_published(
 
     Args:
         listed: the only version of the file that is opened.
-        buffer_size: see `open_output_file`.
+        buffer_size: see `OutputFile`.
     """
     location = store.location(name)
     with contextlib.ExitStack() as opened:
         with explained(location):
             source = opened.enter_context(store.open(name, listed and listed.stored))
-            reader = opened.enter_context(open_output_file(source, buffer_size))
+            reader = opened.enter_context(OutputFile(source, buffer_size))
             reader.location = location
             require_own(space, name, reader.facts, reader.columns)
             if listed and reader.facts != listed.facts:  # a store may give one tag to two contents

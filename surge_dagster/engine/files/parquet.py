@@ -2,8 +2,8 @@
 
 Embeddings go from the result matrix to pyarrow's writer without becoming Python objects: a
 contiguous slice becomes a fixed-size list by reference, stored plain (vectors do not compress) and
-without statistics. Texts are compressed with zstd, except in files that are too small to gain from
-it. Page checksums are on, because an unnoticed bit flip in a vector is a wrong vector.
+without statistics. Ids and texts are compressed with zstd. Page checksums are on, because an
+unnoticed bit flip in a vector is a wrong vector.
 
 Parquet stores repetition and definition levels of a list, and pyarrow builds them for a whole row
 group. A row group has at most 1 MiB of embeddings, which bounds the memory that writing takes: 4
@@ -13,7 +13,7 @@ MiB are neither written nor read faster and take three times the memory.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Self
 
@@ -26,6 +26,7 @@ from surge_dagster.engine.files.facts import (
     InvalidFile,
     explained,
     facts_of,
+    guarded_metadata,
     invalid_when_damaged,
 )
 from surge_dagster.engine.files.rows import (
@@ -35,7 +36,6 @@ from surge_dagster.engine.files.rows import (
     row_group_rows,
     vector_bytes,
 )
-from surge_dagster.engine.support.text_hash import HASH_BYTES
 
 FORMAT = "2"
 MAGIC = b"PAR1"
@@ -59,9 +59,7 @@ class FileWriter:
         self,
         sink: pa.NativeFile,
         columns: pa.Schema,
-        metadata: Mapping[bytes, bytes],
-        *,
-        compress: bool = True,
+        facts: FileFacts,
     ) -> None:
         self.columns = columns
         self.row_group_rows = row_group_rows(vector_bytes(columns.field("embedding").type), 1)
@@ -74,13 +72,14 @@ class FileWriter:
             version="2.6",
             use_dictionary=False,
             write_statistics=False,
-            compression=compression if compress else "none",  # pyright: ignore[reportArgumentType]
+            compression=compression,  # pyright: ignore[reportArgumentType]
             write_page_checksum=True,
             write_batch_size=WRITE_BATCH_ROWS,
             data_page_size=PAGE_BYTES,
             # the list's values are called "item", as Arrow calls them
             use_compliant_nested_type=False,
         )
+        metadata = guarded_metadata(facts, FORMAT)
         self._writer.add_key_value_metadata(metadata)  # pyright: ignore[reportArgumentType]
 
     def __enter__(self) -> Self:
@@ -111,6 +110,10 @@ class OutputFile:
     Attributes:
         groups: number of its row groups.
         location: in messages.
+
+    Args:
+        source: is closed with it.
+        buffer_size: bytes to read at a time; zero is a column of a row group.
     """
 
     location = ""
@@ -158,22 +161,6 @@ class OutputFile:
     def group_bytes(self, group: int) -> int:
         """Return an upper bound of the memory that one row group takes, in bytes."""
         return self._file.metadata.row_group(group).total_byte_size
-
-    def reading_bytes(self, widest_row: int) -> int:
-        """Return the memory that a reader takes: a page of each column, compressed and
-        uncompressed, however few rows are requested."""
-        window = PAGE_BYTES + WRITE_BATCH_ROWS * (widest_row + HASH_BYTES)
-        most = 0
-        for number in range(self.groups):
-            group = self._file.metadata.row_group(number)
-            pages = 0
-            for place in range(group.num_columns):
-                chunk = group.column(place)
-                if chunk.path_in_schema != _VECTORS:
-                    pages += min(chunk.total_uncompressed_size, window)
-                    pages += min(chunk.total_compressed_size, window)
-            most = max(most, pages)
-        return most
 
 
 def read_facts(footer: pq.FileMetaData, columns: pa.Schema | None = None) -> FileFacts:

@@ -20,9 +20,9 @@ from typing import Literal
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile, explained
 from surge_dagster.engine.files.formats import (
+    SUFFIX,
     PublishedFile,
     file_name,
-    is_output_file,
     read_published_file,
 )
 from surge_dagster.engine.sources.partition import Partition
@@ -91,7 +91,7 @@ class OutputState:
 
     def _output_files(self) -> Iterator[StoredObject]:
         for stored in self.store.list(self.space):
-            if is_output_file(stored.name):
+            if stored.name.endswith(SUFFIX):
                 yield stored
 
     def look_at(self, keys: Iterable[str]) -> None:

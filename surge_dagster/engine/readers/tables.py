@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.fs as fs
 
 from surge_dagster.engine.files.facts import InvalidFile
-from surge_dagster.engine.files.formats import PublishedFile, open_output_file
+from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.files.opening import open_listed
+from surge_dagster.engine.files.parquet import OutputFile
 from surge_dagster.engine.files.rows import check_schema
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.store.store import Store
@@ -147,7 +148,7 @@ def _checked(source: pa.NativeFile) -> pa.NativeFile:
     A damaged file is an `OSError`, as in pyarrow.
     """
     try:
-        file = open_output_file(source)
+        file = OutputFile(source)
         check_schema(file.columns, dimension=file.facts.dimension)  # a missing column would be null
     except InvalidFile as error:
         source.close()

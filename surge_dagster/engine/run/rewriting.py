@@ -12,7 +12,7 @@ from functools import reduce
 import pyarrow as pa
 
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile, VectorFacts
-from surge_dagster.engine.files.formats import PublishedFile, new_writer
+from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.files.parquet import STRING_COPIES, FileWriter, levels_bytes
 from surge_dagster.engine.files.rows import vector_bytes
 from surge_dagster.engine.model.spec import Space
@@ -81,7 +81,7 @@ def write_rows(
 ) -> None:
     """Write a file of the space; raises `InvalidFile` if `batches` have another number of rows than
     the facts."""
-    with new_writer(upload.sink, columns, facts) as writer:
+    with FileWriter(upload.sink, columns, facts) as writer:
         for group in _row_groups(batches, writer, space):
             writer.append_table(group)
         if writer.rows != facts.rows:

@@ -31,8 +31,7 @@ import pyarrow as pa
 
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.files.facts import InvalidFile, VectorFacts, desired_version, explained
-from surge_dagster.engine.files.formats import new_writer, open_output_file
-from surge_dagster.engine.files.parquet import OutputFile
+from surge_dagster.engine.files.parquet import FileWriter, OutputFile
 from surge_dagster.engine.files.rows import (
     READ_BYTES,
     carried_columns,
@@ -149,7 +148,7 @@ class Staging:
         table = self._target.rows(batch, segment, matrix).table(columns)
 
         self._staged_keys.add(encode_key(partition.key))
-        with self._store.create(name) as upload, new_writer(upload.sink, columns, facts) as writer:
+        with self._store.create(name) as upload, FileWriter(upload.sink, columns, facts) as writer:
             for begin, end in pairwise(_group_borders(np.concatenate(sizes))):
                 writer.append_table(table.slice(begin, end - begin))
             writer.close()
@@ -207,7 +206,7 @@ class Staging:
         with contextlib.ExitStack() as opened:
             with explained(location):
                 source = opened.enter_context(self._store.open(name))
-                reader = opened.enter_context(open_output_file(source, READ_BYTES))
+                reader = opened.enter_context(OutputFile(source, READ_BYTES))
                 reader.location = location
                 self._require_own(reader, name)
             yield reader

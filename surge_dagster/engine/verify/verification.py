@@ -21,7 +21,7 @@ from typing import TypeVar
 from surge_dagster.engine.derived.derived_rows import DerivedRows
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import DataError, StoreUnavailable, TransientError
-from surge_dagster.engine.files.formats import SUFFIX, file_name, is_output_file
+from surge_dagster.engine.files.formats import SUFFIX, file_name
 from surge_dagster.engine.files.opening import remedy_of
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.staging import STAGING
@@ -185,7 +185,7 @@ def _orphans(store: Store, space: Space, is_complete: dict[str, bool]) -> Iterat
 
 def _unexpected_names(store: Store, space: Space, is_complete: dict[str, bool]) -> list[str]:
     """Return files without a source partition, and folders of staged segments no run needs."""
-    files = {stored.name for stored in store.list(space.name) if is_output_file(stored.name)}
+    files = {stored.name for stored in store.list(space.name) if stored.name.endswith(SUFFIX)}
     root = f"{STAGING}/{space.name}"
     staged: set[str] = set()
     for stored in store.list(root, deep=True):

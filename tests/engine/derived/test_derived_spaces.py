@@ -16,8 +16,7 @@ from surge_dagster import open_embeddings
 from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.files.formats import new_writer
-from surge_dagster.engine.files.parquet import read_facts
+from surge_dagster.engine.files.parquet import FileWriter, read_facts
 from surge_dagster.engine.model.derivation import DERIVED_DTYPES, DerivedDtype
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.readers.search import search
@@ -116,7 +115,7 @@ def change_vector(path: Path) -> None:
     values[9 * column.type.byte_width] ^= 1
     changed = pa.Array.from_buffers(column.type, len(column), [None, pa.py_buffer(values)])
     place = table.schema.get_field_index("embedding")
-    with pa.OSFile(str(path), "wb") as sink, new_writer(sink, table.schema, facts) as writer:
+    with pa.OSFile(str(path), "wb") as sink, FileWriter(sink, table.schema, facts) as writer:
         writer.append_table(table.set_column(place, table.schema.field(place), changed))
         writer.close()
 

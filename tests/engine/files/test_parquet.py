@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from surge_dagster.engine.files.facts import FileFacts, InvalidFile, guarded_metadata
-from surge_dagster.engine.files.parquet import FORMAT, FileWriter, OutputFile, read_facts
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile
+from surge_dagster.engine.files.parquet import FileWriter, OutputFile, read_facts
 from surge_dagster.engine.files.rows import (
     MAX_ROW_GROUP_ROWS,
     FileRows,
@@ -55,9 +55,7 @@ def write(
     columns = schema(column.type, dimension, str(matrix.dtype), include_text=include_text)
     with (
         pa.OSFile(str(path), "wb") as sink,
-        FileWriter(
-            sink, columns, guarded_metadata(facts or facts_of(rows, dimension), FORMAT)
-        ) as writer,
+        FileWriter(sink, columns, facts or facts_of(rows, dimension)) as writer,
     ):
         for part in np.array_split(np.arange(rows), pieces):
             if len(part):

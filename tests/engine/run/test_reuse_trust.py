@@ -13,8 +13,8 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import EncoderError
-from surge_dagster.engine.files.formats import file_name, new_writer
-from surge_dagster.engine.files.parquet import read_facts
+from surge_dagster.engine.files.formats import file_name
+from surge_dagster.engine.files.parquet import FileWriter, read_facts
 from surge_dagster.engine.files.rows import schema
 from surge_dagster.engine.run import old_rows
 from surge_dagster.engine.run.report import OldVectorSample
@@ -151,7 +151,7 @@ def test_vectors_of_another_dtype_are_not_reused(
     output.embed(ROWS)
     table, facts = pq.read_table(output.path), read_facts(pq.read_metadata(output.path))
     columns = schema(pa.string(), DIMENSION, "float16", include_text=True)
-    with pa.OSFile(str(output.path), "wb") as sink, new_writer(sink, columns, facts) as writer:
+    with pa.OSFile(str(output.path), "wb") as sink, FileWriter(sink, columns, facts) as writer:
         writer.append_table(table.replace_schema_metadata(None).cast(columns))
         writer.close()
     assert (
