@@ -32,7 +32,7 @@ from surge_dagster.engine.support.footer_memory import FooterMemory, Tag
 
 Status = Literal["fresh", "stale", "missing", "foreign", "unread"]
 Found = PublishedFile | InvalidFile | FileNotFoundError
-_LOOK_AHEAD = (32, 1024)
+_LOOK_AHEAD = 256  # files of a bucket that are read before the first of them is used
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,24 +75,18 @@ class OutputState:
         self.store = store
         self.space = space
         self._memory: FooterMemory[Found] = FooterMemory(f"output\0{store.identity}\0{space}")
-        self._refused: dict[str, tuple[StoredObject, InvalidFile]] = {}
         self.refresh()
 
     def refresh(self) -> None:
         """List the space's folder again."""
         self._seen_ns = time.time_ns()
-        self._listed = {each.name: each for each in self._output_files()}
-        self._memory.forget_others(self._listed)
-        self._known = self._memory.known(self._tags(self._listed))
-        for name, (stored, invalid) in self._refused.items():
-            if self._listed.get(name) == stored:
-                self._known[name] = invalid
-        self._unreadable: dict[str, TransientError] = {}
-
-    def _output_files(self) -> Iterator[StoredObject]:
+        self._listed: dict[str, StoredObject] = {}
         for stored in self.store.list(self.space):
             if stored.name.endswith(SUFFIX):
-                yield stored
+                self._listed[stored.name] = stored
+        self._memory.forget_others(self._listed)
+        self._known = self._memory.known(self._tags(self._listed))
+        self._unreadable: dict[str, TransientError] = {}
 
     def look_at(self, keys: Iterable[str]) -> None:
         """Read the files of these partitions from a bucket, many concurrently; only those that are
@@ -101,17 +95,15 @@ class OutputState:
             self._read_all(self._names(keys))
 
     def looked_at(self, partitions: Iterable[Partition]) -> Iterator[Partition]:
-        """Yield the partitions as they come, once the files of up to a thousand of them were read
+        """Yield the partitions as they come, once the files of some of them were read
         (see `look_at`)."""
         if not self.store.is_remote:
             yield from partitions
             return
         source = iter(partitions)
-        size = _LOOK_AHEAD[0]
-        while chunk := list(itertools.islice(source, size)):
+        while chunk := list(itertools.islice(source, _LOOK_AHEAD)):
             self._read_all(self._names(partition.key for partition in chunk))
             yield from chunk
-            size = min(2 * size, _LOOK_AHEAD[1])
 
     def names(self) -> list[str]:
         """Return the names of the listed files, sorted."""
@@ -166,13 +158,11 @@ class OutputState:
         return self._freshness(facts.partition_key, facts.source_version, facts.rows_version)
 
     def refuse(self, file: PublishedFile, reason: str) -> None:
-        """Treat a file as invalid that was read in full and does not hold what it states.
-
-        That is not remembered: a disk may fail once, and the next state reads the file again.
-        """
-        invalid = InvalidFile(reason)
-        self._refused[file.stored.name] = file.stored, invalid
-        self._known[file.stored.name] = invalid
+        """Treat a file as invalid that was read in full and does not hold what it states, until it
+        is replaced."""
+        stored = file.stored
+        self._known[stored.name] = InvalidFile(reason)
+        self._memory.remember(stored.name, (stored.size, stored.etag), self._known[stored.name])
 
     def _freshness(
         self, key: str, source_version: str, rows_version: str | None = None

@@ -19,7 +19,6 @@ does not cover may change it, and then a run is refused.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -267,10 +266,6 @@ def _in_its_folder(store: Store, space: Space) -> _Described | None:
     return own
 
 
-class _WrittenMeanwhile(Exception):
-    """Another run has written the same, so that this one need not replace it."""
-
-
 def _write(
     store: Store, space: Space, document: dict[str, Any], seen: CatalogRecord | None
 ) -> None:
@@ -280,11 +275,8 @@ def _write(
                 known.space.require_tokenizer(space.tokenizer)
                 if "catalog" in document and known.catalog != seen:
                     known.holding(catalog_from_json(document["catalog"]), store)
-                if known.document == document:
-                    raise _WrittenMeanwhile
 
-    with contextlib.suppress(_WrittenMeanwhile):
-        write_document(store, f"{space.name}/{SPACE_FILE}", document, require_as_claimed)
+    write_document(store, f"{space.name}/{SPACE_FILE}", document, require_as_claimed)
 
 
 def write_document(

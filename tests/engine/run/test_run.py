@@ -306,19 +306,6 @@ def test_fewer_rows_than_announced_is_a_transient_failure(
     assert published_files(tmp_path, run.space.name) == {"other.parquet"}
 
 
-def test_only_strings_of_at_least_a_disk_block_are_compressed(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    catalog = {"tiny": numbered_rows("tiny", 10), "larger": numbered_rows("larger", 500)}
-    run = completed(
-        make_run(hash_pool, in_memory(catalog), tmp_path, Thresholds(b_min=600, b_max=600))
-    )
-    for key, compression in (("tiny", "UNCOMPRESSED"), ("larger", "ZSTD")):
-        group = pq.read_metadata(tmp_path / file_name(run.space.name, key)).row_group(0)
-        assert [group.column(place).compression for place in (0, 1)] == [compression] * 2
-        assert_embedded(tmp_path, run.space.name, key, catalog[key])
-
-
 def test_run_reports_no_start_of_a_pool_that_another_started(
     hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
