@@ -133,27 +133,11 @@ class ObjectUpload(Upload):
             self._send()
         before = self._look()
         still_wanted()
-        now = self._look()
-        if now != before:
+        if self._look() != before:
             still_wanted()
-        return self._complete(now)
-
-    def _complete(self, before: Any) -> StoredObject:
-        """Complete the upload, which replaces `before`.
-
-        If the answer is lost, obstore repeats the request, and the store refuses that: there is no
-        such upload any more. So after an error a new object of the same size counts as ours.
-        """
-        failure: TransientError | None = None
-        try:
-            self._request("POST", self._writer.close)
-        except TransientError as error:
-            failure = error
+        self._request("POST", self._writer.close)
 
         stored = self._look()
-        is_new = stored is not None and stored != before and stored["size"] == self._size
-        if failure is not None and not is_new:
-            raise failure
         if stored is None:
             raise TransientError(
                 f"{self._key!r} was removed as soon as it was published. Run again."

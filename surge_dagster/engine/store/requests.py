@@ -90,7 +90,10 @@ _CAUSES = (
 )
 # Of a refusal that concerns one object.
 _REFUSALS = (
-    ("NoSuchUpload", "Another process aborted the upload, a lifecycle rule perhaps. Run again."),
+    (
+        "NoSuchUpload",
+        "It was completed or aborted already, by a lifecycle rule perhaps. Run again.",
+    ),
     ("AccessDenied", _CREDENTIALS),
     ("code: 403", _CREDENTIALS),
     ("", "Run again."),
