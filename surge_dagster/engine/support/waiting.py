@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import queue
 import threading
 import time
@@ -19,13 +18,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import wait as futures_wait
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from surge_dagster.engine.errors import Cancelled
 
 log = logging.getLogger(__name__)
 TURN_SECONDS = 0.1
-_IDLE = "surge-idle"
 T = TypeVar("T")
 
 
@@ -51,60 +49,19 @@ def next_item(items: queue.Queue[T] | queue.SimpleQueue[T]) -> T:
 
 
 def in_background(call: Callable[[], T], name: str) -> Future[T]:
-    """Call it in a daemon thread, because Python waits for its other threads when it exits.
-
-    As many threads are kept as calls were ever under way: starting one waits for a core, which
-    takes milliseconds if a CPU encoder uses them all.
-    """
+    """Call it in a daemon thread, because Python waits for its other threads when it exits."""
     answer: Future[T] = Future()
-    _BACKGROUND.submit(call, name, answer)
+
+    def run() -> None:
+        try:
+            result = call()
+        except BaseException as error:
+            answer.set_exception(error)
+        else:
+            answer.set_result(result)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
     return answer
-
-
-class _Background:
-    """Threads that call what is submitted, and wait for more."""
-
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], str, Future[Any]]] = (
-            queue.SimpleQueue()
-        )
-        self._free = threading.Semaphore(0)  # threads that wait, less the calls that wait for them
-
-    def submit(self, call: Callable[[], T], name: str, answer: Future[T]) -> None:
-        if not self._free.acquire(blocking=False):
-            # first: it may be refused
-            threading.Thread(target=self._run, name=_IDLE, daemon=True).start()
-        self._calls.put((call, name, answer))
-
-    def _run(self) -> None:
-        thread = threading.current_thread()
-        while True:
-            call, thread.name, answer = self._calls.get()
-            result: Any = None
-            failed: BaseException | None = None
-            try:
-                result = call()
-            except BaseException as error:
-                failed = error
-            thread.name = _IDLE
-            # first, so that the next call of whoever waits for the answer finds this thread
-            self._free.release()
-            if failed is None:
-                answer.set_result(result)
-            else:
-                answer.set_exception(failed)
-            del call, answer, result, failed  # nothing of it is held while the thread waits
-
-
-_BACKGROUND = _Background()
-
-
-def _forget_threads() -> None:
-    global _BACKGROUND
-    _BACKGROUND = _Background()
-
-
-os.register_at_fork(after_in_child=_forget_threads)
 
 
 def result_of(answer: Future[T]) -> T:

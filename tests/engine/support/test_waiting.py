@@ -3,7 +3,6 @@ too early."""
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -113,24 +112,7 @@ def test_concurrent_reads_are_interrupted(opened: threading.Event, tmp_path: Pat
         list(reads_ahead(store, ["a", "b"], lambda *_: opened.wait()))
 
 
-def test_call_in_the_background_takes_a_thread_that_waits() -> None:
-    result_of(in_background(int, "call"))
-    before = set(threading.enumerate())
-    for number in range(20):
-        name = f"call {number}"
-        assert result_of(in_background(lambda: threading.current_thread().name, name)) == name
-    assert set(threading.enumerate()) <= before
-
-
 def test_calls_in_the_background_do_not_wait_for_each_other() -> None:
     together = threading.Barrier(40)
     answers = [in_background(lambda: together.wait(30), "call") for _ in range(40)]
     assert sorted(map(result_of, answers)) == list(range(40))
-
-
-def test_call_in_the_background_of_a_forked_process_has_its_own_thread() -> None:
-    result_of(in_background(int, "call"))
-    child = os.fork()
-    if child == 0:
-        os._exit(result_of(in_background(lambda: 7, "call")))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
