@@ -9,24 +9,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import functools
 import os
 import secrets
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
 import pyarrow as pa
-from filelock import FileLock
 
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.store.store import StoredObject, Upload
-from surge_dagster.engine.support.waiting import wait_in_turns
 
 TEMP_PREFIX = ".tmp-"
 LOCK_NAME = ".lock"
-_POLL_SECONDS = 0.01
 # They concern every file; any other error fails only the partition of its file.
 _WHOLE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE)
 _ATTEMPTS = 100  # to create a temp file before another process removes it or its folder
@@ -62,7 +57,7 @@ class LocalUpload(Upload):
 
     def _rename(self, checked_file: tuple[int, int, int] | None) -> bool:
         """Make the file visible, unless another writer has replaced `checked_file`."""
-        lock = contextlib.nullcontext() if self._is_hidden else folder_lock(self._final.parent)
+        lock = contextlib.nullcontext() if self._is_hidden else _folder_lock(self._final.parent)
         with lock:
             is_replaced = not self._is_hidden and self._published_file() != checked_file
             if not is_replaced:
@@ -97,34 +92,18 @@ class LocalUpload(Upload):
 
 
 @contextlib.contextmanager
-def folder_lock(folder: Path) -> Iterator[None]:
-    """Held by one thread of one process at a time, while a file is checked for the last time and
-    renamed."""
-    threads, processes = _locks(str(folder))
-    wait_in_turns(lambda turn: threads.acquire(timeout=turn))
-    try:
-        with processes.acquire(poll_interval=_POLL_SECONDS):
-            yield
-    finally:
-        threads.release()
-
-
-@functools.cache
-def _locks(folder: str) -> tuple[threading.Lock, FileLock]:
-    """Both locks of a folder: filelock polls, so the threads of this process wait for each other in
-    front of it."""
-    return threading.Lock(), FileLock(f"{folder}/{LOCK_NAME}", thread_local=False)
-
-
-# filelock refuses locks of the parent process
-os.register_at_fork(after_in_child=_locks.cache_clear)
+def _folder_lock(folder: Path) -> Iterator[None]:
+    """Keep other threads and processes out, while a file is checked and renamed."""
+    with (folder / LOCK_NAME).open("wb") as lock:  # closing it ends the lock
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _open_temp(folder: Path, *, create_folder: bool) -> tuple[Path, pa.NativeFile]:
     """Create and lock a temp file; other processes may remove an empty folder, and a file that has
     no lock yet."""
+    path = folder / f"{TEMP_PREFIX}{secrets.token_hex(12)}"
     for _ in range(_ATTEMPTS):
-        path = folder / f"{TEMP_PREFIX}{secrets.token_hex(12)}"
         try:
             if create_folder:
                 folder.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,6 @@ writers."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -20,9 +19,7 @@ import pytest
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.store.local_upload import folder_lock
 from surge_dagster.engine.support.waiting import in_background
-from tests.signals import interrupted_in_another_thread
 
 
 @pytest.fixture
@@ -163,54 +160,6 @@ class TestTempFiles:
             assert len(temps(store)) == 1, (
                 "this process lives too; the other one ended without removing its file"
             )
-
-    def test_forked_child_of_a_process_that_has_published_publishes(
-        self, store: LocalStore
-    ) -> None:
-        put(store, "space/a.parquet", b"a")
-        child = os.fork()
-        if child == 0:
-            try:
-                put(store, "space/b.parquet", b"b")
-            finally:
-                os._exit(0)
-        assert os.waitpid(child, 0) == (child, 0)
-        assert visible(store) == {"space/a.parquet", "space/b.parquet"}
-
-    def test_temp_file_that_a_sweep_removed_is_created_again(
-        self, store: LocalStore, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A run may begin between the creation of a temp file and its lock."""
-        lock = fcntl.flock
-
-        def begin_before(descriptor: int, how: int) -> None:
-            monkeypatch.setattr("surge_dagster.engine.store.local_upload.fcntl.flock", lock)
-            open_store(store.root).sweep("space")
-            lock(descriptor, how)
-
-        monkeypatch.setattr("surge_dagster.engine.store.local_upload.fcntl.flock", begin_before)
-        put(store, "space/a.parquet", b"x")
-        assert store.open("space/a.parquet").read() == b"x"
-        assert temps(store) == []
-
-    @pytest.mark.timeout(60)
-    def test_wait_for_a_folder_lock_of_another_thread_is_interrupted(
-        self, store: LocalStore
-    ) -> None:
-        done, held = threading.Event(), threading.Event()
-
-        def hold() -> None:
-            with folder_lock(store.root / "space"):
-                held.set()
-                done.wait(60)
-
-        holder = threading.Thread(target=hold)
-        holder.start()
-        assert held.wait(60)
-        with interrupted_in_another_thread():
-            put(store, "space/a.parquet", b"x")
-        done.set()
-        holder.join()
 
 
 class TestListing:
