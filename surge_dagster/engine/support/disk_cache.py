@@ -49,18 +49,10 @@ def place(name: str) -> Path:
 def read_json(name: str) -> dict[str, Any] | None:
     """Return the document cached under `name`; None if it is missing or cannot be read."""
     try:
-        document = json.loads(read_bytes(name) or b"")
-    except ValueError:
+        document = json.loads(place(name).read_bytes())
+    except (OSError, ValueError):
         return None
     return document if isinstance(document, dict) else None
-
-
-def read_bytes(name: str) -> bytes | None:
-    """Return the content cached under `name`; None if it is missing or cannot be read."""
-    try:
-        return place(name).read_bytes()
-    except OSError:
-        return None
 
 
 @contextlib.contextmanager
@@ -83,12 +75,7 @@ def lock(name: str, patience_seconds: float = _PATIENCE_SECONDS) -> Iterator[boo
 
 
 def write_json(name: str, document: dict[str, Any]) -> None:
-    """Cache `document` under `name`, a relative path; a failed write is only logged."""
-    write_bytes(name, json.dumps(document, indent=1, sort_keys=True).encode())
-
-
-def write_bytes(name: str, content: bytes) -> None:
-    """Cache `content` under `name`, atomically; a failed write is only logged."""
+    """Cache `document` under `name`, a relative path, atomically; a failed write is only logged."""
     target = place(name)
     temporary = None
     try:
@@ -97,7 +84,7 @@ def write_bytes(name: str, content: bytes) -> None:
             dir=target.parent, prefix=".", suffix=".tmp", delete=False
         ) as file:
             temporary = Path(file.name)
-            file.write(content)
+            file.write(json.dumps(document, indent=1, sort_keys=True).encode())
         temporary.replace(target)
     except OSError as error:
         log.warning("cannot cache %s (%s); it will be computed again next time", target, error)
