@@ -3,6 +3,10 @@
 The driver decides once what is due and encodes nothing itself. Machines get stretches of work, two
 at a time, and send back the events of their runs. What a lost machine had goes back into the queue,
 except for what it has published. A stretch that is lost three times fails its partitions by name.
+
+A partition that a machine cannot read, or reads in another version than the driver has listed, is
+tried once on another machine. A machine whose stretch ends with an error is left out, and the error
+of the last machine ends the run.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,8 +28,9 @@ from surge_dagster.cluster.machine import (
     MachineLost,
     Stretch,
     StretchOutcome,
+    write_token,
 )
-from surge_dagster.cluster.machine_work import MachineWork, require_shared
+from surge_dagster.cluster.machine_work import MachineWork
 from surge_dagster.cluster.ray_cluster import RayCluster
 from surge_dagster.cluster.stretches import Stretches, StretchSizes
 from surge_dagster.config.run_setup import RunSetup
@@ -53,7 +58,6 @@ from surge_dagster.engine.support.waiting import StopSignal
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
-_MOST_FAILURES = 2  # of the first stretches of a machine
 T = TypeVar("T")
 
 
@@ -95,7 +99,7 @@ def open_run(
 
     setup = setup.for_machines()
     encoder = setup.encoder
-    connect = partial(RayCluster, encoder.cluster, setup, pool.space, warn, encoder.devices)
+    connect = partial(RayCluster, encoder.cluster, setup, pool.space, warn)
     run = ClusterRun(setup, partitions, pool, connect, warn, known=known, outputs=outputs)
     run.report.price_per_hour = encoder.price_per_hour
     return OpenedRun(run, run.events, run.work)
@@ -114,7 +118,8 @@ class ClusterRun(Generic[T]):
     """A `Run` over machines.
 
     Args:
-        connect: to the machines; called if something is due.
+        connect: to the machines, which look for a token (see `write_token`); called if something is
+            due.
         warn: takes a line about each machine that is lost.
 
     Attributes:
@@ -128,7 +133,7 @@ class ClusterRun(Generic[T]):
         setup: RunSetup,
         partitions: Iterable[Partition],
         pool: EncoderPool,
-        connect: Callable[[], Cluster[T]],
+        connect: Callable[[str], Cluster[T]],
         warn: Callable[[str], None] = log.warning,
         *,
         known: Mapping[str, Freshness] | None = None,
@@ -149,14 +154,14 @@ class ClusterRun(Generic[T]):
         self._queue = Stretches([], divides_rows=False)
         self._stop = StopSignal(setup.grace_seconds)
         # It lists the output and begins the space, and is never run.
-        self._local = setup.new_run([], pool, outputs=outputs)
+        self._store = setup.open_store()
+        self._local = setup.new_run([], pool, self._store, outputs=outputs)
         self._known = dict(known or {})
         self._begun = time.perf_counter()
         self._tasks: dict[T, _Task] = {}
         self._ended = set[str]()  # keys of due partitions that have a receipt or a failure
         self._refused = set[str]()  # keys that the driver refused
         self._left_out = set[str]()  # machines
-        self._failed_on = defaultdict[str, set[str]](set)  # new machines, by key
 
     @property
     def space(self) -> Space:
@@ -180,8 +185,7 @@ class ClusterRun(Generic[T]):
                     return
                 self.preparing = "the machines are starting"
                 self._queue = Stretches(due, divides_rows=not self._force, sizes=self._sizes)
-                with contextlib.closing(self._connect()) as cluster:
-                    yield from self._embed(cluster)
+                yield from self._on_cluster()
         finally:
             self.report.peak_rss_bytes = gauge.peak_bytes
             self.report.wall_seconds = self._now()
@@ -219,6 +223,14 @@ class ClusterRun(Generic[T]):
         )
         for decision in decisions:
             yield decision if isinstance(decision, Receipt | Failure) else decision.source
+
+    def _on_cluster(self) -> Generator[Event]:
+        token = write_token(self._store)
+        try:
+            with contextlib.closing(self._connect(token)) as cluster:
+                yield from self._embed(cluster)
+        finally:
+            self._store.delete(token)
 
     def _embed(self, cluster: Cluster[T]) -> Generator[Event]:
         try:
@@ -264,8 +276,7 @@ class ClusterRun(Generic[T]):
             for name in machines:
                 if held[name] != count:
                     continue
-                avoided = self._avoided(name, machines)
-                stretch = self._queue.next(len(machines), speed, count, avoided)
+                stretch = self._queue.next(name, len(machines), speed, count)
                 if stretch is None:
                     continue
                 known = {key: self._known[key] for key in stretch.piece.keys}
@@ -273,11 +284,6 @@ class ClusterRun(Generic[T]):
                 self._tasks[task] = _Task(name, stretch, self._now())
                 held[name] += _places_of(stretch)
         self.preparing = f"{counted(sum(map(bool, held.values())), 'machine')} at work"
-
-    def _avoided(self, machine: str, machines: Mapping[str, MachineFacts]) -> set[str]:
-        """Return keys that failed on this machine and that another one has not tried."""
-        untried = {key for key, failed in self._failed_on.items() if machines.keys() - failed}
-        return {key for key in untried if machine in self._failed_on[key]}
 
     def _mean_speed(self) -> float | None:
         """Return bytes of text per second of a machine, those of lost machines included."""
@@ -300,40 +306,47 @@ class ClusterRun(Generic[T]):
         work = self.work[task.machine]
         try:
             outcome = cluster.result(task_id)
-            self._require_shared(work, outcome)
         except MachineLost as lost:
-            yield from self._put_back_lost(cluster, task, lost)
+            yield from self._put_back_lost(task, lost)
             return
         except (SurgeError, OSError) as error:
-            # A machine that has done nothing may be the cause. Otherwise the run ends.
-            can_wait = self._has_other(cluster, task.machine) or cluster.is_starting()
-            if work.stretches or not can_wait:
+            if not self._has_other(cluster, task.machine):
                 raise
+            self._leave_out(cluster, task.machine, error)
             yield from self._put_back(task.stretch)
-            self._count_failure(cluster, task.machine, str(error))
             return
 
-        events = [self._compared(work, event) for event in outcome.events]
         work.was_at_work(task.begun, self._now())
-        for event in events:
+        can_be_tried = self._can_be_tried(cluster, task)
+        to_others: list[str] = []
+        events: list[Event] = []
+        for event in outcome.events:
             if isinstance(event, SuperBatchReport):
                 work.texts += event.texts
+            judged = self._judged(work, event)
+            if isinstance(judged, Failure) and judged.transient and can_be_tried:
+                to_others.append(judged.key)
+            else:
+                events.append(judged)
 
-        failures = [event for event in events if isinstance(event, Failure)]
-        has_failed = bool(failures) and not any(isinstance(event, Receipt) for event in events)
-        may_be_bad = has_failed and not work.stretches and not self.stopped
-        # Other failures are those of the data, which would be refused by each machine.
-        suspects = [failure for failure in failures if failure.transient]
-        if may_be_bad and self._blame(cluster, task.machine, suspects):
-            yield from self._new(event for event in events if event not in suspects)
-            yield from self._put_back(task.stretch)
-            return
-
-        if not has_failed:
-            work.stretches += 1
-            work.weight += task.stretch.piece.weight
         yield from self._new(events)
-        yield from self._end_range(task.stretch, outcome)
+        if to_others:
+            piece = replace(task.stretch.piece, keys=tuple(to_others))
+            yield from self._put_back(replace(task.stretch, piece=piece, avoids=task.machine))
+        else:
+            work.weight += task.stretch.piece.weight
+            yield from self._end_range(task.stretch, outcome)
+
+    def _can_be_tried(self, cluster: Cluster[T], task: _Task) -> bool:
+        """Return whether another machine can try what this one could not do."""
+        is_first = not task.stretch.avoids
+        return is_first and not self.stopped and self._has_other(cluster, task.machine)
+
+    def _leave_out(self, cluster: Cluster[T], machine: str, error: Exception) -> None:
+        if machine not in self._left_out:
+            self._left_out.add(machine)
+            cluster.leave_out(machine)
+            self._warn(f"the machine {self.work[machine].facts.host} is left out: {error}")
 
     def _end_range(self, stretch: Stretch, outcome: StretchOutcome) -> Iterator[Event]:
         key = stretch.piece.keys[0]
@@ -347,21 +360,6 @@ class ClusterRun(Generic[T]):
                 else:
                     yield from self._new([partition])
 
-    def _blame(self, cluster: Cluster[T], machine: str, failures: Sequence[Failure]) -> bool:
-        """Hold failures against a new machine, each key once; return whether others can try."""
-        is_new = False
-        can_try = False
-        machines = cluster.machines().keys()
-        for failure in failures:
-            failed_on = self._failed_on[failure.key]
-            is_new = is_new or machine not in failed_on
-            failed_on.add(machine)
-            can_try = can_try or bool(machines - failed_on)
-
-        if is_new and can_try:
-            self._count_failure(cluster, machine, failures[0].reason)
-        return can_try
-
     def _put_back(self, stretch: Stretch) -> Iterator[Event]:
         """Put back what a machine could not do that may be the cause itself."""
         due, events = self._without_published(stretch)
@@ -369,9 +367,7 @@ class ClusterRun(Generic[T]):
         if due is not None:
             self._queue.put_back(due)
 
-    def _put_back_lost(
-        self, cluster: Cluster[T], task: _Task, lost: MachineLost
-    ) -> Iterator[Event]:
+    def _put_back_lost(self, task: _Task, lost: MachineLost) -> Iterator[Event]:
         """Put back what a machine was lost with; yield failures if it was lost too often."""
         stretch, events = self._without_published(task.stretch)
         yield from self._new(events)
@@ -382,12 +378,8 @@ class ClusterRun(Generic[T]):
             self._queue.put_back(stretch)
             return
 
-        # Two stretches of one process are one failure of the machine.
-        work = self.work[task.machine]
-        is_new_loss = not work.lost_at or task.begun > work.lost_at[-1]
-        work.lost_at.append(self._now())
-
-        is_kept = self._queue.put_back_lost(stretch)
+        self.work[task.machine].lost_at.append(self._now())
+        is_kept = self._queue.put_back_lost(stretch, task.machine)
         keys = stretch.piece.keys
         then = "left for the next run" if self.stopped else "done again"
         if not is_kept:
@@ -400,8 +392,6 @@ class ClusterRun(Generic[T]):
                     "Correct the cause, then run again."
                 )
                 yield from self._new([Failure(key, reason, in_source=False)])
-        if is_new_loss and self._has_other(cluster, task.machine):
-            self._count_failure(cluster, task.machine, str(lost))
 
     def _without_published(self, stretch: Stretch) -> tuple[Stretch | None, list[Event]]:
         """Return what is still due of a stretch, and the events of what its machine published."""
@@ -427,14 +417,7 @@ class ClusterRun(Generic[T]):
             self._known[partition.key] = self._outputs.freshness(partition)
         yield from self._decisions(partitions)
 
-    def _require_shared(self, work: MachineWork, outcome: StretchOutcome) -> None:
-        """Look for the first file that a machine has published."""
-        receipt = next((event for event in outcome.events if isinstance(event, Receipt)), None)
-        if receipt is not None and not work.has_published:
-            require_shared(work.facts.host, receipt)
-            work.has_published = True
-
-    def _compared(self, work: MachineWork, event: Event) -> Event:
+    def _judged(self, work: MachineWork, event: Event) -> Event:
         """Return the event; a receipt for another source version than listed becomes a failure."""
         if not isinstance(event, Receipt):
             return event
@@ -451,20 +434,6 @@ class ClusterRun(Generic[T]):
     def _has_other(self, cluster: Cluster[T], machine: str) -> bool:
         """Return whether another machine can encode."""
         return bool(cluster.machines().keys() - {machine})
-
-    def _count_failure(self, cluster: Cluster[T], machine: str, reason: str) -> None:
-        """Leave a machine out if its first stretches have failed."""
-        work = self.work[machine]
-        if work.stretches or machine in self._left_out:
-            return
-        work.failures += 1
-        if work.failures >= _MOST_FAILURES:
-            self._left_out.add(machine)
-            cluster.leave_out(machine)
-            self._warn(
-                f"the machine {work.facts.host} is left out: its first stretches failed, the last "
-                f"one with: {reason}"
-            )
 
     def _new(self, events: Iterable[Event]) -> Iterator[Event]:
         """Yield the events that are new; a file that was found fresh is one of a lost machine."""

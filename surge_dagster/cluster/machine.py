@@ -8,6 +8,7 @@ them, and gets receipts.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Event, Failure
 from surge_dagster.engine.run.reuse_check import ReuseAnswer
 from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.tables.opening import release
 from surge_dagster.version import __version__
 
 # While one is published and the next one is read, the encoder has the texts of the other.
@@ -39,10 +42,12 @@ class Stretch:
 
     Attributes:
         losses: machines that were lost with it.
+        avoids: the machine that could not do it; another one tries, if there is one.
     """
 
     piece: Piece
     losses: int = 0
+    avoids: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +109,6 @@ class Cluster(Protocol[T]):
         """End a machine's process, and do not use the machine again."""
         ...
 
-    def is_starting(self) -> bool:
-        """Return whether a machine is being started."""
-        ...
-
     def close(self) -> None:
         """End all processes that this run started."""
         ...
@@ -117,15 +118,24 @@ class Machine:
     """Embeds stretches, each in a run of its own, with one encoder pool.
 
     A few threads may call it concurrently; the runs share the pool and the memory.
+
+    Args:
+        token: see `write_token`.
+
+    Raises:
+        ConfigError: the output is not that of the driver.
     """
 
-    def __init__(self, setup: RunSetup) -> None:
+    def __init__(self, setup: RunSetup, token: str) -> None:
+        require_shared(setup.open_store(), token)
         self._setup = setup
+        self._source = setup.open_source()
+        # The first of a key that comes again; the driver refuses the others.
+        self._partitions = {each.key: each for each in reversed(list(self._source))}
         self._pool = setup.open_pool()
         self._pool.start()
         self._outputs = setup.new_run([], self._pool).listed_outputs()
         self._reuse_answer = ReuseAnswer()  # one sample for all stretches
-        self._partitions: dict[str, Partition] = {}
         self._running: dict[int, EmbeddingRun] = {}
         self._stopped = set[int]()
 
@@ -147,17 +157,19 @@ class Machine:
             number: for `stop`; never given twice.
             known: what the driver has decided of these partitions.
         """
-        listed = self._list(piece.keys)
+        listed: list[Partition] = []
         gone: list[Event] = []
         for key in piece.keys:
-            if key not in listed:
+            if key in self._partitions:
+                listed.append(self._partitions[key])
+            else:
                 reason = f"{key!r}: the source no longer has this partition"
                 gone.append(Failure(key, reason, transient=True))
         if not listed:
             return StretchOutcome(gone, stopped=False)
 
         run = self._setup.new_run(
-            list(listed.values()),
+            listed,
             self._pool,
             known=known,
             outputs=self._outputs,
@@ -181,13 +193,34 @@ class Machine:
         if run is not None:
             run.stop()
 
-    def _list(self, keys: Sequence[str]) -> dict[str, Partition]:
-        """Return those of these partitions that the source has."""
-        if not self._partitions.keys() >= set(keys):
-            # The first of a key that comes again; the driver refuses the others.
-            listed = reversed(list(self._setup.open_source()))
-            self._partitions = {each.key: each for each in listed}
-        return {key: self._partitions[key] for key in keys if key in self._partitions}
+    def close(self) -> None:
+        """End the workers, and remove what was kept of the source on this machine."""
+        self._pool.close()
+        release(self._source)
+
+
+def write_token(store: Store) -> str:
+    """Write a small object that only this output has, and return its name."""
+    name = f".cluster/{secrets.token_hex(16)}"
+    with store.create(name) as upload:
+        upload.sink.write(b"token")
+        upload.publish(lambda: None)
+    return name
+
+
+def require_shared(store: Store, token: str) -> None:
+    """Refuse an output that is not that of the driver.
+
+    Raises:
+        ConfigError: it has no such object.
+    """
+    try:
+        store.read_end(token, 1)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"the output {store.url} is another one here than on the machine that began this run. "
+            "All machines need one output: name a bucket, or a folder that they share"
+        ) from None
 
 
 def require_alike(facts: MachineFacts, space: Space, precision: str | None) -> None:

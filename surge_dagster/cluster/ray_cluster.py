@@ -32,8 +32,8 @@ from surge_dagster.engine.support.counts import counted
 
 _LOOK_SECONDS = 2.0  # between two looks at the nodes
 _MOST_RESTARTS = 10  # of an actor whose process ended, by Ray
-_PATIENCE_SECONDS = 120.0  # without any machine that encodes
-_JOIN_SECONDS = 900.0  # likewise if there is no node, which an autoscaler may be starting
+_WARN_SECONDS = 120.0  # without any machine that encodes
+_PATIENCE_SECONDS = 900.0  # likewise: an autoscaler may be starting one
 _CLOSE_SECONDS = 5.0
 # of Ray's resources, by kind of device
 _KINDS: dict[str | None, str] = {"cuda": "GPU", "cpu": "CPU"}
@@ -73,6 +73,7 @@ class RayCluster:
             `ray://head:10001`.
         space: that all must encode into.
         warn: takes a line about each machine that is not used.
+        token: see `write_token`.
 
     Raises:
         ConfigError: Ray is not installed, or this is no address.
@@ -85,21 +86,22 @@ class RayCluster:
         setup: RunSetup,
         space: Space,
         warn: Callable[[str], None],
-        devices: str,
+        token: str,
     ) -> None:
         self._ray = _connected(address)
         self._setup = setup
         self._space = space
         self._warn = warn
+        self._token = token
         self._numbers = itertools.count()
         self._nodes: dict[str, _Node] = {}
         self._addresses: dict[str, str] = {}  # by node
         self._left_out: set[str] = set()  # nodes
         self._precision: str | None = None  # of the first machine, and so of all
         # None: by what the nodes have
-        self._kind = _KINDS.get(device_kind(device_names(devices)[0]))
+        self._kind = _KINDS.get(device_kind(device_names(setup.encoder.devices)[0]))
         self._machine = {self._kind or "CPU": 1.0}  # the resources of one
-        self._patience_seconds = _PATIENCE_SECONDS
+        self._warn_after_seconds = _WARN_SECONDS
         self._requested = 0
         self._last_request = None
         self._looked_at = 0.0
@@ -120,6 +122,7 @@ class RayCluster:
         able = {name: node.facts for name, node in self._nodes.items() if node.facts is not None}
         if able:
             self._without_since = time.monotonic()
+            self._warn_after_seconds = _WARN_SECONDS
         else:
             self._require_patience()
         return able
@@ -184,15 +187,15 @@ class RayCluster:
         self._left_out.add(machine)
         self._end(machine)
 
-    def is_starting(self) -> bool:
-        return any(node.starting is not None for node in self._nodes.values())
-
     def close(self) -> None:
         with suppress(TransientError):
             self.request(0)
-        if self._last_request is not None:
-            with suppress(TransientError), self._calling():
-                self._ray.get(self._last_request, timeout=_CLOSE_SECONDS)
+        with suppress(TransientError), self._calling():
+            ends = [node.actor.close.remote() for node in self._nodes.values() if node.facts]
+            if self._last_request is not None:
+                ends.append(self._last_request)
+            if ends:
+                self._ray.wait(ends, num_returns=len(ends), timeout=_CLOSE_SECONDS)
         for name in list(self._nodes):
             self._end(name)
         with suppress(TransientError), self._calling():
@@ -223,18 +226,17 @@ class RayCluster:
     def _require_patience(self) -> None:
         """Warn or raise if no machine has been able to encode for long."""
         seconds = time.monotonic() - self._without_since
-        if self.is_starting():
-            if seconds > _PATIENCE_SECONDS:
-                self._without_since = time.monotonic()  # for the next warning
-                starting = counted(len(self._nodes), "machine")
-                self._warn(
-                    f"{starting} starting for {seconds:.0f} s: another run may have all of them; "
-                    "this one waits"
-                )
-        elif seconds > self._patience_seconds:
+        starting = sum(node.starting is not None for node in self._nodes.values())
+        if seconds > _PATIENCE_SECONDS and not starting:
             raise EncoderError(
                 f"No machine of the cluster has been able to encode for {seconds:.0f} s. The "
                 "warnings of this run say why. Run again when one can: what is published stays."
+            )
+        if seconds > self._warn_after_seconds:
+            self._warn_after_seconds = seconds + _WARN_SECONDS
+            self._warn(
+                f"no machine with the resource {next(iter(self._machine))} has been able to encode "
+                f"for {seconds:.0f} s; {counted(starting, 'machine')} starting, and this run waits"
             )
 
     def _look(self) -> None:
@@ -250,22 +252,12 @@ class RayCluster:
             kind = "GPU" if has_gpus else "CPU"
         counts = {name: of_node[kind] for name, of_node in resources.items() if of_node.get(kind)}
         self._machine = {kind: max(counts.values(), default=1)}
-        self._set_patience(kind, has_nodes=bool(counts))
 
         for name in self._nodes.keys() - resources.keys():
             self._end(name)
         for name, count in counts.items():
             if name not in self._nodes and name not in self._left_out:
                 self._start(name, kind, count)
-
-    def _set_patience(self, kind: str, *, has_nodes: bool) -> None:
-        patience = _PATIENCE_SECONDS if has_nodes else _JOIN_SECONDS
-        if patience > self._patience_seconds:
-            self._warn(
-                f"no node of the cluster has a {kind}; this run waits {patience:.0f} s for one "
-                "that joins"
-            )
-        self._patience_seconds = patience
 
     def _start(self, name: str, kind: str, count: float) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnNode  # pyright: ignore[reportMissingImports]
@@ -279,7 +271,7 @@ class RayCluster:
             "scheduling_strategy": OnNode(node_id=name, soft=False),
         }
         with self._calling():
-            actor = self._ray.remote(Machine).options(**options).remote(self._setup)
+            actor = self._ray.remote(Machine).options(**options).remote(self._setup, self._token)
             self._nodes[name] = _Node(actor, actor.facts.remote())
 
     def _welcome(self, name: str, node: _Node) -> None:
@@ -288,10 +280,8 @@ class RayCluster:
         node.starting = None
         address = self._addresses.get(name, name)
         if isinstance(facts, Exception):
-            if self._is_alive(name):
-                self._warn(f"the machine {address} does not start: {_in_a_line(facts)}")
-                self._left_out.add(name)
-            self._end(name)
+            self._warn(f"the machine {address} does not start: {_in_a_line(facts)}")
+            self.leave_out(name)
             return
 
         facts = replace(facts, host=address)
@@ -303,10 +293,6 @@ class RayCluster:
         else:
             node.facts = facts
             self._precision = facts.precision
-
-    def _is_alive(self, name: str) -> bool:
-        with self._calling():
-            return any(node["Alive"] and node["NodeID"] == name for node in self._ray.nodes())
 
     def _await_restart(self, task: RayTask, *, ends_it: bool) -> None:
         """Give an actor no work until Ray has started it again.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from surge_dagster.cluster.machine import STRETCHES_AT_ONCE, Stretch
@@ -59,10 +59,10 @@ class Stretches:
 
     def next(
         self,
+        machine: str,
         machines: int,
         bytes_per_second: float | None = None,
         held: int = 0,
-        avoided: Collection[str] = (),
     ) -> Stretch | None:
         """Return what a machine does next; None if there is nothing for it.
 
@@ -70,12 +70,12 @@ class Stretches:
         the next machine too.
 
         Args:
-            bytes_per_second: the mean speed of the machines.
+            machines: how many there are.
+            bytes_per_second: their mean speed.
             held: stretches that the machine has.
-            avoided: keys whose stretches, once put back, are for other machines.
         """
         for stretch in self._returned:
-            if set(stretch.piece.keys).issubset(avoided):
+            if stretch.avoids == machine and machines > 1:
                 continue
             if held and stretch.losses:
                 return None
@@ -119,9 +119,9 @@ class Stretches:
         """Take back a stretch that a machine could not do."""
         self._returned.append(stretch)
 
-    def put_back_lost(self, stretch: Stretch) -> bool:
+    def put_back_lost(self, stretch: Stretch, machine: str) -> bool:
         """Take back a stretch that was lost with a machine; return False if it is given up."""
         losses = stretch.losses + 1
         if losses < _MOST_LOSSES:
-            self._returned.append(replace(stretch, losses=losses))
+            self._returned.append(replace(stretch, losses=losses, avoids=machine))
         return losses < _MOST_LOSSES

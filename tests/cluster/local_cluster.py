@@ -69,14 +69,19 @@ class LocalCluster:
     stopped: list[str] = field(default_factory=list)
     requested: list[int] = field(default_factory=list)
     closed: threading.Event = field(default_factory=threading.Event)
+    token: str = ""
     _machines: dict[str, Machine] = field(default_factory=dict)
     _begun: list[Future[StretchOutcome]] = field(default_factory=list)
+
+    def connect(self, token: str) -> LocalCluster:
+        self.token = token
+        return self
 
     def machines(self) -> dict[str, MachineFacts]:
         names = list(self.names)  # other threads change them
         for name in names:
             if name not in self._machines:
-                self._machines[name] = Machine(self.setup)
+                self._machines[name] = Machine(self.setup, self.token)
         return {name: self._machines[name].facts() for name in names}
 
     def request(self, machines: int) -> None:
@@ -115,12 +120,9 @@ class LocalCluster:
     def leave_out(self, machine: str) -> None:
         self.names.remove(machine)
 
-    def is_starting(self) -> bool:
-        return False
-
     def close(self) -> None:
         for machine in self._machines.values():
-            machine._pool.close()
+            machine.close()
         self.closed.set()
         wait(self._begun)  # also those of lost machines
 
@@ -129,7 +131,7 @@ def cluster_run(
     cluster: LocalCluster, pool: EncoderPool, sizes: StretchSizes = ONE_PARTITION
 ) -> ClusterRun[Task]:
     source = cluster.setup.open_source()
-    return ClusterRun(cluster.setup, source, pool, lambda: cluster, sizes=sizes)
+    return ClusterRun(cluster.setup, source, pool, cluster.connect, sizes=sizes)
 
 
 def events_of(cluster: LocalCluster, pool: EncoderPool, kind: type[Event]) -> list[Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from surge_dagster.cluster.machine import Machine, MachineLost
+from surge_dagster.cluster.machine import Machine, MachineLost, write_token
 from surge_dagster.cluster.stretches import StretchSizes
 from surge_dagster.config.run_setup import RunSetup
 from surge_dagster.engine.encoder.pool import EncoderPool
@@ -189,13 +189,13 @@ def test_machine_compares_old_vectors_once_for_all_its_stretches(
 def test_stretch_that_is_stopped_before_it_begins_embeds_nothing(setup: RunSetup) -> None:
     piece = Piece(tuple(CATALOG), 1)
     known = dict.fromkeys(CATALOG, Freshness("missing"))
-    machine = Machine(setup)
+    machine = Machine(setup, write_token(setup.open_store()))
     try:
         machine.stop(1)
         assert machine.embed(1, piece, known).stopped
         outcome = machine.embed(2, piece, known)
     finally:
-        machine._pool.close()
+        machine.close()
     assert not outcome.stopped
     receipts = [event for event in outcome.events if isinstance(event, Receipt)]
     assert len(receipts) == len(CATALOG)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from surge_dagster.cluster.cluster_run import ClusterRun
 from surge_dagster.cluster.machine import (
     Machine,
     MachineFacts,
     MachineLost,
     StretchOutcome,
     require_alike,
+    write_token,
 )
 from surge_dagster.cluster.stretches import StretchSizes
 from surge_dagster.config.run_setup import RunSetup
@@ -40,9 +41,7 @@ from tests.cluster.local_cluster import (
 from tests.small_catalogs import (
     assert_embedded,
     numbered_rows,
-    partition_folder,
     write_catalog,
-    write_rows,
 )
 
 # Each machine is a pool with processes of its own.
@@ -63,7 +62,16 @@ class ListedSetup(RunSetup):
 
 def listing(setup: RunSetup, partitions: Sequence[Partition]) -> Machine:
     root = Path(setup.output).parent
-    return Machine(setup_in(root, ListedSetup, partitions=tuple(partitions)))
+    listed = setup_in(root, ListedSetup, partitions=tuple(partitions))
+    return Machine(listed, write_token(listed.open_store()))
+
+
+def stale_listing(setup: RunSetup) -> list[Partition]:
+    """Return the partitions as a mount sees them that has not noticed a change."""
+    stale: list[Partition] = []
+    for each in setup.open_source():
+        stale.append(replace(each, source_version="old", current_source_version=lambda: "old"))
+    return stale
 
 
 def test_stretches_of_a_lost_machine_are_done_again_by_another(
@@ -90,7 +98,6 @@ def test_stretches_of_a_lost_machine_are_done_again_by_another(
     assert len(lost) == 2, "it had two stretches"
     by_b = [given.piece.keys for machine, given in cluster.given if machine == "b"]
     assert set(lost) <= set(by_b)
-    assert run.work["a"].failures == 1, "one process ended"
 
 
 def test_what_a_lost_machine_has_published_is_not_done_again(
@@ -143,36 +150,24 @@ def test_only_the_partition_that_ends_every_machine_fails(
 
 
 @pytest.mark.parametrize("why", ["cannot read", "lists nothing"])
-def test_machine_that_can_read_nothing_is_left_out_and_fails_no_partition(
-    giant: RunSetup, pool: EncoderPool, why: str, caplog: pytest.LogCaptureFixture
+def test_what_one_machine_cannot_read_is_done_by_another(
+    giant: RunSetup, pool: EncoderPool, why: str
 ) -> None:
     def fail(*_: int) -> Iterator[RowBatch]:
         raise FileNotFoundError("no such folder")
-
-    def wait(machine: str, keys: Sequence[str]) -> None:
-        assert machine != "a" or both.wait(60)
-
-    def leave_out(machine: str) -> None:
-        cluster.names.remove(machine)
-        if cluster.names == ["a"]:
-            both.set()
 
     write_catalog(Path(giant.source), CATALOG)
     listed = [replace(each, read=fail, read_range=fail) for each in giant.open_source()]
     if why == "lists nothing":
         listed = []
-    both = threading.Event()
-    cluster = LocalCluster(giant, ["blind", "blind too", "a"], wait)
-    cluster.leave_out = leave_out
-    for name in ("blind", "blind too"):
-        cluster._machines[name] = listing(giant, listed)
+    cluster = LocalCluster(giant, ["blind", "a"])
+    cluster._machines["blind"] = listing(giant, listed)
     run = cluster_run(cluster, pool, RANGES)
     failures = [event for event in run.events() if isinstance(event, Failure)]
 
     assert failures == []
     assert run.report.partitions_written == 15
-    warnings = [message for message in caplog.messages if "is left out" in message]
-    assert len(warnings) == 2, "one of each machine"
+    assert "blind" in {machine for machine, _ in cluster.given}
 
 
 @pytest.mark.parametrize("why", ["bad data", "cannot be read"])
@@ -240,7 +235,7 @@ def test_partitions_that_fail_on_the_only_machine_fail_by_name(
 @pytest.mark.parametrize(
     "error", [ConfigError("the output is read-only"), TransientError("no answer")]
 )
-def test_machine_whose_first_stretches_raise_is_left_out(
+def test_machine_whose_stretch_raises_is_left_out(
     setup: RunSetup, pool: EncoderPool, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     left_out = threading.Event()
@@ -276,11 +271,9 @@ def test_error_of_every_machine_ends_the_run(
     assert cluster.closed.is_set()
 
 
-def test_outage_that_a_machine_at_work_meets_ends_the_run(
-    setup: RunSetup, pool: EncoderPool
-) -> None:
+def test_outage_that_every_machine_meets_ends_the_run(setup: RunSetup, pool: EncoderPool) -> None:
     def fail(machine: str, keys: Sequence[str]) -> None:
-        if run.report.partitions_written >= 4 and run.work[machine].stretches:
+        if run.report.partitions_written >= 4:
             raise StoreUnavailable("the bucket does not answer")
 
     cluster = LocalCluster(setup, ["a", "b"], fail)
@@ -298,52 +291,61 @@ def test_defect_of_this_package_ends_the_run(setup: RunSetup, pool: EncoderPool)
         list(cluster_run(LocalCluster(setup, ["a", "b"], fail), pool).events())
 
 
-def test_machine_that_reads_another_copy_of_the_source_publishes_no_receipts(
+def test_partition_that_a_machine_reads_in_another_version_is_done_by_another(
     setup: RunSetup, pool: EncoderPool
 ) -> None:
-    stale = [replace(each, source_version="old") for each in setup.open_source()]
+    stale = stale_listing(setup)
     cluster = LocalCluster(setup, ["stale", "a"])
     cluster._machines["stale"] = listing(setup, stale)
     receipts = events_of(cluster, pool, Receipt)
 
-    assert cluster.names == ["a"]
+    assert "stale" in {machine for machine, _ in cluster.given}
     assert len(receipts) == 12
     assert "old" not in {receipt.source_version for receipt in receipts}
 
 
-@pytest.mark.parametrize("before", ["nothing", "older files"])
-def test_machine_whose_output_is_on_a_disk_of_its_own_is_refused(
-    giant: RunSetup, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch, before: str
+def test_partition_that_two_machines_read_in_another_version_fails(
+    setup: RunSetup, pool: EncoderPool
 ) -> None:
-    root = Path(giant.output).parent
-    if before == "older files":
-        list(cluster_run(LocalCluster(giant, ["b"]), pool).events())
-        for key in ("giant", "a", "b"):
-            path = partition_folder(root / "catalog", key) / "part-0.parquet"
-            write_rows(path, numbered_rows(f"new {key}", 500, words=12), row_group_size=100)
-    elsewhere = root / "own disk"
-    shutil.copytree(root / "catalog", elsewhere / "catalog")
-    embed = Machine.embed
+    stale = stale_listing(setup)
+    cluster = LocalCluster(setup, ["stale", "stale too"])
+    for name in cluster.names:
+        cluster._machines[name] = listing(setup, stale)
+    failures = events_of(cluster, pool, Failure)
 
-    def embed_elsewhere(
-        self: Machine, number: int, piece: Piece, known: Mapping[str, Freshness]
-    ) -> StretchOutcome:
-        outcome = embed(self, number, piece, known)
-        moved = []
-        for event in outcome.events:
-            if isinstance(event, Receipt):
-                path = event.path.replace(str(elsewhere), str(root))
-                moved.append(replace(event, path=path))
-        return replace(outcome, events=moved)
+    assert {failure.key for failure in failures} == CATALOG.keys()
+    assert len(failures) == len(CATALOG)
+    assert "read version old, and this run listed" in failures[0].reason
 
-    monkeypatch.setattr(Machine, "embed", embed_elsewhere)
-    cluster = LocalCluster(setup_in(elsewhere), ["a"])
-    run = ClusterRun(giant, giant.open_source(), pool, lambda: cluster)
-    missing = r"has (no such|another) file( there)?\. All machines need one output"
-    with pytest.raises(ConfigError, match=missing):
-        list(run.events())
-    assert cluster.closed.is_set()
-    assert not run.report.partitions_written
+
+def test_machine_whose_output_is_on_a_disk_of_its_own_is_refused_before_it_encodes(
+    giant: RunSetup, tmp_path: Path
+) -> None:
+    token = write_token(giant.open_store())
+    elsewhere = replace(giant, output=str(tmp_path / "own disk"))
+    with pytest.raises(ConfigError, match="All machines need one output"):
+        Machine(elsewhere, token)
+
+
+def test_token_of_a_run_is_removed_at_its_end(setup: RunSetup, pool: EncoderPool) -> None:
+    list(cluster_run(LocalCluster(setup, ["a"]), pool).events())
+    assert not (Path(setup.output) / ".cluster").exists()
+
+
+def test_machine_keeps_no_copy_of_a_grouped_table(tmp_path: Path, cache_folder: Path) -> None:
+    table = pa.table({"shop": ["b", "a", "b"], "id": ["1", "2", "3"], "text": ["x", "y", "z"]})
+    pq.write_table(table, tmp_path / "catalog.parquet")
+    setup = setup_in(tmp_path)
+    catalog = setup.catalog.model_copy(update={"partition_by": ["shop"]})
+    setup = replace(setup, catalog=catalog, source=str(tmp_path / "catalog.parquet"))
+    before = set(cache_folder.rglob("rows/*/*"))
+
+    machine = Machine(setup, write_token(setup.open_store()))
+    machine.embed(1, Piece(("a", "b"), 1), dict.fromkeys("ab", Freshness("missing")))
+    assert set(cache_folder.rglob("rows/*/*")) - before, "the table is grouped"
+    machine.close()
+
+    assert set(cache_folder.rglob("rows/*/*")) == before
 
 
 def test_store_that_ignores_conditions_of_writes_is_refused_before_a_machine_has_work(

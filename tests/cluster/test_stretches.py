@@ -32,7 +32,7 @@ def large() -> Partition:
 
 
 def next_of(stretches: Stretches) -> Stretch:
-    stretch = stretches.next(1)
+    stretch = stretches.next("a", 1)
     assert stretch is not None
     return stretch
 
@@ -44,13 +44,13 @@ def test_every_partition_is_in_one_stretch_and_larger_ones_come_first(
     stretches = sized(sizes)
     keys: list[str] = []
     while stretches:
-        stretch = stretches.next(machines, 100.0)
+        stretch = stretches.next("a", machines, 100.0)
         assert stretch is not None
         keys += stretch.piece.keys
 
     given_sizes = [sizes[int(key[1:])] for key in keys]
     assert given_sizes == sorted(sizes, reverse=True)
-    assert stretches.next(machines, 100.0) is None
+    assert stretches.next("a", machines, 100.0) is None
 
 
 def test_stretches_shrink_as_less_work_remains() -> None:
@@ -58,7 +58,7 @@ def test_stretches_shrink_as_less_work_remains() -> None:
     stretches = sized([1] * 1_000)
     counts: list[int] = []
     while stretches:
-        stretch = stretches.next(4, one * 4.0, held=1)
+        stretch = stretches.next("a", 4, one * 4.0, held=1)
         assert stretch is not None
         counts.append(len(stretch.piece.keys))
     assert counts[:2] == [60, 59], "fifteen seconds of a machine, then a sixteenth of what remains"
@@ -69,7 +69,7 @@ def test_stretches_shrink_as_less_work_remains() -> None:
 def test_two_stretches_of_a_machine_do_not_end_at_the_same_time() -> None:
     one = weight_of(replace(partition_of("p", []), text_bytes=1))
     stretches = sized([1] * 1_000)
-    both = [stretches.next(1, one * 2.0), stretches.next(1, one * 2.0, held=1)]
+    both = [stretches.next("a", 1, one * 2.0), stretches.next("a", 1, one * 2.0, held=1)]
     assert [len(stretch.piece.keys) for stretch in both if stretch] == [15, 30]
 
 
@@ -91,32 +91,31 @@ def test_machines_are_wanted_if_each_has_five_minutes_of_work() -> None:
 def test_stretch_that_was_lost_is_for_idle_machines() -> None:
     stretches = sized([1, 1])
     first = next_of(stretches)
-    assert stretches.put_back_lost(first)
+    assert stretches.put_back_lost(first, "b")
 
-    assert stretches.next(1, held=1) is None
+    assert stretches.next("a", 1, held=1) is None
     assert next_of(stretches).piece == first.piece
 
 
-def test_stretch_that_a_machine_could_not_do_is_for_all_machines() -> None:
+def test_stretch_that_was_put_back_comes_first() -> None:
     stretches = sized([1, 1])
     first = next_of(stretches)
     stretches.put_back(first)
 
-    assert stretches.next(1, held=1) is first
+    assert stretches.next("a", 1, held=1) is first
 
 
-def test_stretch_whose_keys_a_machine_avoids_is_for_other_machines() -> None:
+def test_stretch_is_for_others_than_the_machine_that_it_avoids() -> None:
     stretches = sized([1])
-    first = next_of(stretches)
-    stretches.put_back(first)
+    stretches.put_back(replace(next_of(stretches), avoids="a"))
 
-    assert stretches.next(1, avoided=first.piece.keys) is None
-    assert stretches.next(1) is first
+    assert stretches.next("a", 2) is None
+    assert stretches.next("a", 1) is not None
 
 
 def test_stretch_is_given_up_when_it_was_lost_three_times() -> None:
     stretches = sized([5])
-    is_kept = [stretches.put_back_lost(next_of(stretches)) for _ in range(3)]
+    is_kept = [stretches.put_back_lost(next_of(stretches), "b") for _ in range(3)]
 
     assert is_kept == [True, True, False]
     assert not stretches

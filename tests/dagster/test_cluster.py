@@ -24,18 +24,16 @@ class Connections:
 
     addresses: list[str] = field(default_factory=list)
     setups: list[RunSetup] = field(default_factory=list)
-    devices: list[str] = field(default_factory=list)
 
     def connect(
-        self, address: str, setup: RunSetup, space: Space, warn: object, devices: str
+        self, address: str, setup: RunSetup, space: Space, warn: object, token: str
     ) -> LocalCluster:
         self.addresses.append(address)
         self.setups.append(setup)
-        self.devices.append(devices)
         # as here is no GPU, which the driver does not miss
         here = setup.encoder.model_copy(update={"devices": "cpu", "precision": "fp32"})
         travelled = pickle.loads(pickle.dumps(replace(setup, encoder=here)))
-        return LocalCluster(travelled, ["a", "b"], self.lose_b)
+        return LocalCluster(travelled, ["a", "b"], self.lose_b).connect(token)
 
     @staticmethod
     def lose_b(machine: str, keys: Sequence[str]) -> None:
@@ -79,7 +77,6 @@ def test_settings_of_the_encoder_reach_the_machines(
     [setup] = connections.setups
 
     assert connections.addresses == ["ray://head:10001"]
-    assert connections.devices == ["cuda"]
     assert setup.encoder.devices == "cuda"
     assert setup.encoder.precision == "fp16"
 
