@@ -15,19 +15,15 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from surge_dagster.engine.errors import Cancelled, SurgeError
-from surge_dagster.engine.feed.confirmations import (
-    CHANGES,
-    consumers,
-    read_table,
-    write_table,
-)
+from surge_dagster.engine.feed.confirmations import CHANGES, consumers
 from surge_dagster.engine.feed.row_comparison import (
     ADDED,
     CHANGED,
@@ -35,8 +31,14 @@ from surge_dagster.engine.feed.row_comparison import (
     RowChanges,
     RowComparison,
 )
-from surge_dagster.engine.files.facts import WRITER, FileFacts, InvalidFile, guarded_metadata
-from surge_dagster.engine.files.parquet import OutputFile
+from surge_dagster.engine.files.facts import (
+    WRITER,
+    FileFacts,
+    InvalidFile,
+    guarded_metadata,
+    invalid_when_damaged,
+)
+from surge_dagster.engine.files.parquet import OutputFile, read_guarded
 from surge_dagster.engine.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -110,7 +112,7 @@ class ChangeFeed:
         table = pa.Table.from_arrays([pa.chunked_array([both]), named], schema=schema)
         versions = f"{change.before}-{change.after}"
         name = f"{_folder(space)}/{int(time.time())}-{versions}.parquet"
-        write_table(store, name, table, guarded_metadata(change, FORMAT))
+        _write(store, name, table, guarded_metadata(change, FORMAT))
 
     def end(self) -> None:
         """Remove the change files that are too old.
@@ -161,7 +163,10 @@ class ChangeFiles:
 
     def read(self, file: ChangeFile, key: str) -> pa.Table:
         """Return the rows of a change file: id and operation (int8; see `DELETED`)."""
-        facts, table = read_table(self._store, file.name, ChangeFacts, FORMAT)
+        with self._store.open(file.name) as source, invalid_when_damaged("content is"):
+            reader = pq.ParquetFile(source, page_checksum_verification=True)
+            facts = read_guarded(reader.metadata, ChangeFacts, FORMAT)
+            table = reader.read(use_threads=False).replace_schema_metadata(None)
         expected = ChangeFacts(key, self._space, file.before, file.after, facts.rows, facts.writer)
         if facts != expected or facts.rows > MOST_IDS:
             raise InvalidFile(f"it states {facts}; expected {expected}")
@@ -171,6 +176,18 @@ class ChangeFiles:
                 f"it has {table.num_rows:,} rows of {facts.rows:,}, or an unknown operation"
             )
         return table
+
+
+def _write(store: Store, name: str, table: pa.Table, metadata: Mapping[bytes, bytes]) -> None:
+    """Write a small Parquet file whose pages have checksums."""
+    with store.create(name) as upload:
+        options = {"compression": "zstd", "write_statistics": False, "store_schema": False}
+        with pq.ParquetWriter(
+            upload.sink, table.schema, write_page_checksum=True, **options
+        ) as writer:
+            writer.add_key_value_metadata(metadata)  # pyright: ignore[reportArgumentType]
+            writer.write_table(table)
+        upload.publish(lambda: None)
 
 
 def _folder(space: str) -> str:

@@ -1,6 +1,6 @@
 """Confirmations: which version of each partition's rows a named consumer has applied.
 
-    .changes/<space>/consumers/<encoded name>.parquet
+    .changes/<space>/consumers/<encoded name>.json
 
 A consumer is registered by its first confirmation. To forget one, remove its file. A damaged file
 counts as empty, so that the consumer gets everything again.
@@ -8,46 +8,24 @@ counts as empty, so that the consumer gets everything again.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from surge_dagster.engine.files.facts import (
-    WRITER,
-    AnyFacts,
-    InvalidFile,
-    guarded_metadata,
-    invalid_when_damaged,
-)
-from surge_dagster.engine.files.parquet import read_guarded
-from surge_dagster.engine.output.spaces import list_spaces
+from surge_dagster.engine.output.spaces import list_spaces, write_document
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.keys import encode_key
 
 log = logging.getLogger(__name__)
 
 CHANGES = ".changes"
-FORMAT = "consumer 1"
-_COLUMNS = pa.schema(
-    [pa.field("partition", pa.string(), False), pa.field("version", pa.string(), False)]
-)
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerFacts:
-    consumer: str
-    space: str
-    rows: int  # one for each partition
-    writer: str = WRITER
+_SUFFIX = ".json"
 
 
 def consumers(store: Store, space: str) -> list[str]:
     """Return the encoded names of the registered consumers of a space."""
     files = [stored.name.rpartition("/")[2] for stored in store.list(_folder(space))]
-    return sorted(name.removesuffix(".parquet") for name in files)
+    return sorted(name.removesuffix(_SUFFIX) for name in files)
 
 
 def confirmed_versions(store: Store, space: str, consumer: str) -> dict[str, str] | None:
@@ -56,15 +34,13 @@ def confirmed_versions(store: Store, space: str, consumer: str) -> dict[str, str
     Args:
         consumer: its encoded name; None is returned if it is not registered.
     """
-    name = f"{_folder(space)}/{consumer}.parquet"
+    name = f"{_folder(space)}/{consumer}{_SUFFIX}"
     try:
-        facts, table = read_table(store, name, ConsumerFacts, FORMAT)
-        if facts.space != space or encode_key(facts.consumer) != consumer:
-            raise InvalidFile(f"it belongs to {facts.consumer!r} in the space {facts.space!r}")
-        return dict(zip(table["partition"].to_pylist(), table["version"].to_pylist(), strict=True))
+        with store.open(name) as source:
+            return dict(json.loads(source.read())["versions"])
     except FileNotFoundError:
         return None
-    except InvalidFile as error:
+    except (ValueError, TypeError, KeyError) as error:
         place = store.location(name)
         log.warning("%s counts as empty, so that the consumer gets everything: %s", place, error)
         return None
@@ -72,14 +48,8 @@ def confirmed_versions(store: Store, space: str, consumer: str) -> dict[str, str
 
 def confirm_versions(store: Store, space: str, consumer: str, versions: Mapping[str, str]) -> None:
     """Replace the confirmations of a consumer; they are durable when this returns."""
-    facts = ConsumerFacts(consumer, space, len(versions))
-    table = pa.Table.from_arrays(
-        [pa.array(list(versions), pa.string()), pa.array(list(versions.values()), pa.string())],
-        schema=_COLUMNS,
-    )
-    name = f"{_folder(space)}/{encode_key(consumer)}.parquet"
-    write_table(store, name, table, guarded_metadata(facts, FORMAT))
-    store.sync(_folder(space))
+    name = f"{_folder(space)}/{encode_key(consumer)}{_SUFFIX}"
+    write_document(store, name, {"consumer": consumer, "versions": versions}, lambda: None)
 
 
 def forget_elsewhere(store: Store, space: str, consumer: str) -> None:
@@ -91,29 +61,7 @@ def forget_elsewhere(store: Store, space: str, consumer: str) -> None:
     own = encode_key(consumer)
     for other in list_spaces(store):
         if other.name != space and own in consumers(store, other.name):
-            store.delete(f"{_folder(other.name)}/{own}.parquet")
-
-
-def write_table(store: Store, name: str, table: pa.Table, metadata: Mapping[bytes, bytes]) -> None:
-    """Write a small Parquet file whose pages have checksums."""
-    with store.create(name) as upload:
-        options = {"compression": "zstd", "write_statistics": False, "store_schema": False}
-        with pq.ParquetWriter(
-            upload.sink, table.schema, write_page_checksum=True, **options
-        ) as writer:
-            writer.add_key_value_metadata(metadata)  # pyright: ignore[reportArgumentType]
-            writer.write_table(table)
-        upload.publish(lambda: None)
-
-
-def read_table(
-    store: Store, name: str, kind: type[AnyFacts], file_format: str
-) -> tuple[AnyFacts, pa.Table]:
-    """Return the facts and rows of a file of `write_table`; raise `InvalidFile` for damage."""
-    with store.open(name) as source, invalid_when_damaged("content is"):
-        reader = pq.ParquetFile(source, page_checksum_verification=True)
-        facts = read_guarded(reader.metadata, kind, file_format)
-        return facts, reader.read(use_threads=False).replace_schema_metadata(None)
+            store.delete(f"{_folder(other.name)}/{own}{_SUFFIX}")
 
 
 def _folder(space: str) -> str:
