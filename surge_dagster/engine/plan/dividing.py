@@ -15,7 +15,6 @@ from surge_dagster.engine.sources.partition import Partition, PartitionRange
 FILE_BYTES = 4096  # what publishing a file costs in addition to its texts
 _ROW_BYTES = 64  # of a row whose partition has only a row count
 _DIVIDED = 2  # a partition of this many pieces is divided
-_NEAR = 4  # a border of row groups is taken within this part of a range
 _LAST = 1.25  # a rest of this many ranges is one range
 
 
@@ -45,7 +44,6 @@ class Divider:
         self._divides_rows = divides_rows
         self._start = 0  # the first row of the first partition that is not given out
         self._given = 0  # the weight of the rows before it
-        self._borders: Sequence[int] = ()
         self.weight = sum(map(weight_of, self._pending))
 
     def __bool__(self) -> bool:
@@ -84,9 +82,7 @@ class Divider:
 
     def _take_rows(self, count: int) -> Piece:
         partition = self._pending[0]
-        if not self._start:
-            self._borders = partition.borders()
-        rows = range_from(partition, self._start, count, self._borders)
+        rows = range_from(partition, self._start, count)
 
         given = weight_of(partition) * rows.stop // (partition.rows or 1)
         taken = given - self._given
@@ -129,12 +125,8 @@ def weight_of(partition: Partition) -> int:
     return FILE_BYTES + (partition.rows or 0) * _ROW_BYTES
 
 
-def range_from(
-    partition: Partition, start: int, wanted: int, borders: Sequence[int]
-) -> PartitionRange:
-    """Return the next rows of a partition, about as many as wanted, or all if few more remain.
-
-    They end at a border of row groups if one is near, so that few rows are read twice.
+def range_from(partition: Partition, start: int, wanted: int) -> PartitionRange:
+    """Return the next rows of a partition, as many as wanted, or all if few more remain.
 
     Args:
         partition: a partition whose number of rows is known.
@@ -142,7 +134,4 @@ def range_from(
     stop = partition.rows or 0
     if stop - start > _LAST * wanted:
         stop = start + wanted
-        nearest = min(borders, key=lambda border: abs(border - stop), default=stop)
-        if abs(nearest - stop) <= wanted // _NEAR:
-            stop = nearest
     return PartitionRange(partition.key, partition.source_version, start, stop)

@@ -12,7 +12,6 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from typing import NoReturn
 
 from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable, TransientError
@@ -21,7 +20,7 @@ from surge_dagster.engine.sources.footers import End, SourceFooters
 from surge_dagster.engine.sources.formats import ENDINGS_IN_WORDS, batches
 from surge_dagster.engine.sources.layouts import FileGroup, grouped
 from surge_dagster.engine.sources.listing import FIRST_BYTES, SourceFile, SourceFiles
-from surge_dagster.engine.sources.parquet_files import Footer, row_group_rows
+from surge_dagster.engine.sources.parquet_files import Footer
 from surge_dagster.engine.sources.partition import (
     KEY_METADATA,
     UNREADABLE_VERSION,
@@ -107,15 +106,7 @@ class FolderCatalog:
             rows=sum(footer.rows for footer in footers),
             text_bytes=sum(footer.row_bytes for footer in footers),
             read_range=partial(self._read, group, ends, None) if are_places_known else None,
-            borders=partial(self._borders, group.files, footers),
         )
-
-    def _borders(self, files: Sequence[SourceFile], footers: Sequence[Footer]) -> list[int]:
-        """Return where row groups begin and end; where a file does if it cannot be read now."""
-        sizes = [0]
-        for rows, footer in zip(self._files.ends(files, row_group_rows), footers, strict=True):
-            sizes += [footer.rows] if isinstance(rows, Exception) else rows
-        return list(accumulate(sizes))
 
     def _version(self, files: Sequence[SourceFile], ends: _Ends) -> str:
         versions: list[str] = []

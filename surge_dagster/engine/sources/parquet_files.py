@@ -77,12 +77,6 @@ def _declared(metadata: dict[bytes, bytes], name: bytes) -> str | None:
     return None if value is None else value.decode("utf-8", "replace")
 
 
-def row_group_rows(file: pa.NativeFile) -> list[int]:
-    """Return the rows of each row group of an open file; raises as `read_footer`."""
-    footer = pq.read_metadata(file)
-    return [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
-
-
 def read_parquet(request: FileRead) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file, or those of the requested range."""
     with request.file.open() as source, pq.ParquetFile(source, **_OPTIONS) as reader:

@@ -7,7 +7,7 @@ format of files needs less: see `formats`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -51,7 +51,6 @@ class Partition:
         text_bytes: an estimate.
         page_bytes: memory that reading may take in addition to the rows that it yields.
         read_range: like `read`, from one row to before another; None if the source cannot do that.
-        borders: where row groups begin and end, ascending; () if that is unknown.
     """
 
     key: str
@@ -62,7 +61,6 @@ class Partition:
     text_bytes: int | None = None
     page_bytes: int = 0
     read_range: Callable[[int, int], Iterator[RowBatch]] | None = None
-    borders: Callable[[], Sequence[int]] = tuple
 
 
 @dataclass(frozen=True, slots=True)
