@@ -94,17 +94,24 @@ def handle_removed(
         )
     reporter.found(list(files), refusal)
     if delete and not refusal:
-        deleted: list[str] = []
-        for key in (*files, *without_file):
-            name = file_name(space.name, key)
-            if reporter.keeps(key) or not outputs.is_as_listed(name):  # a run has published it
-                continue
-            reporter.deleting(key, outputs.store.location(name))
-            outputs.store.delete(name)
-            reporter.deleted(key)
-            deleted.append(key)
-        remove_staged(outputs.store, space.name, deleted)
+        _delete(outputs, space, [*files, *without_file], reporter)
     return refusal
+
+
+def _delete(
+    outputs: OutputState, space: Space, keys: Sequence[str], reporter: RemovalReporter
+) -> None:
+    """Delete the files and staged rows of partitions."""
+    deleted: list[str] = []
+    for key in keys:
+        name = file_name(space.name, key)
+        if reporter.keeps(key) or not outputs.is_as_listed(name):  # a run has published it
+            continue
+        reporter.deleting(key, outputs.store.location(name))
+        outputs.store.delete(name)
+        reporter.deleted(key)
+        deleted.append(key)
+    remove_staged(outputs.store, space.name, deleted)
 
 
 def find_removed(
@@ -134,12 +141,6 @@ def record_removed(
         for key in new:
             del entries[key]
 
-    # The entry of a file that cannot be read now stays.
-    for name, file in outputs.files_beside(listed).items():
-        if isinstance(file, TransientError):
-            for key, version in known.items():
-                if file_name(space.name, key) == name and is_removed(key, listed):
-                    entries[key] = version
     if entries != known:
         write_document(store, _name(space), {"partitions": entries}, lambda: None)
     if is_trusted:

@@ -63,19 +63,12 @@ def search(
             'task="query".'
         )
     space = space or _space_of(store, pool)
-    if space.encoder_sha256 != pool.space.spec_sha256:
-        raise ConfigError(
-            f"the pool encodes queries of {pool.space.name}, and the space is {space.name}. Start "
-            "the pool with the model of that space."
-        )
     files = OutputState(store, space.name).files()
     if not files:
         raise ConfigError(
             f"{store.url!r} has no embeddings of the space {space.name}. Run `surge-dagster embed`."
         )
-    space.require_tokenizer(pool.start().tokenizer)
-    vectors = cut(pool.vectors(pa.array(queries, pa.large_string())), space)  # pyright: ignore[reportArgumentType]
-    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _TINY)
+    vectors = _query_vectors(pool, queries, space)
     files = files if removed else without_removed(files, recorded_removed(store, space))
     nearest_of_each = [_Nearest(k) for _ in queries]
     for name, file in files.items():
@@ -86,6 +79,19 @@ def search(
                 for nearest, scores in zip(nearest_of_each, scores_of_each, strict=True):
                     nearest.add(scores, batch, reader.facts.partition_key)
     return [nearest.hits for nearest in nearest_of_each]
+
+
+def _query_vectors(pool: EncoderPool, queries: Sequence[str], space: Space) -> np.ndarray:
+    """Return vectors of length 1, float32 [queries, dimension]."""
+    if space.encoder_sha256 != pool.space.spec_sha256:
+        raise ConfigError(
+            f"the pool encodes queries of {pool.space.name}, and the space is {space.name}. Start "
+            "the pool with the model of that space."
+        )
+    space.require_tokenizer(pool.start().tokenizer)
+    vectors = cut(pool.vectors(pa.array(queries, pa.large_string())), space)  # pyright: ignore[reportArgumentType]
+    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _TINY)
+    return vectors
 
 
 def _space_of(store: Store, pool: EncoderPool) -> Space:
@@ -125,25 +131,23 @@ class _Nearest:
         return list(self._hits.values())
 
     def add(self, scores: np.ndarray, batch: pa.RecordBatch, key: str) -> None:
-        lowest = -np.inf
-        if len(self._hits) == self._k:
-            lowest = self.hits[-1].score
-        rows = np.flatnonzero(scores > lowest)
-        rows = rows[np.argsort(-scores[rows], kind="stable")]
-        texts = batch.column("text") if "text" in batch.schema.names else None
-        if texts is not None and len(rows):
-            # Codes rise in the order of first texts, so this is the place of each text's best row.
-            codes = texts.take(pa.array(rows)).dictionary_encode().indices.to_numpy()
-            rows = rows[np.unique(codes, return_index=True)[1]]
-        candidates = list(self._hits.items())
-        carried = [name for name in batch.schema.names if name not in OWN_COLUMNS]
-        for row in rows[: self._k].tolist():
-            row_id = str(batch.column("id")[row].as_py())
-            text = None if texts is None else texts[row].as_py()
-            columns = {name: _value(batch.column(name), row) for name in carried}
-            hit = Hit(float(scores[row]), key, row_id, text or "", columns)
-            candidates.append(((key, row_id) if text is None else text, hit))
+        found: dict[Hashable, Hit] = {}
+        for row in np.argsort(-scores, kind="stable").tolist():
+            is_lower = len(self._hits) == self._k and scores[row] <= self.hits[-1].score
+            if len(found) == self._k or is_lower:
+                break
+            hit = _hit(float(scores[row]), batch, row, key)
+            found.setdefault(hit.text or (key, hit.id), hit)
+
+        candidates = [*self._hits.items(), *found.items()]
         self._hits = {}
         for identity, hit in sorted(candidates, key=lambda candidate: -candidate[1].score):
             if len(self._hits) < self._k:
                 self._hits.setdefault(identity, hit)
+
+
+def _hit(score: float, batch: pa.RecordBatch, row: int, key: str) -> Hit:
+    names = batch.schema.names
+    text = batch.column("text")[row].as_py() if "text" in names else ""
+    carried = {name: _value(batch.column(name), row) for name in names if name not in OWN_COLUMNS}
+    return Hit(score, key, str(batch.column("id")[row].as_py()), text, carried)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
@@ -21,7 +20,6 @@ import pytest
 from surge_dagster import open_embeddings
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.store import object_reader
 from surge_dagster.engine.store.object_store import ObjectStore
 from surge_dagster.engine.support.footer_memory import forget_all
 from tests.engine.outputs import Load, Output, both_ways, output
@@ -259,38 +257,6 @@ class TestBucket:
         ]
         assert self.requested(object_server) == ["p3", "p4"]
         assert opened.lazy(["p3"]).collect().height == 2
-
-    def test_footers_are_requested_concurrently(
-        self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        together = threading.Barrier(6)  # a read alone would wait in vain
-        fetch_end = object_reader.fetch_end
-
-        def fetch(*arguments: Any) -> Any:
-            together.wait(60)
-            return fetch_end(*arguments)
-
-        opened = open_embeddings(store)
-        monkeypatch.setattr(object_reader, "fetch_end", fetch)
-        assert opened.keys() == sorted(self.KEYS)
-
-    def test_second_opening_does_not_request_remembered_footers(
-        self, store: ObjectStore, object_server: ObjectServer, tmp_path: Path
-    ) -> None:
-        object_server.log.clear()
-        first = open_embeddings(store).lazy()
-        assert self.requested(object_server) == sorted(self.KEYS)
-        again = open_embeddings(store)
-        assert again.keys() == sorted(self.KEYS)
-        assert again.lazy().collect_schema() == first.collect_schema()
-        assert self.requested(object_server) == []
-        Output(tmp_path, EncodingSpec("hash://16"), store).put("p5", 4, include_text=False)
-        object_server.log.clear()
-        assert open_embeddings(store).rows == 2 * len(self.KEYS) + 2
-        assert self.requested(object_server) == ["p5"]
-        assert (
-            again.lazy(["p4"]).collect().equals(first.filter(pl.col("partition") == "p4").collect())
-        )
 
 
 def test_loading_needs_no_dagster_and_importing_the_package_loads_no_library() -> None:

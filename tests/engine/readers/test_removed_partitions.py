@@ -9,7 +9,7 @@ import pytest
 
 from surge_dagster import changes, open_embeddings
 from surge_dagster.engine.derived.derive import DeriveRun
-from surge_dagster.engine.errors import ConfigError, TransientError
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.readers.removed_partitions import (
@@ -19,7 +19,6 @@ from surge_dagster.engine.readers.removed_partitions import (
     recorded_removed,
 )
 from surge_dagster.engine.run.staging import STAGING
-from surge_dagster.engine.store.local_store import LocalStore
 from tests.engine.outputs import Load, Output, both_ways, output
 
 __all__ = ["output"]
@@ -117,23 +116,6 @@ def test_listing_that_lacks_much_of_the_catalog_hides_nothing_and_keeps_what_is_
     assert settle(only) and open_embeddings(only.root).keys() == ["a"], (
         "an empty source is never trusted"
     )
-
-
-def test_removed_partition_whose_file_cannot_be_read_now_stays_left_out(
-    output: Output, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for key in ("a", "b", LONG):
-        output.put(key, 1)
-    for listed in (("a", "b"), ("a",)):
-        assert settle(output, *listed) is None
-    for key in ("b", LONG):
-        output.path(key).touch()  # else its facts may be remembered
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            LocalStore, "read_end", Mock(side_effect=TransientError("the disk does not answer"))
-        )
-        assert settle(output, "a") is None
-    assert open_embeddings(output.root).keys() == ["a"]
 
 
 def test_long_key_that_is_listed_by_the_name_of_its_folder_is_not_removed(output: Output) -> None:
