@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from surge_dagster.engine.derived.derived_rows import DerivedRows
 from surge_dagster.engine.errors import DataError, TransientError
-from surge_dagster.engine.files.facts import FileFacts, Flaw, InvalidFile, desired_version
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile, desired_version
 from surge_dagster.engine.files.formats import file_name, read_shape
 from surge_dagster.engine.files.opening import open_published, remedy_of
 from surge_dagster.engine.files.parquet import OutputFile
@@ -49,13 +49,6 @@ _FileKind = Literal[
 ]
 Kind = _FileKind | Literal["ids", "texts", "columns", "finite", "length", "vectors"]
 _RUN_AGAIN = "Run again."
-_KINDS: dict[Flaw, Kind] = {
-    "damaged": "damaged",
-    "space": "space",
-    "place": "ids",
-    "dimension": "dimension",
-    "rows": "rows",
-}
 
 
 @dataclass(eq=False)
@@ -144,7 +137,8 @@ def _fault_of(
     """Return the fault of an invalid file: a wrong dimension or number of rows, else the error."""
     location = store.location(name)
     remedy = remedy_of(space, error.flaw)
-    fault = Fault(_KINDS[error.flaw], f"{error}.", remedy)
+    kind = "ids" if error.flaw == "place" else error.flaw
+    fault = Fault(kind, f"{error}.", remedy)
     if error.flaw not in ("damaged", "rows"):
         return fault
     try:

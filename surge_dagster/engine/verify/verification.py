@@ -112,33 +112,41 @@ def verify(
         Violations as they are found, and a `Verified` after each partition. Violations of vectors
             may come after it. If vectors are computed again, the last event is a `Compared`.
     """
-    samples: Samples | None = None
-    if space.derived:
-        samples = DerivedRows(store, space)
-    elif pool is not None:
-        seed = secrets.randbelow(10**9) if seed is None else seed
-        samples = SampledRows(pool, space, reencode, seed)
-    is_complete: dict[str, bool] = {}
+    samples = _samples(store, space, pool, reencode, seed)
+    is_complete: dict[str, bool] = {}  # by the name of the partition's file
     compared = 0
     not_compared = 0
     for partition in source:
         result = verify_partition(partition, store, space, samples)
         is_complete[file_name(space.name, partition.key)] = isinstance(result, Verified)
-        if isinstance(result, Violation):
+        if isinstance(result, Verified):
+            compared += 1
             yield result
+        else:
+            yield result
+            yield Verified(partition.key, 0)
             if not result.has_no_file:
                 not_compared += 1
-            result = Verified(partition.key, 0)
-        else:
-            compared += 1
-        yield result
-        if samples is not None:
-            yield from _wrong_vectors(samples, space)
+        yield from _wrong_vectors(samples, space)
+
     yield from _orphans(store, space, is_complete)
+    yield from _unused_segments(store, space, is_complete)
     if samples is not None:
         samples.compare()
         yield from _wrong_vectors(samples, space)
         yield Compared(samples.compared, compared, not_compared, samples.seed)
+
+
+def _samples(
+    store: Store, space: Space, pool: EncoderPool | None, reencode: int | None, seed: int | None
+) -> Samples | None:
+    """Return what computes vectors again; None if nothing does."""
+    if space.derived:
+        return DerivedRows(store, space)
+    if pool is None:
+        return None
+    seed = secrets.randbelow(10**9) if seed is None else seed
+    return SampledRows(pool, space, reencode, seed)
 
 
 def verify_partition(
@@ -167,44 +175,25 @@ def _checked(key: str, space: Space, check: Callable[[], _Result]) -> _Result | 
         return Violation(key, "unread", str(error), _CHECK_AGAIN)
 
 
-def _wrong_vectors(samples: Samples, space: Space) -> Iterator[Violation]:
-    for key, finding in samples.wrong().items():
-        yield Violation(key, "vectors", finding, remedy_of(space))
+def _wrong_vectors(samples: Samples | None, space: Space) -> Iterator[Violation]:
+    if samples is not None:
+        for key, finding in samples.wrong().items():
+            yield Violation(key, "vectors", finding, remedy_of(space))
 
 
 def _orphans(store: Store, space: Space, is_complete: dict[str, bool]) -> Iterator[Violation]:
-    names = _checked(space.name, space, partial(_unexpected_names, store, space, is_complete))
-    if isinstance(names, Violation):
-        yield names
-        return
-    for name in names:
-        orphan = _checked(name, space, partial(_orphan, store, space, name))
-        if orphan is not None:
-            yield orphan
-
-
-def _unexpected_names(store: Store, space: Space, is_complete: dict[str, bool]) -> list[str]:
-    """Return files without a source partition, and folders of staged segments no run needs."""
-    files = {stored.name for stored in store.list(space.name) if stored.name.endswith(SUFFIX)}
-    root = f"{STAGING}/{space.name}"
-    staged: set[str] = set()
-    for stored in store.list(root, deep=True):
-        folder = stored.name.removeprefix(f"{root}/").partition("/")[0]
-        if is_complete.get(f"{space.name}/{folder}{SUFFIX}", True):
-            staged.add(f"{root}/{folder}")
-    return [*sorted(files - is_complete.keys()), *sorted(staged)]
+    """Read the files without a source partition in full."""
+    for stored in store.list(space.name):
+        name = stored.name
+        if name.endswith(SUFFIX) and name not in is_complete:
+            orphan = _checked(name, space, partial(_orphan, store, space, name))
+            if orphan is not None:
+                yield orphan
 
 
 def _orphan(store: Store, space: Space, name: str) -> Violation | None:
-    """Read a file without a source partition in full; None if it was removed since."""
+    """Return what is wrong with a file without a source partition; None if it was removed since."""
     location = repr(store.location(name))
-    if name.startswith(f"{STAGING}/"):
-        finding = (
-            f"{location} has staged segments of a partition that is complete or was removed from "
-            "the source."
-        )
-        remedy = "The next run removes the former; remove the latter by hand."
-        return Violation(name, "unused", finding, remedy)
     try:
         with opened(store, space, name) as reader:
             for _ in reader.read():
@@ -221,3 +210,21 @@ def _orphan(store: Store, space: Space, name: str) -> Violation | None:
     if space.derived:
         remedy += ", then `surge-dagster derive --removed delete`"
     return Violation(key, "orphan", finding, f"{remedy}.")
+
+
+def _unused_segments(
+    store: Store, space: Space, is_complete: dict[str, bool]
+) -> Iterator[Violation]:
+    """Find the folders of staged segments that no run needs."""
+    root = f"{STAGING}/{space.name}"
+    staged = store.list(root, deep=True)
+    folders = {stored.name.removeprefix(f"{root}/").partition("/")[0] for stored in staged}
+    for folder in sorted(folders):
+        if is_complete.get(f"{space.name}/{folder}{SUFFIX}", True):
+            name = f"{root}/{folder}"
+            finding = (
+                f"{store.location(name)!r} has staged segments of a partition that is complete or "
+                "was removed from the source."
+            )
+            remedy = "The next run removes the former; remove the latter by hand."
+            yield Violation(name, "unused", finding, remedy)
