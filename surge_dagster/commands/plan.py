@@ -20,7 +20,7 @@ from surge_dagster.engine.plan.cost_model import CALL_SECONDS
 from surge_dagster.engine.plan.io_costs import io_costs
 from surge_dagster.engine.plan.planned_run import plan as plan_run
 from surge_dagster.engine.plan.planned_run import plan_partitions
-from surge_dagster.engine.plan.planner import Fleet, PaperModel, Plan, RunCosts
+from surge_dagster.engine.plan.planner import Fleet, Goals, PaperModel, Plan, RunCosts
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.tables.opening import release
 from surge_dagster.terminal import Json, messages, print_json
@@ -74,9 +74,8 @@ def plan(
         raise ConfigError(
             "--calibrate measures this machine, and --texts-per-second describes another: give one."
         )
-    goals: dict[str, Any] = {"price_per_hour": settings.price_per_hour}
-    if deadline is not None:
-        goals["deadline_seconds"] = _seconds(deadline)
+    deadline_seconds = None if deadline is None else _seconds(deadline)
+    goals = Goals(settings.price_per_hour, deadline_seconds)
     if texts_per_second is None:
         shown = _planned_here(settings, goals, calibrate_first)
     else:
@@ -102,7 +101,7 @@ class _Shown:
     calibrated_texts: int | None = None
 
 
-def _planned_here(settings: Settings, goals: dict[str, Any], calibrate_first: bool) -> _Shown:
+def _planned_here(settings: Settings, goals: Goals, calibrate_first: bool) -> _Shown:
     source = settings.open_source()
     store = settings.open_store()
     thresholds = settings.thresholds()
@@ -122,19 +121,19 @@ def _planned_here(settings: Settings, goals: dict[str, Any], calibrate_first: bo
                 )
         costs = known_costs(pool, store)
         planned = plan_run(
-            partitions, store, pool, thresholds, memory_limit_bytes=memory_limit_bytes, **goals
+            partitions, store, pool, thresholds, memory_limit_bytes=memory_limit_bytes, goals=goals
         )
         facts = {name: getattr(pool, name) for name in _POOL_FACTS}
     release(source)
     return _Shown(planned, costs, facts, calibrated_texts)
 
 
-def _planned_elsewhere(settings: Settings, goals: dict[str, Any], speed: Speed) -> _Shown:
+def _planned_elsewhere(settings: Settings, goals: Goals, speed: Speed) -> _Shown:
     source = settings.open_source()
     vector_bytes = (settings.dimension or _USUAL_DIMENSION) * np.dtype(settings.dtype).itemsize
     costs = RunCosts(speed, io_costs([]), vector_bytes)
     bounds = settings.thresholds().resolve(speed.b_min)
-    planned = plan_partitions(list(source), costs, bounds, **goals)
+    planned = plan_partitions(list(source), costs, bounds, goals=goals)
     release(source)
     return _Shown(planned, costs)
 
@@ -290,14 +289,11 @@ def _storage(planned: Plan, costs: RunCosts) -> str:
     if not forecast.publish_seconds:
         return f"{_NOT_MEASURED}: --calibrate or the first run does"
     _, of_file, of_byte = costs.io.publish
-    text = (
+    return (
         f"a file costs {_time(of_file)} and a megabyte {_time(1e6 * of_byte)}; "
         f"{forecast.overlap_ratio:.0%} of it hides behind encoding; it serves up to "
         f"{counted(planned.workers_per_machine or 1, 'such worker')}"
     )
-    if forecast.exposed_io_seconds > 0.01 * forecast.wall_seconds:
-        text += f", {_time(forecast.exposed_io_seconds)} of waiting for it do not"
-    return text
 
 
 def _memory(planned: Plan) -> str:

@@ -35,7 +35,6 @@ from surge_dagster.engine.support.unreadable import first_line
 _MERGED_BYTES = 128 * 1024 * 1024
 _DELETED_IDS = 10_000  # of one commit, whose condition has them all
 _KEY = ["partition", "id"]
-_INT64_MIN = -(2**63)
 # Metadata of the schema of each table that a hand-over has made.
 _OWNER, _SPACE = b"surge.owner", b"surge.space"
 
@@ -259,8 +258,7 @@ def _rows_of(partition: str, ids: Sequence[object]) -> str:
 
 def _literal(value: object) -> str:
     if isinstance(value, int):
-        # LanceDB parses it without its sign.
-        return str(value) if value > _INT64_MIN else f"({value + 1} - 1)"
+        return str(value)
     if isinstance(value, bytes):
         return f"X'{value.hex()}'"
     return "'" + str(value).replace("'", "''") + "'"

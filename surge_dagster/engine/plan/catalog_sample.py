@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +34,7 @@ _TOKENIZED_TEXTS = 4096  # of all partitions together
 _TOKENIZED_BYTES = 16 << 20
 
 CountTokens = Callable[[pa.Array], np.ndarray]  # tokens that the model reads of each text
-IsReused = Callable[[int, pa.Array], np.ndarray]  # of texts of the partition at this place: bool
+IsReused = Callable[[pa.Array], np.ndarray]  # of texts of a partition: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,29 +111,19 @@ def sample_catalog(
     partitions: Sequence[Partition],
     count_tokens: CountTokens,
     superbatch_texts: int = 0,
-    old_rows: Sequence[int] | None = None,
-    is_reused: IsReused | None = None,
+    reuse: Sequence[IsReused | None] | None = None,
 ) -> CatalogSample:
     """Read the first rows of some partitions; those whose rows are not counted are left out.
 
     Args:
         superbatch_texts: among so many, equal texts are encoded once; 0 is among all.
-        old_rows: rows in the old file of each partition, 0 without one, which `is_reused` compares
-            texts with.
+        reuse: what finds texts in the old file of each partition; None for one without.
     """
     rows = np.array([partition.rows or 0 for partition in partitions], float)
     sizes = _sizes(partitions, rows)
-    old = np.zeros(len(rows)) if old_rows is None else np.asarray(old_rows)
     chosen, weights = _chosen(sizes)
-    read: dict[int, _FirstRows] = {}
-    refused: dict[int, Failure] = {}
-    for place in chosen.tolist():
-        compare = partial(is_reused, place) if is_reused and old[place] else None
-        first = _read(partitions[place], count_tokens, len(chosen), compare)
-        if isinstance(first, Failure):
-            refused[place] = first
-        elif first is not None:
-            read[place] = first
+    reuse = reuse or [None] * len(partitions)
+    read, refused = _read(partitions, chosen, count_tokens, reuse)
 
     places = np.array(list(read), int)
     firsts = list(read.values())
@@ -147,12 +136,13 @@ def sample_catalog(
     reused = stands_for * [first.rows - len(first.keys) for first in firsts]
 
     rows *= _ratio(kept, weights * rows[places], unknown=1.0)
-    had_file = np.where(old > 0, rows, 0)
+    has_file = np.array([each is not None for each in reuse], np.bool_)
+    reused_share = _ratio(reused, kept[has_file[places]])
     return CatalogSample(
         rows=rows.round().astype(np.int64),
         text_bytes=sizes * _ratio(text_bytes, weights * sizes[places]),
         other_bytes=_ratio(other_bytes, kept),
-        rows_reused=(had_file * _ratio(reused, kept[old[places] > 0])).round().astype(np.int64),
+        rows_reused=np.where(has_file, rows * reused_share, 0).round().astype(np.int64),
         texts=_as_call(firsts, stands_for, superbatch_texts),
         texts_tokenized=sum(len(first.tokens) for first in firsts),
         partitions_read=len(firsts),
@@ -185,33 +175,44 @@ def _ratio(parts: np.ndarray, wholes: np.ndarray, unknown: float = 0.0) -> float
 
 
 def _read(
-    partition: Partition,
+    partitions: Sequence[Partition],
+    chosen: np.ndarray,
     count_tokens: CountTokens,
-    chosen: int,
-    is_reused: Callable[[pa.Array], np.ndarray] | None,
-) -> _FirstRows | Failure | None:
-    """Return the first rows of a partition, or why a run refuses it; None if it gives no rows.
+    reuse: Sequence[IsReused | None],
+) -> tuple[dict[int, _FirstRows], dict[int, Failure]]:
+    """Return the first rows of these partitions by place, and why a run refuses some of them."""
+    read: dict[int, _FirstRows] = {}
+    refused: dict[int, Failure] = {}
+    for place in chosen.tolist():
+        partition = partitions[place]
+        try:
+            batches = list(first_rows(partition, _ROWS, _BYTES))
+            ids = IdSet()
+            for batch in batches:
+                ids.add(batch.ids)
+            refuse_repeated_id(partition, ids.repeated())
+        except DataError as error:
+            failure = failure_of(partition, error)
+            if not failure.transient:
+                refused[place] = failure
+        except (SurgeError, OSError):
+            continue  # the run will say what is wrong
+        else:
+            if any(len(batch) + batch.skipped for batch in batches):
+                read[place] = _first_rows(batches, count_tokens, len(chosen), reuse[place])
+    return read, refused
+
+
+def _first_rows(
+    batches: Sequence[RowBatch], count_tokens: CountTokens, chosen: int, is_reused: IsReused | None
+) -> _FirstRows:
+    """Return what a plan needs of some rows.
 
     Args:
         chosen: among so many partitions the texts to tokenize are divided.
     """
-    try:
-        batches = list(first_rows(partition, _ROWS, _BYTES))
-        ids = IdSet()
-        for batch in batches:
-            ids.add(batch.ids)
-        refuse_repeated_id(partition, ids.repeated())
-    except DataError as error:
-        failure = failure_of(partition, error)
-        return None if failure.transient else failure
-    except (SurgeError, OSError):
-        return None  # the run will say what is wrong
-
-    texts = pa.concat_arrays([pa.array([], pa.large_string()), *(each.texts for each in batches)])
+    texts = pa.concat_arrays([batch.texts for batch in batches])
     rows = len(texts)
-    rows_read = rows + sum(batch.skipped for batch in batches)
-    if not rows_read:
-        return None
     text_bytes = sum(len(batch.text_values) for batch in batches)
     if is_reused is not None:
         texts = texts.filter(pa.array(~is_reused(texts)))
@@ -219,7 +220,7 @@ def _read(
     hashes = text_hashes(texts).buffers()[1] or b""
     return _FirstRows(
         rows=rows,
-        rows_read=rows_read,
+        rows_read=rows + sum(batch.skipped for batch in batches),
         text_bytes=text_bytes,
         other_bytes=sum(batch.value_bytes for batch in batches) - text_bytes,
         keys=np.frombuffer(hashes, np.int64)[:: HASH_BYTES // 8],

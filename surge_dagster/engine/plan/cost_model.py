@@ -93,11 +93,6 @@ def recommend(phi: float, cv: float) -> Recommendation:
     return Recommendation.MODERATE if cv > 1 else Recommendation.OPTIONAL
 
 
-def superbatch_bytes(texts: int, mean_text_bytes: float, dimension: int, itemsize: int = 4) -> int:
-    """M(S) of lemma 3: the texts of a SuperBatch and their matrix."""
-    return math.ceil(texts * mean_text_bytes) + texts * dimension * itemsize
-
-
 @dataclass(frozen=True, slots=True)
 class Flush:
     """What one SuperBatch holds; a partition that is divided among several counts in each of them.

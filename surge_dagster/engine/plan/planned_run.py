@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -25,10 +25,10 @@ from surge_dagster.engine.plan.catalog_sample import (
     token_counter,
     tokens_by_bytes,
 )
-from surge_dagster.engine.plan.planner import Plan, RunCosts
+from surge_dagster.engine.plan.planner import Goals, Plan, RunCosts
 from surge_dagster.engine.run.deciding import decide
 from surge_dagster.engine.run.embedding_run import publishing_threads
-from surge_dagster.engine.run.memory import fit_memory
+from surge_dagster.engine.run.memory import MemoryPlan, fit_memory
 from surge_dagster.engine.run.old_rows import UNUSABLE, read_hashes, truncation
 from surge_dagster.engine.run.old_values import NO_ROW
 from surge_dagster.engine.run.report import Failure
@@ -48,9 +48,7 @@ def plan(
     thresholds: Thresholds | None = None,
     *,
     memory_limit_bytes: int | None = None,
-    price_per_hour: float | None = None,
-    deadline_seconds: float | None = None,
-    bandwidth: float | None = None,
+    goals: Goals | None = None,
 ) -> Plan:
     """Predict an `EmbeddingRun` over a source; nothing is written.
 
@@ -60,9 +58,6 @@ def plan(
 
     Args:
         pool: a started pool, whose costs earlier runs have taught it.
-        price_per_hour: of this machine.
-        deadline_seconds: size a fleet that ends in time.
-        bandwidth: bytes per second that a machine can send to the store; None is what was measured.
     """
     costs = known_costs(pool, store)
     bounds, memory = fit_memory(
@@ -74,25 +69,19 @@ def plan(
         machine_bytes=memory_bytes(),
         upload_bytes=store.upload_bytes,
     )
-    wanted = pool.space.spec_sha256
-    spaces = [space for space in list_spaces(store) if space.spec_sha256 == wanted]
-    own = next(iter(spaces), pool.space)
-    decisions = list(decide(source, OutputState(store, own.name), StopSignal()))
+    space = _own_space(store, pool.space)
+    decisions = list(decide(source, OutputState(store, space.name), StopSignal()))
     work = [decision for decision in decisions if isinstance(decision, PartitionToRead)]
     failures = [decision for decision in decisions if isinstance(decision, Failure)]
     count_tokens, tokens_counted = token_counter(pool.space, costs.speed)
-    old_files = [_reusable_file(each, pool.precision) for each in work]
     planned = plan_partitions(
         [each.source for each in work],
         costs,
         bounds,
         count_tokens,
-        [file.facts.rows if file else 0 for file in old_files],
-        lambda place, texts: _are_reused(texts, store, own, old_files[place]),
+        [_reuse_of(each, store, space, pool.precision) for each in work],
         memory=memory,
-        price_per_hour=price_per_hour,
-        deadline_seconds=deadline_seconds,
-        bandwidth=bandwidth,
+        goals=goals,
     )
     return replace(
         planned,
@@ -107,19 +96,19 @@ def plan_partitions(
     costs: RunCosts,
     bounds: Bounds,
     count_tokens: CountTokens | None = None,
-    old_rows: Sequence[int] | None = None,
-    is_reused: IsReused | None = None,
-    **options: Any,
+    reuse: Sequence[IsReused | None] | None = None,
+    *,
+    memory: MemoryPlan | None = None,
+    goals: Goals | None = None,
 ) -> Plan:
-    """Predict a run that embeds these partitions, as far as their rows are counted, with options of
-    `planner.plan`.
+    """Predict a run that embeds these partitions, as far as their rows are counted.
 
     Args:
-        count_tokens, old_rows, is_reused: see `sample_catalog`; without the first, texts have as
-            many tokens per byte as those of earlier runs.
+        count_tokens, reuse: see `sample_catalog`; without the first, texts have as many tokens per
+            byte as those of earlier runs.
     """
     count_tokens = count_tokens or tokens_by_bytes(costs.speed)
-    sample = sample_catalog(partitions, count_tokens, bounds.b_min, old_rows, is_reused)
+    sample = sample_catalog(partitions, count_tokens, bounds.b_min, reuse)
     uncounted = [place for place, partition in enumerate(partitions) if partition.rows is None]
     left_out = {*uncounted, *sample.refused}
     counted = [place for place in range(len(partitions)) if place not in left_out]
@@ -132,7 +121,8 @@ def plan_partitions(
         bounds,
         other_bytes=sample.other_bytes,
         rows_reused=sample.rows_reused[counted],
-        **options,
+        memory=memory,
+        goals=goals,
     )
     return replace(
         planned,
@@ -143,17 +133,24 @@ def plan_partitions(
     )
 
 
-def _reusable_file(work: PartitionToRead, precision: str) -> PublishedFile | None:
+def _own_space(store: Store, wanted: Space) -> Space:
+    """Return the space as the output names it, if it has it."""
+    for space in list_spaces(store):
+        if space.spec_sha256 == wanted.spec_sha256:
+            return space
+    return wanted
+
+
+def _reuse_of(work: PartitionToRead, store: Store, space: Space, precision: str) -> IsReused | None:
+    """Return what finds texts in the old file of a partition; None without one."""
     file = work.old_file
-    return file if file is not None and file.facts.precision == precision else None
+    if file is None or file.facts.precision != precision:
+        return None
+    return partial(_are_reused, store, space, file)
 
 
-def _are_reused(
-    texts: pa.Array, store: Store, space: Space, file: PublishedFile | None
-) -> np.ndarray:
-    """Return which of these texts a run will find in the old file of their partition."""
-    if file is None:
-        return np.zeros(len(texts), np.bool_)
+def _are_reused(store: Store, space: Space, file: PublishedFile, texts: pa.Array) -> np.ndarray:
+    """Return which of these texts a run will find in an old file."""
     try:
         with open_published(store, space, file.stored.name, file) as reader:
             old, _ = read_hashes(reader)

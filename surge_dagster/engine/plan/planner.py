@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -59,10 +59,8 @@ class Forecast:
     texts_per_second: float = 0.0
     encode_seconds: float = 0.0
     publish_seconds: float = 0.0
-    exposed_io_seconds: float = 0.0
     time_to_first_output_seconds: float = 0.0
     overlap_ratio: float = 1.0
-    duty_cycle: float = 0.0
 
 
 def forecast(flushes: Sequence[Flush], costs: RunCosts) -> Forecast:
@@ -80,11 +78,9 @@ def forecast(flushes: Sequence[Flush], costs: RunCosts) -> Forecast:
 
     ready = 0.0
     encoded = 0.0
-    exposed = 0.0
     published = list[float]()
     for index in range(len(flushes)):
         slot_free = published[index - SLOTS] if index >= SLOTS else 0.0
-        exposed += max(0.0, slot_free - max(ready, encoded))
         ready = max(ready, slot_free) + read[index]
         encoded = max(ready, encoded) + encode[index]
         published.append(max(encoded, published[-1] if published else 0.0) + publish[index])
@@ -98,11 +94,22 @@ def forecast(flushes: Sequence[Flush], costs: RunCosts) -> Forecast:
         texts_per_second=float(new_texts.sum()) / wall_seconds if wall_seconds else 0.0,
         encode_seconds=encode_seconds,
         publish_seconds=publish_seconds,
-        exposed_io_seconds=float(exposed),
         time_to_first_output_seconds=float(published[0]),
         overlap_ratio=overlap_ratio(publish_seconds, encode_seconds),
-        duty_cycle=encode_seconds / wall_seconds if wall_seconds else 0.0,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Goals:
+    """What a plan is also made for.
+
+    Attributes:
+        price_per_hour: of this machine.
+        deadline_seconds: size a fleet that ends in time.
+    """
+
+    price_per_hour: float | None = None
+    deadline_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,9 +275,7 @@ def plan(
     other_bytes: float = 0.0,
     rows_reused: Sequence[int] | np.ndarray | int = 0,
     memory: MemoryPlan | None = None,
-    price_per_hour: float | None = None,
-    deadline_seconds: float | None = None,
-    bandwidth: float | None = None,
+    goals: Goals | None = None,
 ) -> Plan:
     """Predict a run over partitions of these sizes, in the source's order; see `planned_run.plan`.
 
@@ -284,18 +289,9 @@ def plan(
     work = _Work(rows, rows - rows_reused, np.asarray(text_bytes, dtype=float), speed)
     mean_sizes = work.text_bytes / np.maximum(rows, 1)
     flushes = predict_flushes(rows, bounds, mean_sizes, other_bytes, rows_reused)
-    times = forecast(flushes, costs)
     encoded = work.texts_encoded
-
-    served = _served_workers(work, costs, times, bandwidth)
-    fleet = None
-    if deadline_seconds is not None:
-        model = CostConstants(speed.call_seconds, work.row_seconds, speed.workers)
-        other_seconds = times.publish_seconds / max(1, len(flushes))
-        fleet = size_fleet(model, encoded, len(flushes), other_seconds, deadline_seconds, served)
-    cost = None if price_per_hour is None else price_per_hour * times.wall_seconds / 3600
-    return Plan(
-        forecast=times,
+    planned = Plan(
+        forecast=forecast(flushes, costs),
         bounds=bounds,
         paper=_paper_model(work, len(flushes)),
         partitions=len(rows),
@@ -313,13 +309,30 @@ def plan(
         text_seconds_by_tokens={
             tokens: speed.worker_seconds(tokens) for tokens in _TOKENS_OF_TEXTS
         },
-        peak_resident_bytes=_peak_resident_bytes(flushes, other_bytes, memory) if memory else None,
-        memory_limit_bytes=memory.limit if memory else None,
-        workers_per_machine=served,
-        cost=cost,
-        cost_per_million_texts=None if cost is None or not encoded else 1e6 * cost / encoded,
-        fleet=fleet,
     )
+    if memory is not None:
+        peak = _peak_resident_bytes(flushes, other_bytes, memory)
+        planned = replace(planned, peak_resident_bytes=peak, memory_limit_bytes=memory.limit)
+    return _with_goals(planned, work, costs, goals or Goals())
+
+
+def _with_goals(planned: Plan, work: _Work, costs: RunCosts, goals: Goals) -> Plan:
+    """Return the plan with its cost, and with the machines that a deadline takes."""
+    times = planned.forecast
+    served = _served_workers(work, costs, times)
+    planned = replace(planned, workers_per_machine=served)
+    if goals.price_per_hour is not None:
+        cost = goals.price_per_hour * times.wall_seconds / 3600
+        of_million = 1e6 * cost / planned.texts_encoded if planned.texts_encoded else None
+        planned = replace(planned, cost=cost, cost_per_million_texts=of_million)
+    if goals.deadline_seconds is not None:
+        calls = planned.superbatches
+        model = CostConstants(planned.call_seconds, work.row_seconds, planned.workers)
+        others = times.publish_seconds / max(1, calls)
+        texts = planned.texts_encoded
+        fleet = size_fleet(model, texts, calls, others, goals.deadline_seconds, served)
+        planned = replace(planned, fleet=fleet)
+    return planned
 
 
 def _paper_model(work: _Work, superbatches: int) -> PaperModel:
@@ -349,15 +362,12 @@ def _paper_model(work: _Work, superbatches: int) -> PaperModel:
     )
 
 
-def _served_workers(
-    work: _Work, costs: RunCosts, times: Forecast, bandwidth: float | None
-) -> int | None:
+def _served_workers(work: _Work, costs: RunCosts, times: Forecast) -> int | None:
     """Return the workers whose vectors one machine can send, by Zero's rule."""
     file_bytes = work.texts * (work.mean_bytes + costs.vector_bytes)
-    if bandwidth is None and times.publish_seconds > 0:
-        bandwidth = file_bytes / times.publish_seconds
-    if bandwidth is None or not file_bytes:
+    if not times.publish_seconds or not file_bytes:
         return None
+    bandwidth = file_bytes / times.publish_seconds
     return max(1, int(bandwidth * work.row_seconds * work.texts_encoded / file_bytes))
 
 

@@ -20,7 +20,7 @@ from surge_dagster.engine.plan.cost_model import (
     predict_flushes,
 )
 from surge_dagster.engine.plan.io_costs import IoCosts
-from surge_dagster.engine.plan.planner import RunCosts, forecast, plan, size_fleet, verdict
+from surge_dagster.engine.plan.planner import Goals, RunCosts, forecast, plan, size_fleet, verdict
 from surge_dagster.engine.run.memory import ResultMemory, plan_memory
 from surge_dagster.engine.run.report import RunReport
 from surge_dagster.engine.run.thresholds import Bounds, Thresholds
@@ -47,7 +47,7 @@ def run_costs(
 
 def test_plan_of_the_papers_run() -> None:
     sizes = partition_sizes(10_000_000, 4_000)
-    planned = plan(sizes, 47 * sizes, run_costs(), PAPER, price_per_hour=7.30)
+    planned = plan(sizes, 47 * sizes, run_costs(), PAPER, goals=Goals(price_per_hour=7.30))
     assert planned.paper.alpha == pytest.approx(0.934, abs=0.0005)
     assert planned.paper.speedup == pytest.approx(1.89, abs=0.01)
     assert planned.paper.break_even_texts == pytest.approx(2_340, rel=0.005)
@@ -70,8 +70,7 @@ def test_equal_texts_take_no_time_of_a_worker() -> None:
         [4_700] * 4,
         run_costs(encode),
         bounds,
-        deadline_seconds=110.0,
-        bandwidth=8.5 * row_bytes,
+        goals=Goals(deadline_seconds=110.0, bandwidth=8.5 * row_bytes),
     )
     assert planned.forecast.wall_seconds == 1 + 400 * 0.25
     assert planned.tokens == 18_800 * encode.tokens_per_byte
@@ -84,21 +83,19 @@ def test_equal_texts_take_no_time_of_a_worker() -> None:
 
 
 def test_document_of_a_plan_has_the_names_of_the_report() -> None:
-    planned = plan([100, 200], [4_700, 9_400], run_costs(), PAPER, deadline_seconds=60)
+    planned = plan([100, 200], [4_700, 9_400], run_costs(), PAPER, goals=Goals(deadline_seconds=60))
     document = json.loads(json.dumps(planned.as_dict()))
     shared = set(document) & set(RunReport().as_dict())
     times = {
         "wall_seconds",
         "encode_seconds",
         "publish_seconds",
-        "exposed_io_seconds",
         "time_to_first_output_seconds",
     }
     others = {
         "texts_per_second",
         "superbatches",
         "fill_ratio",
-        "duty_cycle",
         "overlap_ratio",
         "tokens",
         "workers",
@@ -108,7 +105,7 @@ def test_document_of_a_plan_has_the_names_of_the_report() -> None:
 
 
 def test_plan_of_an_empty_catalog_is_zero() -> None:
-    planned = plan([], [], run_costs(), PAPER, price_per_hour=1.0, deadline_seconds=60)
+    planned = plan([], [], run_costs(), PAPER, goals=Goals(1.0, deadline_seconds=60))
     assert (planned.texts, planned.superbatches, planned.forecast.wall_seconds) == (0, 0, 0.0)
     assert (
         planned.cost_per_million_texts is None
@@ -129,17 +126,11 @@ class TestForecast:
         found = forecast([Flush(9)] * 5, run_costs(self.ENCODE, per_superbatch=4.0))
         assert found.wall_seconds == pytest.approx(5 * 10 + 4)
         assert found.time_to_first_output_seconds == pytest.approx(10 + 4)
-        assert found.exposed_io_seconds == 0
         assert found.overlap_ratio == 1
-        assert found.duty_cycle == pytest.approx(50 / 54)
 
     def test_storage_that_is_too_slow_sets_the_pace(self) -> None:
-        four = forecast([Flush(9)] * 4, run_costs(self.ENCODE, per_superbatch=25.0))
-        assert four.exposed_io_seconds == pytest.approx(35 - 30)
         found = forecast([Flush(9)] * 6, run_costs(self.ENCODE, per_superbatch=25.0))
         assert found.wall_seconds == pytest.approx(10 + 6 * 25)
-        # The fourth to sixth wait for the slots of the first to third, ready at 30, 45 and 70.
-        assert found.exposed_io_seconds == pytest.approx((35 - 30) + (60 - 45) + (85 - 70))
 
     def test_reader_that_is_fast_enough_costs_its_first_superbatch_alone(self) -> None:
         found = forecast([Flush(10)] * 3, run_costs(self.ENCODE, per_row=0.5))
@@ -150,14 +141,9 @@ class TestForecast:
             [Flush(10, reused=5)] * 3, run_costs(self.ENCODE, per_row=1.0, per_reused=2.0)
         )
         assert found.wall_seconds == pytest.approx(3 * (10 + 10) + 6)
-        # the encoder waits for the reader, which does not wait for storage
-        assert found.exposed_io_seconds == 0
 
     def test_reader_waits_for_a_slot(self) -> None:
         found = forecast([Flush(9)] * 4, run_costs(self.ENCODE, per_row=1.0, per_superbatch=25.0))
-        # The third call ends at 9 + 30, and the slot of the first SuperBatch is free at 9 + 10 +
-        # 25.
-        assert found.exposed_io_seconds == pytest.approx(44 - 39)
         assert found.wall_seconds == pytest.approx(9 + 10 + 4 * 25)
 
     def test_reused_rows_and_equal_texts_are_written_and_not_encoded(self) -> None:
@@ -222,8 +208,7 @@ class TestFleet:
             [47_000_000],
             costs,
             PAPER,
-            deadline_seconds=100,
-            bandwidth=4 * 1_583_000.0 + 1,
+            goals=Goals(deadline_seconds=100, bandwidth=4 * 1_583_000.0 + 1),
         )
         assert planned.workers_per_machine == 4
         assert planned.fleet is not None
