@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -279,21 +279,20 @@ class PgVectorTable:
             )
 
     def _build_index(self, connection: Connection[Any]) -> None:
-        """Build the index of the vectors unless there is one for this distance."""
+        """Build the index of the vectors for this distance, if there is none."""
         from psycopg.sql import SQL, Identifier
 
         *schema, table = self._name.split(".")
-        name, operators = f"{table}_embedding_hnsw", f"vector_{self._distance}_ops"
-        built_for = connection.execute(
-            "SELECT opcname FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid "
-            "JOIN pg_opclass ON pg_opclass.oid = indclass[0] "
-            "WHERE indrelid = to_regclass(%s) AND relname = %s::name",
-            [self._quoted(connection), name],
-        ).fetchone()
-        if built_for not in (None, (operators,)):
-            connection.execute(self._sql("DROP INDEX {index}", index=Identifier(*schema, name)))
-        create = "CREATE INDEX IF NOT EXISTS {index} ON {table} USING hnsw (embedding {operators})"
-        connection.execute(self._sql(create, index=Identifier(name), operators=SQL(operators)))  # pyright: ignore[reportArgumentType]
+        for distance in get_args(Distance):
+            if distance != self._distance:
+                other = Identifier(*schema, f"{table}_{distance}")
+                connection.execute(self._sql("DROP INDEX IF EXISTS {index}", index=other))
+        query = self._sql(
+            "CREATE INDEX IF NOT EXISTS {index} ON {table} USING hnsw (embedding {operators})",
+            index=Identifier(f"{table}_{self._distance}"),
+            operators=SQL(f"vector_{self._distance}_ops"),  # pyright: ignore[reportArgumentType]
+        )
+        connection.execute(query)
 
     @contextmanager
     def _connected(self) -> Iterator[Connection[Any]]:

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from surge_dagster.engine.errors import Cancelled, SurgeError
-from surge_dagster.engine.feed.confirmations import CHANGES, consumers
+from surge_dagster.engine.feed.confirmations import CHANGES, has_consumers
 from surge_dagster.engine.feed.row_comparison import (
     ADDED,
     CHANGED,
@@ -89,7 +89,7 @@ class ChangeFeed:
         """Begin to watch a run; return whether a consumer wants its changes."""
         store.sweep(f"{CHANGES}/{space}")
         self._output = store, space
-        return self._always or bool(consumers(store, space))
+        return self._always or has_consumers(store, space)
 
     def follow(self, old_file: OutputFile, reserve: Callable[[int], bool]) -> RowComparison:
         return RowComparison(old_file, reserve)

@@ -48,7 +48,6 @@ from surge_dagster.engine.files.opening import open_listed
 from surge_dagster.engine.files.parquet import OutputFile
 from surge_dagster.engine.readers.loading import Embeddings, open_embeddings
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.engine.support.unreadable import UNREADABLE, is_systems, not_given
 
 log = logging.getLogger(__name__)
@@ -75,7 +74,7 @@ class Changes:
         self.space = embeddings.space
         self.consumer = consumer
         if since is None and consumer is not None:
-            since = confirmed_versions(self.store, self.space.name, encode_key(consumer))
+            since = confirmed_versions(self.store, self.space.name, consumer)
         self._since = dict(since or {})
         self.is_new = not any(self._since.values())
         if self.is_new and consumer is not None:

@@ -19,22 +19,17 @@ from surge_dagster.engine.support.keys import encode_key
 log = logging.getLogger(__name__)
 
 CHANGES = ".changes"
-_SUFFIX = ".json"
 
 
-def consumers(store: Store, space: str) -> list[str]:
-    """Return the encoded names of the registered consumers of a space."""
-    files = [stored.name.rpartition("/")[2] for stored in store.list(_folder(space))]
-    return sorted(name.removesuffix(_SUFFIX) for name in files)
+def has_consumers(store: Store, space: str) -> bool:
+    """Return whether a consumer of a space is registered."""
+    return any(True for _ in store.list(_folder(space)))
 
 
 def confirmed_versions(store: Store, space: str, consumer: str) -> dict[str, str] | None:
-    """Return the version of each partition's rows that a consumer has applied.
-
-    Args:
-        consumer: its encoded name; None is returned if it is not registered.
-    """
-    name = f"{_folder(space)}/{consumer}{_SUFFIX}"
+    """Return the version of each partition's rows that a consumer has applied; None if it is not
+    registered."""
+    name = _file(space, consumer)
     try:
         with store.open(name) as source:
             return dict(json.loads(source.read())["versions"])
@@ -48,7 +43,7 @@ def confirmed_versions(store: Store, space: str, consumer: str) -> dict[str, str
 
 def confirm_versions(store: Store, space: str, consumer: str, versions: Mapping[str, str]) -> None:
     """Replace the confirmations of a consumer; they are durable when this returns."""
-    name = f"{_folder(space)}/{encode_key(consumer)}{_SUFFIX}"
+    name = _file(space, consumer)
     write_document(store, name, {"consumer": consumer, "versions": versions}, lambda: None)
 
 
@@ -58,10 +53,13 @@ def forget_elsewhere(store: Store, space: str, consumer: str) -> None:
     Otherwise it would get only the latest changes when it comes back to such a space, and its copy
     would have vectors of two spaces.
     """
-    own = encode_key(consumer)
     for other in list_spaces(store):
-        if other.name != space and own in consumers(store, other.name):
-            store.delete(f"{_folder(other.name)}/{own}{_SUFFIX}")
+        if other.name != space:
+            store.delete(_file(other.name, consumer))
+
+
+def _file(space: str, consumer: str) -> str:
+    return f"{_folder(space)}/{encode_key(consumer)}.json"
 
 
 def _folder(space: str) -> str:

@@ -60,15 +60,7 @@ def plan(
         pool: a started pool, whose costs earlier runs have taught it.
     """
     costs = known_costs(pool, store)
-    bounds, memory = fit_memory(
-        thresholds or Thresholds(),
-        costs.speed.b_min,
-        pool.space,
-        publishing_threads(store, costs.speed.workers),
-        memory_limit_bytes,
-        machine_bytes=memory_bytes(),
-        upload_bytes=store.upload_bytes,
-    )
+    bounds, memory = _memory_of(thresholds, store, pool, costs, memory_limit_bytes)
     space = _own_space(store, pool.space)
     decisions = list(decide(source, OutputState(store, space.name), StopSignal()))
     work = [decision for decision in decisions if isinstance(decision, PartitionToRead)]
@@ -130,6 +122,25 @@ def plan_partitions(
         partitions_refused=tuple(sample.refused.values()),
         partitions_sampled=sample.partitions_read,
         texts_sampled=sample.texts_tokenized,
+    )
+
+
+def _memory_of(
+    thresholds: Thresholds | None,
+    store: Store,
+    pool: EncoderPool,
+    costs: RunCosts,
+    memory_limit_bytes: int | None,
+) -> tuple[Bounds, MemoryPlan]:
+    """Return the thresholds and the memory that a run here will have."""
+    return fit_memory(
+        thresholds or Thresholds(),
+        costs.speed.b_min,
+        pool.space,
+        publishing_threads(store, costs.speed.workers),
+        memory_limit_bytes,
+        machine_bytes=memory_bytes(),
+        upload_bytes=store.upload_bytes,
     )
 
 

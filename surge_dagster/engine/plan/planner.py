@@ -32,7 +32,7 @@ from surge_dagster.engine.run.memory import SLOTS, MemoryPlan
 from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.run.thresholds import PARTITION_OVERHEAD_BYTES, Bounds
 
-_TOKENS_OF_TEXTS = (8, 32, 128, 512)
+_LENGTHS = (8, 32, 128, 512)
 _LEAST_GAIN = 0.01  # of the encoding time; less is within what a prediction is wrong by
 
 
@@ -306,9 +306,7 @@ def plan(
         fill_ratio=encoded / len(flushes) / bounds.b_min if flushes else 0.0,
         call_seconds=speed.call_seconds,
         text_seconds=speed.worker_seconds(work.mean_tokens),
-        text_seconds_by_tokens={
-            tokens: speed.worker_seconds(tokens) for tokens in _TOKENS_OF_TEXTS
-        },
+        text_seconds_by_tokens={tokens: speed.worker_seconds(tokens) for tokens in _LENGTHS},
     )
     if memory is not None:
         peak = _peak_resident_bytes(flushes, other_bytes, memory)

@@ -48,28 +48,31 @@ def as_lazy_frame(
         needed = pa.schema([schema.field(name) for name in names])
         rows = min(_BATCH_ROWS, batch_rows or _BATCH_ROWS, limit or _BATCH_ROWS)
         kept = files
-        if (
-            limit is None
-            and predicate is not None
-            and set(predicate.meta.root_names()) == {"partition"}
-        ):
-            keys = pl.DataFrame(
-                {"partition": [file.facts.partition_key for file in files]},
-                {"partition": pl.String},
-            )
-            matching = set(keys.filter(predicate)["partition"])
-            kept = [file for file in files if file.facts.partition_key in matching]
+        if limit is None and predicate is not None:
+            kept = _matching(files, predicate)
         for table in _tables(_batches(store, space, kept, needed, rows), rows):
             frame = pl.DataFrame(pl.from_arrow(table))
             if limit is not None:  # rows are counted before they are filtered
                 frame = frame.head(limit)
                 limit -= frame.height
-            frame = frame if predicate is None else frame.filter(predicate)
+            if predicate is not None:
+                frame = frame.filter(predicate)
             yield frame if columns is None else frame.select(columns)
             if limit == 0:
                 return
 
     return register_io_source(read, schema=types, explain_name="surge-dagster embeddings")
+
+
+def _matching(files: Sequence[PublishedFile], predicate: pl.Expr) -> Sequence[PublishedFile]:
+    """Return the files that a filter may match: fewer only if it is on the partition alone."""
+    import polars as pl
+
+    if set(predicate.meta.root_names()) != {"partition"}:
+        return files
+    keys = [file.facts.partition_key for file in files]
+    matching = set(pl.DataFrame({"partition": keys}).filter(predicate)["partition"])
+    return [file for file in files if file.facts.partition_key in matching]
 
 
 def as_dataset(store: Store, files: Sequence[PublishedFile], schema: pa.Schema) -> ds.Dataset:
