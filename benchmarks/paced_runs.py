@@ -206,7 +206,7 @@ def embed(
     pool: EncoderPool,
     partitions: Iterable[Partition],
     store: Store,
-    thresholds: Thresholds | None = None,
+    thresholds: Thresholds = Thresholds(),
     *,
     seen: Callable[[Event], None] = lambda event: None,
     learns: bool = False,

@@ -39,8 +39,8 @@ def test_runs_of_a_process_share_its_memory(setup: RunSetup) -> None:
     encoder = setup.encoder.model_copy(update={"memory_limit_bytes": 1_000})
     setup = replace(setup, encoder=encoder)
     with setup.open_pool() as pool:
-        assert setup.new_run([], pool)._memory_limit == 1_000
-        assert setup.new_run([], pool, at_once=2)._memory_limit == 500
+        assert setup.new_run([], pool).memory_limit_bytes == 1_000
+        assert setup.new_run([], pool, at_once=2).memory_limit_bytes == 500
 
 
 def test_model_in_a_folder_has_an_absolute_path_on_machines(

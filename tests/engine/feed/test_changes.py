@@ -200,7 +200,7 @@ def test_vectors_are_those_of_the_files(
 
     for key, batch in feed.vectors(sample):
         assert isinstance(batch, pa.RecordBatch)
-        for row in batch.to_pylist():
+        for row in batch.to_pylist():  # pyright: ignore[reportAttributeAccessIssue]
             drawn[key] += 1
             _, vector = rows[key][row["id"]]
             assert np.array(row["embedding"], np.float32).tobytes() == vector
