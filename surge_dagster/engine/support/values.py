@@ -45,8 +45,7 @@ def value_streams(column: pa.Array) -> list[Buffer]:
     valid = column.is_valid().to_numpy(zero_copy_only=False)
     streams: list[Buffer] = [valid.view(np.uint8).data]
     if _is_list(kind):
-        lengths: pa.Array = pc.fill_null(pc.list_value_length(column), 0)  # pyright: ignore[reportAttributeAccessIssue]
-        return [*streams, lengths.to_numpy().astype("<i8").data, *value_streams(_items(column))]
+        return [*streams, _lengths(column).astype("<i8").data, *value_streams(_items(column))]
     if pa.types.is_struct(kind):
         for child in column.flatten():
             streams += value_streams(child)
@@ -63,6 +62,43 @@ def value_streams(column: pa.Array) -> list[Buffer]:
     return [*streams, np.ascontiguousarray(raw).data]
 
 
+def same_values(one: pa.Array, other: pa.Array) -> np.ndarray:
+    """Return which values of two columns of one type and length are the same bit for bit, bool
+    [rows]: NaN is NaN, null is null, and 0.0 is not -0.0."""
+    kind = one.type
+    one_valid = one.is_valid().to_numpy(zero_copy_only=False)
+    other_valid = other.is_valid().to_numpy(zero_copy_only=False)
+    is_same = one_valid == other_valid
+    if _is_list(kind):
+        chosen = pa.array(is_same)
+        is_same[is_same] = _same_lists(one.filter(chosen), other.filter(chosen))
+    elif pa.types.is_struct(kind):
+        for one_child, other_child in zip(one.flatten(), other.flatten(), strict=True):
+            is_same &= same_values(one_child, other_child)
+    elif _is_variable(kind) or pa.types.is_boolean(kind):
+        equal = pc.fill_null(pc.equal(one, other), True)  # pyright: ignore[reportAttributeAccessIssue]
+        is_same &= equal.to_numpy(zero_copy_only=False)
+    else:
+        is_same &= (_fixed(one) == _fixed(other)).all(axis=1) | ~one_valid
+    return is_same
+
+
+def _same_lists(one: pa.Array, other: pa.Array) -> np.ndarray:
+    """Return `same_values` of lists that are null in the same rows."""
+    lengths = _lengths(one)
+    is_same = lengths == _lengths(other)
+    chosen = pa.array(is_same)
+    same_items = same_values(_items(one.filter(chosen)), _items(other.filter(chosen)))
+    rows = np.repeat(np.flatnonzero(is_same), lengths[is_same])
+    is_same[rows[~same_items]] = False
+    return is_same
+
+
+def _lengths(column: pa.Array) -> np.ndarray:
+    """Return the lengths of lists; a null has none."""
+    return pc.fill_null(pc.list_value_length(column), 0).to_numpy()  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def value_sizes(column: pa.Array) -> np.ndarray:
     """Return the bytes that each value takes in memory, int64 [rows]; nulls count as empty or any
     value of a fixed size."""
@@ -72,9 +108,8 @@ def value_sizes(column: pa.Array) -> np.ndarray:
         inside = value_sizes(column.values.slice(column.offset * size, len(column) * size))
         return inside.reshape(len(column), kind.list_size).sum(axis=1)
     if _is_list(kind):
-        lengths: pa.Array = pc.fill_null(pc.list_value_length(column), 0)  # pyright: ignore[reportAttributeAccessIssue]
         ends = np.concatenate([[0], np.cumsum(value_sizes(_items(column)))])
-        places = np.concatenate([[0], np.cumsum(lengths.to_numpy())])
+        places = np.concatenate([[0], np.cumsum(_lengths(column))])
         return np.diff(ends[places]) + _OFFSET_BYTES
     if pa.types.is_struct(kind):
         sizes = np.ones(len(column), np.int64)

@@ -11,7 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from surge_dagster.engine.support.values import stored_type, value_sizes, value_streams
+from surge_dagster.engine.support.values import (
+    same_values,
+    stored_type,
+    value_sizes,
+    value_streams,
+)
 
 STRUCT = pa.struct([("a", pa.int8()), ("b", pa.list_(pa.string()))])
 COLUMNS: list[pa.Array] = [
@@ -95,3 +100,33 @@ def test_stored_type_is_what_parquet_gives_back(kind: pa.DataType, stored: pa.Da
 def test_type_that_cannot_be_carried_is_refused(kind: pa.DataType) -> None:
     with pytest.raises(TypeError):
         stored_type(kind)
+
+
+COMPARED = [
+    *COLUMNS,
+    pa.array([1.5, None, float("nan"), -0.0], pa.float16()),
+    pa.array([[float("nan")], None, [], [0.0]], pa.list_(pa.float64())),
+    pa.array([[None], None, [0.0, 1.0], [-0.0]], pa.list_(pa.float64())),
+]
+
+
+@pytest.mark.parametrize("column", COMPARED, ids=lambda column: str(column.type))
+def test_every_value_is_the_same_as_itself_and_no_other(column: pa.Array) -> None:
+    for shift in range(4):
+        places = pa.array([(row + shift) % 4 for row in range(4)])
+        moved = column.take(places)
+        same = [repr(a) == repr(b) for a, b in zip(column, moved, strict=True)]
+        assert same_values(column, moved).tolist() == same
+
+
+def test_numbers_are_compared_by_their_bits() -> None:
+    numbers = pa.array([0.0, float("nan"), 1.0])
+    others = pa.array([-0.0, float("nan"), 1.0])
+    assert same_values(numbers, others).tolist() == [False, True, True]
+
+
+def test_what_lies_under_nulls_is_not_compared() -> None:
+    valid = pa.py_buffer(bytes([0b01]))
+    one = pa.Array.from_buffers(pa.int8(), 2, [valid, pa.py_buffer(bytes([1, 2]))])
+    other = pa.Array.from_buffers(pa.int8(), 2, [valid, pa.py_buffer(bytes([1, 3]))])
+    assert same_values(one, other).tolist() == [True, True]
