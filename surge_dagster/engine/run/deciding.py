@@ -52,19 +52,18 @@ def decide(
             _require_new(partition, keys)
             keys.add(partition.key)
             freshness = outputs.freshness(partition) if known is None else known[partition.key]
-            decision = _decision(partition, freshness, outputs, force)
-            found = _cut(decision, parts)
+            yield from _cut(_decision(partition, freshness, outputs, force), parts)
         except StoreUnavailable:
             raise
         except (SurgeError, OSError) as error:
-            found = [failure_of(partition, error)]
-        yield from found
+            yield failure_of(partition, error)
     for key, parts in divided.items():
-        reason = (
-            f"{parts[0]} were to be encoded, and the source has no such partition now. "
-            "Divide it anew."
+        yield Failure(
+            key,
+            f"{parts[0]} were to be encoded, and the source has no such partition now. Divide it "
+            "anew.",
+            transient=True,
         )
-        yield Failure(key, reason, transient=True)
 
 
 def _by_key(ranges: Sequence[PartitionRange]) -> dict[str, list[PartitionRange]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -231,33 +230,6 @@ def test_skipped_rows_do_not_move_the_other_rows(
         row: value for partition in partitions for row, value in numbered(partition).items()
     }
     assert gathering.ended == [(partition.key, len(partition.rows)) for partition in partitions]
-
-
-@pytest.mark.parametrize(
-    ("bounds", "sizes", "expected"),
-    [
-        ((10, 40), [5, 120], [[(0, 0, 5)], [(1, 0, 40)], [(1, 40, 80)], [(1, 80, 120)]]),
-        ((30, 40), [50, 25], [[(0, 0, 40)], [(0, 40, 50), (1, 0, 25)]]),
-        ((10, 100), [5] * 5, [[(0, 0, 5), (1, 0, 5)], [(2, 0, 5), (3, 0, 5)], [(4, 0, 5)]]),
-        ((40, 50), [30, 50], [[(0, 0, 30)], [(1, 0, 50)]]),
-    ],
-    ids=[
-        "three times b_max",
-        "tail with what follows",
-        "first end past b_min",
-        "before b_max is passed",
-    ],
-)
-def test_small_examples_of_the_rule(
-    bounds: tuple[int, int], sizes: list[int], expected: list[list[Any]]
-) -> None:
-    gathering = Gathering(Bounds(*bounds, 100_000, 100_000))
-    gathering.run(
-        [Incoming(str(n), numbered_rows(str(n), size), 17) for n, size in enumerate(sizes)]
-    )
-    assert gathering.emitted == [
-        [(str(n), start, stop) for n, start, stop in batch] for batch in expected
-    ]
 
 
 def test_derived_b_min_is_reached_in_doubling_steps() -> None:

@@ -16,7 +16,7 @@ from surge_dagster.engine.output.spaces import find_space, recorded_catalog
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore
-from tests.engine.runs import UnstartedPool, busy_threads, failures, finish, make_run, receipts
+from tests.engine.runs import UnstartedPool, busy_threads, finish, make_run, receipts
 from tests.small_catalogs import DIMENSION, numbered_rows, partition_of
 
 CATALOG = [partition_of(key, numbered_rows(key, 3)) for key in "ab"]
@@ -104,17 +104,6 @@ def test_pool_is_started_by_the_first_partition_that_is_not_fresh(
         ("a", "fresh"),
         (more.key, "encoded"),
     ]
-
-
-def test_partition_with_the_key_of_a_fresh_one_before_it_is_refused(
-    hash_pool: EncoderPool, complete: Path
-) -> None:
-    events = finish(
-        make_run(hash_pool, [*CATALOG, partition_of("a", numbered_rows("other", 2))], complete)
-    )
-    [failure] = failures(events)
-    assert failure.key == "a" and "the key comes again after it was closed" in failure.reason
-    assert [receipt.action for receipt in receipts(events)] == ["fresh", "fresh"]
 
 
 def test_fresh_run_makes_its_request_mean_the_space_again(tmp_path: Path) -> None:

@@ -45,17 +45,3 @@ def test_old_file_that_does_not_fit_is_not_used(
     monkeypatch.setattr(old_rows, "LOOKUP_BYTES", 1 << 40)
     assert output.embed(ROWS[1:]).rows_reused == 0
     output.check(ROWS[1:])
-
-
-def test_old_file_is_given_up_when_the_ids_need_its_memory(
-    output: Output, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output.embed(ROWS)
-    reserve = old_rows._Memory.reserve
-
-    def greedy(memory: Any, size: int) -> bool:
-        return reserve(memory, memory._memory.plan.source - memory.held)
-
-    monkeypatch.setattr(old_rows._Memory, "reserve", greedy)
-    assert output.embed(ROWS[1:]).rows_reused == 0
-    output.check(ROWS[1:])

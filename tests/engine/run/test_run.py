@@ -51,22 +51,6 @@ CATALOG = {
 }
 
 
-def test_every_row_has_its_own_vector_in_its_own_place(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    catalog = CATALOG | {
-        "split": numbered_rows("split", 310),
-        'Köln, "x" [1]': numbered_rows("köln", 3),
-    }
-    write_catalog(tmp_path / "catalog", catalog)
-    run = make_run(hash_pool, open_source(tmp_path / "catalog"), tmp_path / "out")
-    events = finish(run)
-    for key, rows in catalog.items():
-        assert_embedded(tmp_path / "out", run.space.name, key, rows)
-    assert keys_of(receipts(events, "encoded")) == sorted(catalog)
-    assert not run.failed
-
-
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_random_catalogs_are_embedded_correctly(
@@ -283,15 +267,6 @@ def test_damaged_or_removed_file_is_encoded_again_instead_of_republished(
     again = make_run(hash_pool, open_source(catalog), tmp_path / "out")
     assert keys_of(receipts(finish(again), "encoded")) == ["b"]
     assert_embedded(tmp_path / "out", run.space.name, "b", CATALOG["b"])
-
-
-def test_force_encodes_everything_again(
-    hash_pool: EncoderPool, tmp_path: Path, catalog: Path
-) -> None:
-    finish(make_run(hash_pool, open_source(catalog), tmp_path / "out"))
-    run = make_run(hash_pool, open_source(catalog), tmp_path / "out", force=True)
-    assert keys_of(receipts(finish(run), "encoded")) == sorted(CATALOG)
-    assert run.report.texts_encoded == 80
 
 
 def test_fewer_rows_than_announced_is_a_transient_failure(

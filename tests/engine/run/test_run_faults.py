@@ -216,14 +216,6 @@ def test_encoder_failure_ends_the_run_after_publishing_what_is_encoded(
     )
 
 
-def test_output_that_is_the_folder_of_a_space_is_refused(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    space = claim_space(LocalStore(tmp_path), hash_pool.space)
-    with pytest.raises(ConfigError, match="is the folder of one space"):
-        list(make_run(hash_pool, in_memory(CATALOG), tmp_path / space.name))
-
-
 def test_thresholds_and_limit_are_checked_before_anything_is_written(
     hash_pool: EncoderPool, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from surge_dagster.engine.sources import Selection
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.tables.opening import open_source
 from surge_dagster.engine.verify.verification import Violation, verify
-from tests.engine.runs import failures, finish, make_run, receipts
+from tests.engine.runs import finish, make_run, receipts
 from tests.small_catalogs import (
     assert_embedded,
     numbered_rows,
@@ -67,20 +67,6 @@ def test_template_is_embedded_verified_and_fresh_until_it_changes(
     )
     assert len(receipts(finish(other), "encoded")) == 2
     assert_embedded(tmp_path / "out", run.space.name, "hats", [("h1", "Cap, 7")])
-
-
-def test_partition_without_a_named_column_is_refused_and_the_others_go_on(
-    hash_pool: EncoderPool, products: Path, tmp_path: Path
-) -> None:
-    write_products(products, "socks", sku=["k1"], title=["Long"])
-    events = finish(make_run(hash_pool, open_source(products, selection=TITLED), tmp_path / "out"))
-    [failure] = failures(events)
-    assert failure.key == "socks"
-    assert (
-        "part-0.parquet has no column 'price'; its columns are 'sku', 'title'. Name the right ones"
-        in failure.reason
-    )
-    assert len(receipts(events, "encoded")) == 2
 
 
 SPARSE = [
