@@ -206,7 +206,7 @@ def embed(
     pool: EncoderPool,
     partitions: Iterable[Partition],
     store: Store,
-    thresholds: Thresholds = Thresholds(),
+    thresholds: Thresholds | None = None,
     *,
     seen: Callable[[Event], None] = lambda event: None,
     learns: bool = False,
@@ -222,7 +222,7 @@ def embed(
     Raises:
         RuntimeError: a partition failed.
     """
-    run = EmbeddingRun(partitions, store, pool, thresholds, **options)
+    run = EmbeddingRun(partitions, store, pool, thresholds or Thresholds(), **options)
     for event in learning(run, pool, store) if learns else run.events():
         seen(event)
     if run.failed:

@@ -155,19 +155,7 @@ def explained(location: str) -> Iterator[None]:
     except UNREADABLE as error:
         if is_systems(error):
             raise not_given(repr(location) if location else "the file", error) from error
-        raise InvalidFile(first_line(error), location=location) from error
-
-
-@contextlib.contextmanager
-def invalid_when_damaged(part: str) -> Iterator[None]:
-    """Turn pyarrow's errors about damaged content into `InvalidFile`; `part` is for the message:
-    "footer is"."""
-    try:
-        yield
-    except UNREADABLE as error:
-        if is_systems(error):
-            raise
-        raise InvalidFile(f"its {part} damaged ({first_line(error)})") from error
+        raise InvalidFile(f"it is damaged ({first_line(error)})", location=location) from error
 
 
 def guarded_metadata(facts: Facts, file_format: str) -> dict[bytes, bytes]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, Self
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,7 +27,6 @@ from surge_dagster.engine.files.facts import (
     explained,
     facts_of,
     guarded_metadata,
-    invalid_when_damaged,
 )
 from surge_dagster.engine.files.rows import (
     carried_columns,
@@ -146,7 +145,10 @@ class OutputFile:
         see `explained`."""
         rows = 0
         with explained(self.location):
-            for batch in read_rows(self._file, batch_rows, columns=columns, row_groups=groups):
+            batches = self._file.iter_batches(
+                batch_rows, columns=columns, row_groups=groups, use_threads=False
+            )
+            for batch in batches:
                 rows += batch.num_rows
                 yield batch
             # pages and row groups count rows without a checksum
@@ -190,18 +192,11 @@ def read_guarded(footer: pq.FileMetaData, kind: type[AnyFacts], file_format: str
     return facts
 
 
-def read_rows(reader: pq.ParquetFile, batch_rows: int, **options: Any) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file; raises `InvalidFile` for a damaged page, `OSError` if the system
-    gives none."""
-    with invalid_when_damaged("pages are"):
-        yield from reader.iter_batches(batch_rows, use_threads=False, **options)
-
-
 def facts_at_end(end: bytes) -> tuple[FileFacts, pa.Schema]:
-    """Return the facts and columns of a file from its last bytes, which have its footer."""
-    with invalid_when_damaged("footer is"):
-        footer = pq.read_metadata(pa.BufferReader(end))
-        columns = footer.schema.to_arrow_schema().remove_metadata()
+    """Return the facts and columns of a file from its last bytes, which have its footer; see
+    `explained`."""
+    footer = pq.read_metadata(pa.BufferReader(end))
+    columns = footer.schema.to_arrow_schema().remove_metadata()
     return read_facts(footer, columns), _shared(columns)
 
 

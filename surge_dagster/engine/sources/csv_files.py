@@ -7,7 +7,6 @@ quote that is never closed and what follows a closing quote, and alters such tex
 from __future__ import annotations
 
 import codecs
-import contextlib
 import csv
 import io
 from collections.abc import Iterator, Sequence
@@ -51,33 +50,29 @@ def _codec(request: FileRead) -> str:
 
 
 def _header(request: FileRead, stream: io.BufferedReader) -> tuple[str, list[str]]:
-    """Return the delimiter and the columns of a file that has all wanted columns."""
+    """Return the delimiter with which all wanted columns are there, and the columns."""
     if request.encoding == "utf-8":
         request.refuse_utf16(stream, _ENCODING)
     decoder = codecs.getincrementaldecoder(_codec(request))("surrogateescape")
     head = decoder.decode(stream.peek())
     if not head.strip():
         raise request.refused("is empty", "Write its header, or remove it.")
-    delimiter, names = _parsed_header(head, request.columns)
-    is_complete = set(request.columns) <= set(names)
+    headers: dict[str, list[str]] = {}
+    for delimiter in _DELIMITERS:
+        rows = csv.reader(io.StringIO(head, newline=""), delimiter=delimiter)
+        headers[delimiter] = next(row for row in rows if row)
+
+    def fitness(delimiter: str) -> tuple[bool, int]:
+        names = headers[delimiter]
+        return set(request.columns) <= set(names), len(names)
+
+    delimiter = max(_DELIMITERS, key=fitness)
+    names = headers[delimiter]
+    is_complete, _ = fitness(delimiter)
     if not is_complete and not all(map(is_text, names)):
         raise request.refused("has a header that is not UTF-8 text", _ENCODING)
     request.require_columns(names)
     return delimiter, names
-
-
-def _parsed_header(head: str, columns: Sequence[str]) -> tuple[str, list[str]]:
-    """Use the first delimiter with which all wanted columns are there, else the one with most."""
-    headers: dict[str, list[str]] = {}
-    for delimiter in _DELIMITERS:
-        with contextlib.suppress(csv.Error, StopIteration):
-            rows = csv.reader(io.StringIO(head, newline=""), delimiter=delimiter)
-            headers[delimiter] = next(row for row in rows if row)
-    for delimiter, names in headers.items():
-        if set(columns) <= set(names):
-            return delimiter, names
-    delimiter = max(headers, key=lambda each: len(headers[each]), default=",")
-    return delimiter, headers.get(delimiter, [])
 
 
 def _rows(request: FileRead, text: io.TextIOWrapper, delimiter: str) -> Iterator[list[str]]:

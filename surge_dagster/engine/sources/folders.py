@@ -12,7 +12,6 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NoReturn
 
 from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.sources.ahead import AHEAD_BYTES, FilesAhead
@@ -80,11 +79,9 @@ class FolderCatalog:
 
     def _partition(self, group: FileGroup, ends: _Ends, ahead: FilesAhead | None) -> Partition:
         current = partial(self._current_version, group)
-        for file in group.files:
-            error = ends[file.relative]
-            if isinstance(error, OSError | TransientError):
-                read = partial(_raise, group.key, file, error)
-                return Partition(group.key, UNREADABLE_VERSION, read, current)
+        if any(isinstance(end, OSError | TransientError) for end in ends.values()):
+            read = partial(self._read, group, ends, None)
+            return Partition(group.key, UNREADABLE_VERSION, read, current)
 
         footers = [end for end in ends.values() if isinstance(end, Footer)]
         others = [file for file in group.files if not isinstance(ends[file.relative], Footer)]
@@ -122,19 +119,13 @@ class FolderCatalog:
         return version + self.selection.version_suffix
 
     def _current_version(self, group: FileGroup) -> str | None:
-        try:
+        with _of_partition(group.key):
             files = self._current_files(group)
-            if not files:
-                return None
             footers = zip(files, self._footers.each(files), strict=True)
             ends = {file.relative: end for file, end in footers}
-        except (ConfigError, TransientError) as error:
-            raise TransientError(f"partition {group.key!r}: {error}", group.key) from error
         for file in files:
-            error = ends[file.relative]
-            if isinstance(error, OSError | TransientError):
-                _raise(group.key, file, error)
-        return self._version(files, ends)
+            _require_given(group.key, file, ends[file.relative])
+        return self._version(files, ends) if files else None
 
     def _current_files(self, group: FileGroup) -> list[SourceFile]:
         files = [file for scope in group.scopes for file in self._files.list(*scope)]
@@ -161,6 +152,7 @@ class FolderCatalog:
         if group.refusal is not None:
             raise DataError(key, *group.refusal)
         for file in group.files:
+            _require_given(key, file, ends[file.relative])
             _require_own(key, group, file, ends[file.relative])
 
         first_row = start
@@ -176,13 +168,22 @@ class FolderCatalog:
         self, key: str, file: SourceFile, first_row: int, place: Place, rows: tuple[int, int] | None
     ) -> Iterator[RowBatch]:
         selection = self.selection
-        try:
+        with _of_partition(key):
             read = batches(file, selection.columns, key=key, encoding=selection.encoding, rows=rows)
             yield from selection.rows(key, read, first_row, place)
-        except TransientError as error:
-            if error.key is not None or isinstance(error, StoreUnavailable):
-                raise
-            raise TransientError(f"partition {key!r}: {error}", key) from error
+
+
+@contextlib.contextmanager
+def _of_partition(key: str) -> Iterator[None]:
+    """Turn errors of the storage into those of a partition."""
+    try:
+        yield
+    except StoreUnavailable:
+        raise
+    except (ConfigError, TransientError) as error:
+        if isinstance(error, TransientError) and error.key is not None:
+            raise
+        raise TransientError(f"partition {key!r}: {error}", key) from error
 
 
 def _parts(
@@ -233,7 +234,10 @@ def _require_own(key: str, group: FileGroup, file: SourceFile, end: End) -> None
         raise DataError(key, reason, "Move it to its own folder.")
 
 
-def _raise(key: str, file: SourceFile, error: OSError | TransientError) -> NoReturn:
-    if isinstance(error, TransientError):
-        raise TransientError(f"partition {key!r}: {error}", key) from error
-    raise not_given(file.shown, error, key)
+def _require_given(key: str, file: SourceFile, end: End) -> None:
+    """Raise `TransientError` for a file whose end the storage did not give."""
+    with _of_partition(key):
+        if isinstance(end, TransientError):
+            raise end
+        if isinstance(end, OSError):
+            raise not_given(file.shown, end, key)

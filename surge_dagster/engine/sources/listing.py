@@ -18,11 +18,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, StoreUnavailable, TransientError
+from surge_dagster.engine.store.concurrent_reads import reads_ahead
+from surge_dagster.engine.store.store import Store, StoredObject
 from surge_dagster.engine.support.keys import printable
 from surge_dagster.engine.support.unreadable import UNREADABLE, visible
 
@@ -40,6 +43,7 @@ class SourceFile:
 
     Attributes:
         relative: not valid text if a name on the disk is not UTF-8.
+        stored: what was listed in the source's store.
         token: changes when the content may have changed: the etag, or size and modification time.
         open: opens this version of the file; FileNotFoundError if it was removed or replaced.
         refusal: why it must not be opened, as the end of a sentence that begins with its name.
@@ -47,11 +51,15 @@ class SourceFile:
     """
 
     relative: str
-    size: int
+    stored: StoredObject
     token: str
     open: Callable[[], pa.NativeFile]
     refusal: str | None = None
     is_settled: bool = True
+
+    @property
+    def size(self) -> int:
+        return self.stored.size
 
     @property
     def shown(self) -> str:
@@ -80,13 +88,19 @@ class NamePattern:
 
 
 class SourceFiles(ABC):
-    """A place with files of known formats; each listing reads it again."""
+    """A place with files of known formats; each listing reads it again.
 
-    is_remote = False
+    Attributes:
+        identity: distinguishes this place from every other one, without secrets.
+    """
 
-    def __init__(self, url: str, pattern: NamePattern | None) -> None:
+    def __init__(self, url: str, store: Store, name: str, pattern: NamePattern | None) -> None:
         self.url = url
         self.pattern = pattern
+        self.is_remote = store.is_remote
+        self.identity = f"{store.identity}/{name}"
+        self._store = store
+        self._name = name
 
     def list(self, scope: str = "", begin: str = "") -> list[SourceFile]:
         """Return the files in bytewise order of their relative names.
@@ -100,17 +114,16 @@ class SourceFiles(ABC):
             files = (file for file in files if pattern.regex.fullmatch(file.relative))
         return sorted(files, key=lambda file: os.fsencode(file.relative))
 
-    @property
-    @abstractmethod
-    def identity(self) -> str:
-        """Distinguishes this place from every other one, without secrets."""
-
     def ends(
         self, files: Sequence[SourceFile], read: Callable[[pa.NativeFile], T]
     ) -> Generator[T | Exception]:
         """Yield what `read` finds at the end of each file, or its error."""
-        for file in files:
-            yield read_end(file.open, read)
+        listed = {file.stored.name: file.stored for file in files}
+
+        def read_one(store: Store, name: str) -> T | Exception:
+            return _read_end(partial(store.open, name, listed[name]), read)
+
+        yield from reads_ahead(self._store, list(listed), read_one)
 
     @abstractmethod
     def _found(self, scope: str, begin: str) -> Iterator[SourceFile]: ...
@@ -141,7 +154,7 @@ def split_pattern(url: str) -> tuple[str, NamePattern | None]:
     return base or slash, NamePattern(text, re.compile("".join(pieces), re.DOTALL), tuple(names))
 
 
-def read_end(
+def _read_end(
     open_file: Callable[[], pa.NativeFile], read: Callable[[pa.NativeFile], T]
 ) -> T | Exception:
     """Return what is read, or why it cannot be; a store that does not answer raises."""

@@ -22,14 +22,8 @@ class LocalFiles(SourceFiles):
     """Files in a folder of a disk; with a name, only the file of this name."""
 
     def __init__(self, url: str, root: Path, name: str, pattern: NamePattern | None) -> None:
-        super().__init__(url, pattern)
+        super().__init__(url, LocalStore(root), name, pattern)
         self._root = str(root)
-        self._store = LocalStore(root)
-        self._name = name
-
-    @property
-    def identity(self) -> str:
-        return f"{self._root}/{self._name}"
 
     def _found(self, scope: str, begin: str) -> Iterator[SourceFile]:
         try:
@@ -86,22 +80,20 @@ class LocalFiles(SourceFiles):
         return "is a link, and only links to files of the source are followed"
 
     def _file(self, relative: str, refusal: str | None) -> Iterator[SourceFile]:
-        if refusal is not None:
-            yield SourceFile(relative, 0, "0-0", partial(self._store.open, relative), refusal)
-            return
+        path = f"{self._root}/{relative}"
         try:
             # A Path for each file costs more than looking at the file.
-            status = os.stat(f"{self._root}/{relative}")  # noqa: PTH116
+            status = os.lstat(path) if refusal else os.stat(path)  # noqa: PTH116
         except (FileNotFoundError, NotADirectoryError):
             return  # it was removed since its folder was listed
-        if not stat.S_ISREG(status.st_mode):  # opening a pipe may never return
+        if refusal is None and not stat.S_ISREG(status.st_mode):  # opening a pipe may never return
             refusal = "is a pipe, a socket or a device, not a regular file"
         elif not is_text(relative):
             refusal = "has a name that is not UTF-8"
         stored = stored_object(relative, status)
         yield SourceFile(
             relative=relative,
-            size=stored.size,
+            stored=stored,
             token=f"{stored.size}-{stored.etag}",
             open=partial(self._store.open, relative, stored),
             refusal=refusal,

@@ -34,24 +34,15 @@ class Template:
         try:
             parsed = list(Formatter().parse(text))
         except ValueError as error:
-            raise ConfigError(
-                f"the text template {text!r} is not complete ({error}); expected columns in "
-                'braces, as in "{title}. {description}", and {{ for a brace'
-            ) from None
+            raise _unusable(text, f"is not complete ({error})") from None
         names: list[str] = []
         for _, name, spec, conversion in parsed:
             if name == "" or spec or conversion:
-                raise ConfigError(
-                    f"the text template {text!r} has more or less than the name of a column in its "
-                    "braces"
-                )
+                raise _unusable(text, "has more or less than the name of a column in its braces")
             if name is not None:
                 names.append(name)
         if not names:
-            raise ConfigError(
-                f"the text template {text!r} names no column; expected one in braces, as in "
-                "{title}"
-            )
+            raise _unusable(text, "names no column")
         parts = tuple((literal, name) for literal, name, _, _ in parsed)
         return cls(tuple(dict.fromkeys(names)), parts)
 
@@ -78,6 +69,13 @@ class Template:
         separator = pa.scalar("", pa.large_string())
         joined = pc.binary_join_element_wise(*pieces, separator)  # pyright: ignore[reportAttributeAccessIssue]
         return null_where(is_null, joined)
+
+
+def _unusable(text: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"the text template {text!r} {reason}; expected columns in braces, as in "
+        '"{title}. {description}", and {{ for a brace'
+    )
 
 
 def _as_strings(key: str, name: str, column: pa.Array) -> pa.Array:

@@ -99,7 +99,7 @@ def test_damaged_file_of_the_parent_fails_its_partition_alone(made: Spaces) -> N
     outcomes = derive(made, "float16")
     assert outcomes["a"] == "derived"
     assert (
-        "b.parquet' cannot be read because its pages are damaged" in outcomes["b"]
+        "b.parquet' cannot be read because it is damaged" in outcomes["b"]
         and "embed" in outcomes["b"]
     )
     assert "c.parquet' cannot be read because it does not end with PAR1" in outcomes["c"]

@@ -17,6 +17,7 @@ from surge_dagster.engine.errors import ConfigError, DataError
 from surge_dagster.engine.sources import csv_files, json_files
 from surge_dagster.engine.sources.formats import READERS, batches, is_source_file
 from surge_dagster.engine.sources.listing import SourceFile
+from surge_dagster.engine.store.local_upload import stored_object
 
 COLUMNS = ("id", "text", "category")
 ROWS = [
@@ -75,7 +76,8 @@ def csv_text(
 
 
 def source_file(path: Path) -> SourceFile:
-    return SourceFile(path.name, path.stat().st_size, "v1", partial(pa.OSFile, str(path)))
+    stored = stored_object(path.name, path.stat())
+    return SourceFile(path.name, stored, "v1", partial(pa.OSFile, str(path)))
 
 
 def rows_in(path: Path, columns: Sequence[str] = COLUMNS, **options: Any) -> list[tuple[Any, ...]]:

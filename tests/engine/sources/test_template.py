@@ -135,7 +135,7 @@ def test_invalid_utf8_is_named_with_its_row() -> None:
         ("{} {title}", "more or less than the name of a column"),
         ("{price:.2f}", "more or less than the name of a column"),
         ("{title!r}", "more or less than the name of a column"),
-        ("{{title}}", r"names no column; expected one in braces, as in \{title\}"),
+        ("{{title}}", r"names no column; expected columns in braces, as in"),
     ],
 )
 def test_template_that_cannot_be_used_is_refused_at_once(text: str, message: str) -> None:
