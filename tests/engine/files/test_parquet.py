@@ -125,15 +125,6 @@ class TestFormat:
         assert max(sizes) == row_group_rows(dimension, 4) <= MAX_ROW_GROUP_ROWS
         assert max(sizes) * dimension * 4 <= 4 * 1024 * 1024
 
-    def test_polars_reads_the_vectors_as_lists(self, tmp_path: Path) -> None:
-        import polars
-
-        matrix = unit_vectors(4, 3)
-        write(tmp_path / "f", matrix)
-        frame = polars.read_parquet(tmp_path / "f")
-        assert frame["id"].to_list() == [f"id-{row}" for row in range(4)]
-        np.testing.assert_array_equal(np.array(frame["embedding"].to_list(), np.float32), matrix)
-
 
 class TestDamage:
     def test_wrong_number_of_rows_is_refused(self, tmp_path: Path) -> None:

@@ -65,10 +65,6 @@ def test_first_space_becomes_current_before_a_second_one_is_begun(store: Store) 
     assert read_current(store) == CurrentSpace(first.name)
 
 
-def test_run_that_begins_another_space_leaves_readers_with_the_first(three_spaces: Spaces) -> None:
-    assert read_current(three_spaces.store) == CurrentSpace(three_spaces.of("hash://16").name)
-
-
 @pytest.mark.parametrize("first", [True, False])
 def test_one_of_several_concurrent_switches_wins_and_the_others_are_refused(
     store: Store, first: bool

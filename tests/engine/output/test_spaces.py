@@ -77,25 +77,6 @@ class TestClaiming:
         assert claim_space(store, space) == space
         assert [without_folder(space)] == list_spaces(store)
 
-    def test_space_that_a_concurrent_run_begins_is_not_begun_beside_itself(
-        self,
-        store: LocalStore,
-        space: Space,
-        monkeypatch: pytest.MonkeyPatch,
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
-        folders, listings = store.folders, list[None]()
-
-        def second_listing_has_it() -> Any:
-            listings.append(None)
-            if len(listings) == 2:
-                claim_space(LocalStore(store.root), space)
-            return folders()
-
-        monkeypatch.setattr(store, "folders", second_listing_has_it)
-        assert claim_space(store, space) == space
-        assert len(listings) >= 2 and not caplog.messages
-
     def test_new_space_of_the_same_settings_says_why_in_one_line(
         self, store: LocalStore, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -18,11 +18,9 @@ from surge_dagster.engine.store import object_store
 from surge_dagster.engine.store.concurrent_reads import CONCURRENT_READS
 from surge_dagster.engine.store.object_client import ClientLimits
 from surge_dagster.engine.support.footer_memory import forget_all
-from surge_dagster.engine.tables.opening import open_source
 from tests.engine.runs import finish_receipts, make_run
 from tests.engine.sources.reading import rows_of
 from tests.engine.sources.shops import Shop
-from tests.engine.sources.tables import by_key, contents, shuffled_rows, versions, write_csv
 from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, RandomFaults, always
 from tests.small_catalogs import Rows, numbered_rows
 
@@ -189,24 +187,3 @@ class TestReadingAhead:
                 assert begun.acquire(timeout=30)
             content += opened.read()
         assert content == object_server.content("cat/a.csv")
-
-
-@pytest.mark.parametrize("place", ["cat/products.csv", "cat", "cat/*.csv"])
-def test_table_in_a_bucket_gives_the_rows_of_each_key(
-    bucket: Shop,
-    object_server: ObjectServer,
-    tmp_path: Path,
-    place: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
-    rows = shuffled_rows(3_000, 40)
-    object_server.put("cat/products.csv", write_csv(tmp_path / "t.csv", rows).read_bytes())
-    source = open_source(
-        f"s3://{BUCKET}/{place}", partition_by=["category"], storage_options=bucket.options
-    )
-    assert contents(source) == by_key(rows)
-    [first, *_] = listed = list(source)
-    object_server.put("cat/products.csv", write_csv(tmp_path / "t.csv", rows[1:]).read_bytes())
-    assert versions(source) != {partition.key: partition.source_version for partition in listed}
-    assert first.current_source_version() != first.source_version

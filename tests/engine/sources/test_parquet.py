@@ -40,15 +40,6 @@ class TestOrder:
 
 
 class TestStreaming:
-    def test_partition_is_never_whole_in_memory(self, tmp_path: Path) -> None:
-        rows = [(str(n), f"{n:07d}" * 300) for n in range(20_000)]  # 42 MB in one row group
-        write_partition(tmp_path, "k", rows, row_group_size=len(rows), use_dictionary=False)
-        sizes = [
-            batch.ids.nbytes + batch.texts.nbytes for batch in only(open_source(tmp_path)).read()
-        ]
-        assert len(sizes) > 15
-        assert max(sizes) < 3 * 1024 * 1024
-
     def test_short_rows_come_in_few_batches_of_a_bounded_number(self, tmp_path: Path) -> None:
         write_partition(tmp_path, "k", [(str(n), "x") for n in range(30_000)], row_group_size=500)
         sizes = [len(batch) for batch in only(open_source(tmp_path)).read()]

@@ -8,8 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.sources import FolderCatalog, Selection, Source
+from surge_dagster.engine.sources import FolderCatalog, Source
 from surge_dagster.engine.store import local_store
 from surge_dagster.engine.support.footer_memory import forget_all
 from surge_dagster.engine.tables.opening import open_source
@@ -75,17 +74,3 @@ def test_footer_of_file_changed_a_moment_ago_is_read_again(
     catalog: FolderCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert [footers_read(catalog, monkeypatch) for _ in range(2)] == [3, 3]
-
-
-@pytest.mark.usefixtures("settled")
-def test_settings_of_one_catalog_do_not_reach_another_one_of_the_same_folder(
-    catalog: FolderCatalog,
-) -> None:
-    strict = open_source(Path(catalog.url), selection=Selection(max_text_bytes=1))
-    [a, *_] = strict
-    with pytest.raises(DataError, match="at most 1 are allowed"):
-        list(a.read())
-    titled = open_source(Path(catalog.url), selection=Selection(text="title"))
-    for _ in range(2):
-        assert versions(titled) == dict.fromkeys("abc", "v1?text_column=title")
-        assert versions(catalog) == dict.fromkeys("abc", "v1")

@@ -14,15 +14,6 @@ from tests.small_catalogs import partition_folder, write_catalog, write_partitio
 
 
 class TestKeys:
-    @pytest.mark.parametrize("key", ["a/b", "..", 'Köln, "x" [1]', "x" * 300, "~", " "])
-    def test_keys_with_special_characters_are_read_from_their_folders(
-        self, tmp_path: Path, key: str
-    ) -> None:
-        write_partition(tmp_path, key, ROWS)
-        partition = only(open_source(tmp_path))
-        assert partition.key == key
-        assert rows_of(partition) == ROWS
-
     def test_long_key_that_is_declared_wrongly_is_refused(self, tmp_path: Path) -> None:
         write_rows(partition_folder(tmp_path, "x" * 300) / "0.parquet", ROWS, key="y" * 300)
         assert "declares that it belongs to partition 'yyy" in str(
