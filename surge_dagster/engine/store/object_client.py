@@ -128,36 +128,9 @@ def _connect_s3(
         raise ConfigError(
             "only one of access_key_id and secret_access_key was given; give both or neither"
         )
-    try:
-        import boto3
-    except ImportError as error:
-        raise ConfigError(
-            f"S3 needs the package {error.name}, which is not installed: "
-            "pip install 'surge-dagster[s3]'"
-        ) from error
-    from obstore.auth.boto3 import Boto3CredentialProvider
     from obstore.store import S3Store
 
-    logging.getLogger("botocore.credentials").addFilter(_without_traceback)
-    try:
-        session = boto3.Session(
-            aws_access_key_id=options.access_key_id,
-            aws_secret_access_key=options.secret_access_key,
-            aws_session_token=options.session_token,
-        )
-        has_credentials = session.get_credentials() is not None
-        provider = Boto3CredentialProvider(session, ttl=_BOTO3_REFRESH) if has_credentials else None
-    except Exception as error:  # what provides credentials may raise any type
-        raise ConfigError(
-            f"the S3 credentials cannot be read ({type(error).__name__}): check AWS_PROFILE, both "
-            "of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and where the profile says that they "
-            "come from."
-        ) from None
-    if provider is None:
-        raise ConfigError(
-            "no credentials for S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, "
-            "or run where the machine has a role."
-        )
+    session, provider = _s3_credentials(options)
     environment = os.environ
     region = options.region or environment.get("AWS_REGION") or session.region_name
     region = region or _DEFAULT_REGION
@@ -171,6 +144,38 @@ def _connect_s3(
         **_common(endpoint, limits),
     )
     return store, endpoint
+
+
+def _s3_credentials(options: StorageOptions) -> tuple[Any, Any]:
+    """Return a session of boto3, and obstore's provider of its credentials."""
+    try:
+        import boto3
+    except ImportError as error:
+        raise ConfigError(
+            f"S3 needs the package {error.name}, which is not installed: "
+            "pip install 'surge-dagster[s3]'"
+        ) from error
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
+    logging.getLogger("botocore.credentials").addFilter(_without_traceback)
+    try:
+        session = boto3.Session(
+            aws_access_key_id=options.access_key_id,
+            aws_secret_access_key=options.secret_access_key,
+            aws_session_token=options.session_token,
+        )
+        if session.get_credentials() is not None:
+            return session, Boto3CredentialProvider(session, ttl=_BOTO3_REFRESH)
+    except Exception as error:  # what provides credentials may raise any type
+        raise ConfigError(
+            f"the S3 credentials cannot be read ({type(error).__name__}): check AWS_PROFILE, both "
+            "of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and where the profile says that they "
+            "come from."
+        ) from None
+    raise ConfigError(
+        "no credentials for S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, "
+        "or run where the machine has a role."
+    )
 
 
 def _connect_gcs(

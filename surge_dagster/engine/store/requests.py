@@ -105,7 +105,6 @@ _DAMAGED = frozenset({"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzCont
 _LOST = (
     ("kind: Timeout", "timeout: no answer in time"),
     ("timed out", "timeout: no answer in time"),
-    ("IncompleteBody", "incomplete: the answer ended before all of it had come"),
     ("", "reset: the connection was lost"),
 )
 _MISSING_PARENTS = frozenset({"NoSuchBucket", "ContainerNotFound", "NoSuchUpload"})

@@ -91,7 +91,12 @@ class BigQueryCatalog:
         table = source.removeprefix(BIGQUERY_SCHEME)
         _require_source(source, table, query)
         self._is_query = query is not None
-        self.url = "the query of BigQuery" if self._is_query else f"{BIGQUERY_SCHEME}{table}"
+        if query is None:
+            self.url = f"{BIGQUERY_SCHEME}{table}"
+            self._from = _quoted(table)
+        else:
+            self.url = "the query of BigQuery"
+            self._from = f"(\n{query.rstrip().rstrip(';')}\n)"
         if not partition_by:
             raise ConfigError(
                 f"{self.url} needs the setting partition_by: the column that divides it into "
@@ -103,7 +108,6 @@ class BigQueryCatalog:
         self._partition_by = partition_by
         self._updated_at = updated_at
         self._table = table
-        self._from = _quoted(table) if query is None else f"(\n{query.rstrip().rstrip(';')}\n)"
         self._key = f"TO_JSON_STRING([{', '.join(map(_key_value, partition_by))}]) AS surge_key"
         self._columns = ", ".join(map(_quoted, self.selection.columns))
         self._rows: _Rows | None = None

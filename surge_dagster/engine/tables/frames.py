@@ -157,7 +157,8 @@ def _listed(
 
 
 def _current(look: Callable[[str], str | None], key: str, suffix: str) -> str | None:
-    return None if (version := look(key)) is None else version + suffix
+    version = look(key)
+    return None if version is None else version + suffix
 
 
 def _batches(
@@ -186,14 +187,16 @@ def _batches(
 def _batches_of(
     key: str, frame: Frame | Callable[[], Frame], columns: Sequence[str], settings: str
 ) -> Iterator[pa.RecordBatch]:
-    given: Any = frame() if not _is_frame(frame) and callable(frame) else frame
-    # A Delta table's other reader gives rows in any order.
-    frame = given.to_pyarrow_dataset() if hasattr(given, "to_pyarrow_dataset") else given
-    schema = _schema(key, frame)
-    _require_columns(key, frame, schema, columns, settings)
+    opened: Any = frame
+    if not _is_frame(frame) and callable(frame):
+        opened = frame()
+    if hasattr(opened, "to_pyarrow_dataset"):  # a Delta table's other reader gives any order
+        opened = opened.to_pyarrow_dataset()
+    schema = _schema(key, opened)
+    _require_columns(key, opened, schema, columns, settings)
     outer = outer_columns(schema.names, columns)
     is_empty = True
-    for batch in _open(frame, outer):
+    for batch in _open(opened, outer):
         for piece in _pieces(select(batch, columns)):
             yield piece
             is_empty = False
@@ -263,8 +266,9 @@ def _open(frame: Any, columns: list[str]) -> Iterator[pa.RecordBatch]:
         return frame.to_batches(
             columns=columns, batch_size=_BATCH_ROWS, batch_readahead=1, fragment_readahead=1
         )
-    selected = frame.select(columns) if hasattr(frame, "collect_schema") else frame
-    return iter(pa.RecordBatchReader.from_stream(selected))
+    if hasattr(frame, "collect_schema"):
+        frame = frame.select(columns)
+    return iter(pa.RecordBatchReader.from_stream(frame))
 
 
 def _kind(frame: Any) -> str:
@@ -279,5 +283,4 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _canonical(column: pa.Array) -> pa.Array:
-    kind = canonical_type(column.type)
-    return column if column.type == kind else column.cast(kind)
+    return column.cast(canonical_type(column.type))

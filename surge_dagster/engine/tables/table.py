@@ -137,7 +137,9 @@ class TableSource:
             groups = [Group(*values) for values in index.groups]
         except TypeError:  # there is none, or it is damaged
             return None
-        return replace(index, groups=groups) if index.version == version else None
+        if index.version != version:
+            return None
+        return replace(index, groups=groups)
 
     def _listed(self) -> tuple[list[SourceFile], str]:
         files = self._files.list()
@@ -152,7 +154,9 @@ class TableSource:
         now = self._looked[1]
         if now == index.version:
             return version
-        return f"unknown, since files of the table changed ({now})" if now else None
+        if not now:
+            return None
+        return f"unknown, since files of the table changed ({now})"
 
     def _changed(self, when: str) -> TransientError:
         return TransientError(f"the files of the table {self.url!r} changed {when}. Run again.")

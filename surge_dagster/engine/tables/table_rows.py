@@ -78,7 +78,7 @@ class TableRows:
                 f"{file.shown}; a table has one type for each column. Write the files again with "
                 "the same types."
             )
-        return column if column.type == kind else column.cast(kind)
+        return column.cast(kind)
 
 
 def _key_strings(file: SourceFile, name: str, column: pa.Array) -> pa.Array:
@@ -89,7 +89,7 @@ def _key_strings(file: SourceFile, name: str, column: pa.Array) -> pa.Array:
             f"the column {name!r} of {file.shown} has type {kind} and cannot be a key. Use "
             "strings, integers, booleans or dates: cast it, or partition by another column."
         )
-    return column if pa.types.is_string(kind) else column.cast(pa.string())
+    return column.cast(pa.string())
 
 
 def without_key(key: str, rows: int, columns: Sequence[str], first: str = "") -> DataError:

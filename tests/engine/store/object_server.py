@@ -186,12 +186,14 @@ class ObjectServer:
     """
 
     def __init__(self, address: str = "127.0.0.1", port: int = 0) -> None:
-        self._address, self._port = address, port
+        self._address = address
+        self._port = port
         self.plan: Plan | None = None
         self.injected: Counter[str] = Counter()
         self.log: list[tuple[str, str, str]] = []
         self.before: Callable[[str, str], None] | None = None
-        self.under_way, self.ignores_conditions = 0, False
+        self.under_way = 0
+        self.ignores_conditions = False
         # Importing moto takes seconds, and few of the processes that collect tests need a server.
         import moto.s3.models
         from moto.moto_server.threaded_moto_server import ThreadedMotoServer
@@ -226,7 +228,9 @@ class ObjectServer:
     def reset(self) -> None:
         """Empty the bucket and stop breaking requests, after requests of disconnected clients have
         ended."""
-        self.plan, self.before, self.ignores_conditions = None, None, False
+        self.plan = None
+        self.before = None
+        self.ignores_conditions = False
         self.settle()
         self.injected.clear()
         self.log.clear()

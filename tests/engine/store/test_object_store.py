@@ -343,7 +343,8 @@ class TestTwoWriters:
 
             return still_wanted
 
-        old, new = open_store_of(object_server, scheme), open_store_of(object_server, scheme)
+        old = open_store_of(object_server, scheme)
+        new = open_store_of(object_server, scheme)
         list(old.list("space"))
         content = b"n" * size
         if first == "old":

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.support import disk_cache
 
 _HOLDER = """
@@ -75,8 +73,6 @@ def test_folder_that_others_can_write_is_refused_with_what_to_do(
     ):
         with pytest.raises(ConfigError, match=refusal):
             use()
-    with pytest.raises(ConfigError, match=refusal):
-        EncoderPool(EncodingSpec("hash://4")).start()
 
 
 def test_folder_of_another_user_is_refused_with_what_to_do(

@@ -101,7 +101,8 @@ class FakeBigQuery:
         self._lock = threading.Lock()
 
     def replace(self, table: pa.Table) -> None:
-        self.table, self.modified = table, next(_MODIFIED)
+        self.table = table
+        self.modified = next(_MODIFIED)
 
     @contextmanager
     def serve(self) -> Iterator[tuple[bigquery.Client, BigQueryReadClient]]:
@@ -192,7 +193,8 @@ class FakeBigQuery:
     ) -> Iterator[types.ReadRowsResponse]:
         from google.cloud.bigquery_storage_v1 import types
 
-        table, offset = self._streams[request.read_stream], int(request.offset)
+        table = self._streams[request.read_stream]
+        offset = int(request.offset)
         with self._lock:
             self.offsets.append(offset)
         schema = {"serialized_schema": table.schema.serialize().to_pybytes()}
@@ -279,14 +281,13 @@ def _handler(fake: FakeBigQuery) -> type[BaseHTTPRequestHandler]:
 
         def _answer(self, body: dict[str, Any]) -> None:
             fake.tokens.append(self.headers["Authorization"])
+            status = 200
             try:
-                status, document = 200, _rest(fake, self.path.partition("?")[0], body)
+                document = _rest(fake, self.path.partition("?")[0], body)
             except Refused as error:
+                status = 400
                 reason = [{"reason": "invalidQuery", "message": str(error)}]
-                status, document = (
-                    400,
-                    {"error": {"code": 400, "message": str(error), "errors": reason}},
-                )
+                document = {"error": {"code": 400, "message": str(error), "errors": reason}}
             data = json.dumps(document).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
@@ -360,7 +361,8 @@ class _Storage(grpc.GenericRpcHandler):
     ) -> grpc.RpcMethodHandler | None:
         from google.cloud.bigquery_storage_v1 import types
 
-        fake, method = self._fake, handler_call_details.method.rpartition("/")[2]
+        fake = self._fake
+        method = handler_call_details.method.rpartition("/")[2]
         if method in fake.refused:
             return grpc.unary_unary_rpc_method_handler(
                 lambda _, context: context.abort(*fake.refused[method])

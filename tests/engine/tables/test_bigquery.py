@@ -87,7 +87,7 @@ def test_a_partition_that_is_read_again_needs_no_further_session(service: Servic
     assert len(service.fake.sessions) == 1
 
 
-def test_a_partition_larger_than_a_session_is_sorted_by_bigquery_and_streamed(
+def test_a_partition_larger_than_a_session_is_sorted_and_streamed(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_SESSION_BYTES", 600)
@@ -148,7 +148,7 @@ def test_a_changed_schema_is_named_with_a_remedy(service: Service) -> None:
     assert "the text column has type int64; expected string" in str(refusal(first))
 
 
-def test_version_moves_with_the_rows_and_is_looked_up_again_when_the_table_was_modified(
+def test_version_moves_with_the_rows_of_a_modified_table(
     service: Service,
 ) -> None:
     source = service.open()
@@ -174,7 +174,7 @@ def test_a_table_is_listed_by_a_query_only_after_it_was_modified(service: Servic
     assert versions(service.open()).keys() == {"a"} and len(service.fake.queries) == 2
 
 
-def test_partitions_of_two_listings_have_their_own_rows_when_they_are_read_in_turns(
+def test_partitions_of_two_listings_have_their_own_rows(
     service: Service,
 ) -> None:
     catalog = service.open()
@@ -199,7 +199,7 @@ def test_version_is_the_newest_change_where_a_column_says_it(service: Service) -
     assert {key for key in before if before[key] != after[key]} == {"b"}
 
 
-def test_several_columns_make_one_key_and_other_columns_are_part_of_the_version(
+def test_several_columns_make_one_key(
     service: Service,
 ) -> None:
     selection = Selection(text="category")
@@ -234,7 +234,7 @@ def test_rows_without_an_id_and_an_empty_table(service: Service) -> None:
     assert list(service.open()) == []
 
 
-def test_an_incomplete_name_and_missing_columns_are_refused_before_anything_is_asked(
+def test_an_incomplete_source_is_refused_without_a_query(
     service: Service,
 ) -> None:
     with pytest.raises(ConfigError, match=r"Give it as bigquery://project\.dataset\.table"):

@@ -3,12 +3,16 @@ be read by name."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
@@ -20,6 +24,7 @@ from surge_dagster.engine.sources.partition import Partition, Source
 from surge_dagster.engine.tables.frames import FrameCatalog, FrameTable
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import refusal, rows_of
+from tests.engine.sources.tables import versions
 from tests.small_catalogs import Rows, numbered_rows, write_catalog
 
 CATALOG: dict[str, Rows] = {
@@ -78,69 +83,68 @@ def digest(partition: Partition) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_frame_gives_what_the_same_rows_in_folders_give(kind: str, tmp_path: Path) -> None:
+def test_one_frame_gives_what_folders_give(kind: str, tmp_path: Path) -> None:
     folders = open_source(write_catalog(tmp_path / "catalog", CATALOG))
     frame = KINDS[kind](shuffled(), tmp_path / "table")
     assert content(FrameTable(frame, ["category"])) == content(folders)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_frame_for_each_key_gives_what_the_same_rows_in_folders_give(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_frame_for_each_key_gives_what_folders_give(kind: str, tmp_path: Path) -> None:
     folders = open_source(write_catalog(tmp_path / "catalog", CATALOG))
-    table = shuffled()
-    frames = {
-        key: KINDS[kind](
-            table.filter(pa.array([each == key for each in table["category"].to_pylist()])),
-            tmp_path / str(n),
-        )
-        for n, key in enumerate(CATALOG)
-    }
+    frames: dict[str, Any] = {}
+    for number, key in enumerate(CATALOG):
+        of_key = shuffled().filter(pc.field("category") == key)
+        frames[key] = KINDS[kind](of_key, tmp_path / str(number))
     assert content(FrameCatalog(frames)) == content(folders)
 
 
-def test_version_is_that_of_the_rows_however_they_lie_in_memory() -> None:
+def test_version_does_not_depend_on_how_rows_lie_in_memory() -> None:
     table = shuffled()
     chunked = pa.Table.from_batches(table.to_batches(max_chunksize=7))
-    versions = {each.key: each.source_version for each in FrameTable(table, ["category"])}
-    assert {each.key: each.source_version for each in FrameTable(chunked, ["category"])} == versions
+    expected = versions(FrameTable(table, ["category"]))
+    assert versions(FrameTable(chunked, ["category"])) == expected
+
+
+def test_version_changes_with_the_rows_of_its_key_only() -> None:
+    table = shuffled()
     other = table.set_column(2, "text", [[*table["text"].to_pylist()[:-1], "another text"]])
-    moved = {each.key: each.source_version for each in FrameTable(other, ["category"])}
-    assert [key for key in versions if moved[key] != versions[key]] == ["b"]
-    renamed = FrameTable(table, ["category"], Selection(text="category"))
-    assert all(each.source_version.endswith("?text_column=category") for each in renamed)
+    before = versions(FrameTable(table, ["category"]))
+    after = versions(FrameTable(other, ["category"]))
+    assert [key for key in before if after[key] != before[key]] == ["b"]
+
+
+def test_version_is_that_of_the_same_rows_in_a_table_of_files(tmp_path: Path) -> None:
+    pq.write_table(shuffled(), tmp_path / "products.parquet")
+    files = open_source(tmp_path / "products.parquet", partition_by=["category"])
+    assert versions(FrameTable(pl.DataFrame(shuffled()), ["category"])) == versions(files)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"Delta"}))
-def test_frames_take_the_settings_by_their_names_and_columns_inside_of_others(
-    kind: str, tmp_path: Path
-) -> None:
+def test_frames_have_columns_inside_of_others(kind: str, tmp_path: Path) -> None:
     docs = [{"title": "boots", "more": {"n": 1}}, None, {"title": "hats", "more": None}]
-    table = pa.table(
-        {"doc": docs, "doc.sku": ["x", "y", "z"], "kind": ["a", "b", "a"], "price": [1, 2, 3]}
-    )
-    frame = KINDS[kind](table, tmp_path / "table")
-    named: Any = {
-        "id": "doc.sku",
-        "text": "{doc.title}/{doc.more.n}",
-        "columns": "price",
-        "missing_text": "empty",
-    }
+    columns = {"doc": docs, "doc.sku": ["x", "y", "z"], "kind": ["a", "b", "a"]}
+    frame = KINDS[kind](pa.table(columns), tmp_path / "table")
+    named: Any = {"id": "doc.sku", "text": "{doc.title}/{doc.more.n}", "missing_text": "empty"}
+
     divided = FrameTable(frame, "kind", **named)
     assert [rows_of(each) for each in divided] == [[("x", "boots/1"), ("z", "hats/")], [("y", "")]]
     [one] = FrameCatalog({"all": frame}, **named)
-    assert [id for id, _ in rows_of(one)] == ["x", "y", "z"] and one.source_version.endswith(
-        "columns=price"
-    )
-    with pytest.raises(
-        ConfigError, match=r"'doc.title', .* with the settings id, text, columns and partition_by\."
-    ):
+    assert [id for id, _ in rows_of(one)] == ["x", "y", "z"]
+
+
+def test_missing_column_is_refused_with_the_names_of_settings() -> None:
+    frame = pa.table({"doc": [{"title": "boots"}], "kind": ["a"]})
+    remedy = r"'doc.title'.* with the settings id, text, columns and partition_by\."
+    with pytest.raises(ConfigError, match=remedy):
         FrameTable(frame, "kind", id="doc.skew")
     [one] = FrameCatalog({"all": frame})
     assert refusal(one).remedy == "Name the right ones with the settings id, text and columns."
+
+
+def test_selection_and_settings_together_are_refused() -> None:
     with pytest.raises(TypeError, match="give either a selection or settings; both were given: id"):
-        FrameTable(frame, "kind", Selection(), id="doc.sku")
+        FrameTable(pa.table({}), "kind", Selection(), id="doc.sku")
 
 
 def test_several_columns_make_one_key_and_keys_come_in_their_order() -> None:
@@ -153,51 +157,44 @@ def test_several_columns_make_one_key_and_keys_come_in_their_order() -> None:
         ("lang=de/n=10", [(1, "x")]),
         ("lang=de/n=9", [(2, "y")]),
     ]
-    assert [each.key for each in FrameTable(frame, ["n"])] == ["10", "9"]
-    assert list(FrameTable(frame.clear(), ["lang"])) == []
-    [empty] = FrameCatalog({"a": frame.clear()})
-    assert rows_of(empty) == [] and empty.rows == 0
 
 
-def test_listed_versions_spare_the_reading_and_frames_are_opened_when_they_are_read() -> None:
-    opened = list[str]()
+def test_frame_without_rows_has_no_partitions_and_one_by_key_is_empty() -> None:
+    frame = pl.DataFrame({"id": [1], "text": ["x"]}).clear()
+    assert list(FrameTable(frame, ["id"])) == []
+    [empty] = FrameCatalog({"a": frame})
+    assert rows_of(empty) == []
+    assert empty.rows == 0
+
+
+def test_frame_with_a_version_is_opened_when_it_is_read() -> None:
+    opened: list[str] = []
 
     def frame(key: str) -> pa.Table:
         opened.append(key)
         return pa.table({"id": [key], "text": [key]})
 
-    frames = {key: lambda key=key: frame(key) for key in "ab"}
-    now = {"a": "v1", "b": "v2"}
-    listed = list(FrameCatalog(frames, versions={"a": "v1", "b": "v1"}, current_version=now.get))
-    assert [(each.source_version, each.current_source_version()) for each in listed] == [
-        ("v1", "v1"),
-        ("v1", "v2"),
-    ]
-    del now["a"]
-    assert listed[0].current_source_version() is None and opened == []
-    assert rows_of(listed[1]) == [("b", "b")] and opened == ["b"]
+    frames = {key: partial(frame, key) for key in "ab"}
+    _, listed = FrameCatalog(frames, versions={"a": "v1", "b": "v1"})
+    assert opened == []
+    assert rows_of(listed) == [("b", "b")]
+    assert opened == ["b"]
+
+
+@pytest.mark.parametrize("current", ["v1", "v2", None])
+def test_current_version_of_a_frame_is_looked_up(current: str | None) -> None:
+    frames = {"a": pa.table({})}
+    [listed] = FrameCatalog(frames, versions={"a": "v1"}, current_version={"a": current}.get)
+    assert listed.source_version == "v1"
+    assert listed.current_source_version() == current
 
 
 def test_order_is_kept_beyond_a_batch_of_rows() -> None:
-    rows = range(30_000)
-    frame = pl.DataFrame(
-        {
-            "key": [f"p{row % 3}" for row in rows],
-            "id": rows,
-            "text": [f"text {row}" for row in rows],
-        }
-    )
+    rows = np.arange(30_000)
+    keys = [f"p{row % 3}" for row in rows]
+    frame = pl.DataFrame({"key": keys, "id": rows, "text": keys})
     for number, partition in enumerate(FrameTable(frame, ["key"])):
-        assert [id for batch in partition.read() for id in batch.ids.to_pylist()] == list(rows)[
-            number::3
-        ]
-
-
-def test_version_is_that_of_the_same_rows_in_a_table_of_files(tmp_path: Path) -> None:
-    pq.write_table(shuffled(), tmp_path / "products.parquet")
-    files = open_source(tmp_path / "products.parquet", partition_by=["category"])
-    frame = FrameTable(pl.DataFrame(shuffled()), ["category"])
-    assert {p.key: p.source_version for p in frame} == {p.key: p.source_version for p in files}
+        assert [id for id, _ in rows_of(partition)] == rows[number::3].tolist()
 
 
 def test_one_bad_frame_is_refused_by_name_and_the_others_go_on() -> None:
@@ -246,37 +243,37 @@ def test_rows_without_a_key_are_refused_together_and_the_others_are_read() -> No
         assert bad.key == "__HIVE_DEFAULT_PARTITION__" and rows_of(good) == [(1, "x")]
 
 
-def test_frame_that_cannot_be_computed_is_refused_and_the_others_go_on(tmp_path: Path) -> None:
-    def broken() -> pl.DataFrame:
-        raise RuntimeError("the warehouse said no\nand more")
-
-    good = pl.DataFrame({"id": ["1"], "text": ["x"]})
-    frames = {
-        "expression": good.lazy().with_columns(pl.col("text").cast(pl.Int64)),
-        "function": broken,
-        "gone": pl.scan_parquet(tmp_path / "gone.parquet"),
-        "good": good,
-    }
-    for versions in (None, dict.fromkeys(frames, "1")):
-        found = {each.key: each for each in FrameCatalog(frames, versions=versions)}
-        assert rows_of(found["good"]) == [("1", "x")]
-        assert "could not be computed (InvalidOperationError: conversion" in str(
-            refusal(found["expression"])
-        )
-        assert "could not be computed (RuntimeError: the warehouse said no). Correct" in str(
-            refusal(found["function"])
-        )
-        with pytest.raises(
-            TransientError, match=r"partition 'gone': its frame could not be read .* Open it again"
-        ):
-            rows_of(found["gone"])
-    with pytest.raises(ConfigError, match="products: its frame could not be computed"):
-        FrameTable(frames["expression"], ["id"], url="products")
+def broken() -> pl.DataFrame:
+    raise RuntimeError("the warehouse said no\nand more")
 
 
-def test_delta_table_that_is_rewritten_is_read_as_it_was_opened_and_says_when_its_files_are_gone(
-    tmp_path: Path,
+@pytest.mark.parametrize("has_versions", [False, True])
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (pl.LazyFrame({"id": ["1"], "text": ["x"]}).cast({"text": pl.Int64}), "conversion"),
+        (broken, r"RuntimeError: the warehouse said no\). Correct"),
+    ],
+)
+def test_frame_that_cannot_be_computed_is_refused(
+    frame: Any, reason: str, has_versions: bool
 ) -> None:
+    [listed] = FrameCatalog({"a": frame}, versions={"a": "1"} if has_versions else None)
+    assert re.search(rf"could not be computed \(.*{reason}", str(refusal(listed)))
+
+
+def test_lazy_frame_whose_file_is_gone_is_transient(tmp_path: Path) -> None:
+    [gone] = FrameCatalog({"gone": pl.scan_parquet(tmp_path / "gone.parquet")})
+    with pytest.raises(TransientError, match=r"'gone': its frame could not be read .* Open it"):
+        rows_of(gone)
+
+
+def test_table_of_a_frame_that_cannot_be_computed_is_refused() -> None:
+    with pytest.raises(ConfigError, match="products: its frame could not be computed"):
+        FrameTable(pl.LazyFrame({"id": ["x"]}).cast(pl.Int64), ["id"], url="products", text="id")
+
+
+def test_rewritten_delta_table_is_read_as_it_was_opened(tmp_path: Path) -> None:
     deltalake = pytest.importorskip("deltalake", reason="not installed: the extra 'delta'")
     place = str(tmp_path / "table")
     deltalake.write_deltalake(
