@@ -166,5 +166,5 @@ def _search(settings: Settings, out: Console) -> None:
 def _kept_output() -> Iterator[Console]:
     """Open a console on this process's own output: Dagster redirects descriptor 1 during a run."""
     sys.stdout.flush()
-    with os.fdopen(os.dup(1), "w", buffering=1) as stream:
+    with os.fdopen(os.dup(1), "w", buffering=1, errors="backslashreplace") as stream:
         yield Console(file=stream, highlight=False, soft_wrap=True)

@@ -7,6 +7,8 @@ error; progress and messages go to standard error.
 
 from __future__ import annotations
 
+import errno
+import io
 import logging
 import os
 import sys
@@ -67,6 +69,9 @@ app.add_typer(catalog_app, name="catalog")
 app.command()(plan)
 app.command()(derive)
 app.command()(serve)
+
+# Errors of a standard output that is a closed pipe, a full disk or a lost terminal.
+_UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 SpaceName = Annotated[
     str | None, typer.Option("--space", help="Name of the space, derived ones too.")
@@ -243,6 +248,22 @@ def _global(
 
 def main() -> None:
     """Run the command line and turn errors into a message and an exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Data has characters that the terminal's encoding may lack.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        _run_app()
+    except OSError as error:
+        if error.errno not in _UNWRITABLE or error.filename is not None:
+            raise
+        # What is buffered would fail once more at the end of the process.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # the reader of our output: `… | head`
+            complain(f"error: standard output cannot be written: {error.strerror}")
+        sys.exit(1)
+
+
+def _run_app() -> None:
     try:
         app(prog_name="surge-dagster")
     except SurgeError as error:
@@ -253,14 +274,12 @@ def main() -> None:
     except Terminated:  # before there was anything to publish
         sys.exit(TERMINATED_CODE)
     except SystemExit as end:
+        if sys.stdout is not None:
+            sys.stdout.flush()
         # a store that does not answer must not keep a stopped process alive
         if end.code in (130, TERMINATED_CODE):
-            sys.stdout.flush()
             os._exit(int(end.code))
         raise
-    except BrokenPipeError:  # the reader of our output has ended: `… | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
 
 
 def _require_space(pool: EncoderPool, space: Space) -> None:

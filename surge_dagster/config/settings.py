@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
@@ -68,7 +67,7 @@ from surge_dagster.engine.sources import Source
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.gcp import service_account_key
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.support.urls import is_bare, is_object_store, local_path
+from surge_dagster.engine.support.urls import expanded, is_bare, is_object_store, local_path
 from surge_dagster.engine.tables.bigquery import BIGQUERY_SCHEME
 
 
@@ -479,12 +478,12 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
 
 def absolute_place(place: str) -> str:
     """A path that means the same in another working folder; URLs as they are."""
-    return place if "://" in place else str(Path(place).expanduser().absolute())
+    return place if "://" in place else str(expanded(place).absolute())
 
 
 def absolute_model(model: str) -> str:
     """Likewise of a model in a folder; names of a hub as they are."""
-    return absolute_place(model) if Path(model).expanduser().is_dir() else model
+    return absolute_place(model) if expanded(model).is_dir() else model
 
 
 def load_settings(**arguments: Any) -> Settings:

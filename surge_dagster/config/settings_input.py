@@ -11,6 +11,7 @@ from typing import Any
 from yaml import MarkedYAMLError
 
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.support.urls import expanded
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ def warn_of_unknown_variables(fields: Iterable[str]) -> None:
 def config_file() -> Path | None:
     named = os.environ.get(CONFIG_VARIABLE)
     if named:
-        path = Path(named).expanduser()
+        path = expanded(named)
         if not path.is_file():
             raise ConfigError(f"{CONFIG_VARIABLE} names {named!r}, which is not a file")
         return path

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from surge_dagster.consumers.target import (
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.files.rows import matrix_of
 from surge_dagster.engine.support.unreadable import first_line
+from surge_dagster.engine.support.urls import expanded
 
 _MERGED_BYTES = 128 * 1024 * 1024
 _DELETED_IDS = 10_000  # of one commit, whose condition has them all
@@ -196,7 +196,7 @@ class LanceTable:
         path = self._uri.removeprefix("file://")
         if "://" in path:
             return contextlib.nullcontext()
-        folder = Path(path).expanduser()
+        folder = expanded(path)
         folder.mkdir(parents=True, exist_ok=True)
         return FileLock(folder / f".{self._name}.lock")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,9 +57,69 @@ def test_quiet_command_prints_errors_alone(
     assert "1 partition written" in out
 
 
+def run_module(folder: Path, *arguments: str, **how: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "surge_dagster", *arguments]
+    return subprocess.run(command, cwd=folder, text=True, stderr=subprocess.PIPE, **how)
+
+
+@pytest.fixture
+def embedded(tmp_path: Path, surge: Command) -> Path:
+    """A folder with an output whose key and text an ASCII terminal lacks."""
+    write_partition(tmp_path / "catalog", "größe", 1)
+    surge.json("embed", "catalog", "out", "--model", "hash://16")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (("search", "x", "out", "--model", "hash://16"), "gr\\xf6\\xdfe"),
+        (("plan", "catalog", "new", "--model", "hash://16"), "wall time"),
+        (("embed", "--help"), "Usage: "),
+    ],
+)
+def test_ascii_output_escapes_other_characters(
+    embedded: Path, arguments: tuple[str, ...], shown: str
+) -> None:
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+
+    ran = run_module(embedded, *arguments, stdout=subprocess.PIPE, env=ascii_only)
+
+    assert ran.returncode == 0, ran.stderr
+    assert shown in ran.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("embed", "catalog", "out", "--model", "hash://16"), ("embed", "--help"), ("--version",)],
+)
+def test_full_output_is_one_line_of_error(embedded: Path, arguments: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        ran = run_module(embedded, *arguments, stdout=full)
+
+    assert ran.returncode == 1
+    assert ran.stderr == ("error: standard output cannot be written: No space left on device\n")
+
+
+def test_user_without_a_home_folder_and_an_entry_can_embed(
+    tmp_path: Path, surge: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HOME", "SURGE_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    write_partition(tmp_path / "catalog", "a", 1)
+
+    assert surge("embed", "catalog", "out", "--model", "hash://16")[0] == 0
+    assert (tmp_path / "temporary" / f"surge-dagster-{os.getuid()}").is_dir()
+
+    code, _, error = surge("embed", "~/catalog", "out", "--model", "hash://16")
+    assert code == 2
+    assert "'~/catalog': there is no such home folder" in error
+
+
 def test_package_runs_as_a_module(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "surge_dagster", "--version"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = run_module(tmp_path, "--version", stdout=subprocess.PIPE)
     assert done.stdout.strip() == f"surge-dagster {__version__}"
 
 

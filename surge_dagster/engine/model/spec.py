@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.errors import ConfigError
@@ -26,6 +25,7 @@ from surge_dagster.engine.model.digest import canonical_json
 from surge_dagster.engine.model.folder import ModelFacts, describe_model
 from surge_dagster.engine.model.locating import DEFAULT_MODEL, find_model
 from surge_dagster.engine.model.prompts import Prompts, Task
+from surge_dagster.engine.support.urls import expanded
 
 HASH_SCHEME = "hash://"
 DTYPES = ("float32", "float16")
@@ -91,7 +91,7 @@ class EncodingSpec:
             )
         requested = self
         model_folder = ""
-        if Path(self.model).expanduser().is_dir():
+        if expanded(self.model).is_dir():
             requested = replace(self, model=facts.slug)
             model_folder = facts.path
         unnamed = Space(

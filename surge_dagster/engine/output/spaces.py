@@ -23,13 +23,13 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.model.spec import EncodingSpec, Space, space_from_json
 from surge_dagster.engine.output.catalog_record import CatalogRecord, catalog_from_json
 from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.urls import expanded
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def find_space(store: Store, spec: EncodingSpec) -> Space | None:
     answering = [described for described in known if request in described.requests]
     if answering:
         return max(answering, key=lambda described: described.turn).space
-    if known and Path(spec.model).expanduser().is_dir():
+    if known and expanded(spec.model).is_dir():
         own = _of_spec(known, spec.resolve().spec_sha256)
         return None if own is None else own.space
     return None
@@ -233,7 +233,7 @@ def nearest_spaces(spec: EncodingSpec, spaces: Iterable[Space]) -> str:
     """Return the spaces that were begun with the settings most like a spec's, each with the
     settings that differ."""
     now = spec.as_dict()
-    folder = Path(spec.model).expanduser()
+    folder = expanded(spec.model)
     if folder.is_dir():
         now["model"] = str(folder.resolve())
     lines: list[tuple[int, str]] = []

@@ -21,6 +21,7 @@ from typing import Any
 from filelock import FileLock
 
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.support.urls import expanded
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +31,20 @@ _PATIENCE_SECONDS = 300.0
 
 
 def cache_root() -> Path:
-    """`$SURGE_CACHE_DIR`, or `surge-dagster` in the user's cache folder."""
-    if chosen := os.environ.get("SURGE_CACHE_DIR"):
-        return Path(chosen).expanduser()
+    """Return `$SURGE_CACHE_DIR`, or `surge-dagster` in the user's cache folder.
+
+    A user without a home folder has a folder below that of temporary files.
+    """
+    chosen = os.environ.get("SURGE_CACHE_DIR")
+    if chosen:
+        return expanded(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "surge-dagster"
+    if base:
+        return Path(base) / "surge-dagster"
+    user = expanded("~/.cache/surge-dagster")
+    if user.is_absolute():
+        return user
+    return Path(tempfile.gettempdir()) / f"surge-dagster-{os.getuid()}"
 
 
 def place(name: str) -> Path:

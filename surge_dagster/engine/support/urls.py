@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -40,6 +41,11 @@ def is_bare(url: str) -> bool:
     return "@" not in parts.netloc and not parts.query and not parts.fragment
 
 
+def expanded(path: str) -> Path:
+    """Return a path with `~` replaced; unchanged if the user has no home folder."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111, as Path's own raises
+
+
 def local_path(url: str | Path, *, what: str) -> Path:
     """Return the absolute local path behind a path or `file://` URL."""
     text = str(url)
@@ -58,12 +64,13 @@ def local_path(url: str | Path, *, what: str) -> Path:
                 f"the {what} begins with {scheme}: but is no URL: expected {scheme}://, or "
                 f"./{scheme}: for a folder of that name."
             )
-        try:
-            return Path(text).expanduser().absolute()
-        except RuntimeError as error:  # `~` of an unknown user
+        path = expanded(text)
+        if text.startswith("~") and not path.is_absolute():
             raise ConfigError(
-                f"cannot open {what} {printable(text)!r}: {error} Give the whole path."
-            ) from error
+                f"cannot open {what} {printable(text)!r}: there is no such home folder. Give the "
+                "whole path."
+            )
+        return path.absolute()
     parts = split_url(text, what=what)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return Path(unquote(parts.path))
