@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import logging
 import re
 import time
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from starlette.datastructures import MutableHeaders
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from surge_dagster.engine.errors import ConfigError
@@ -24,7 +25,26 @@ from surge_dagster.service.spaces import ServedSpaces
 log = logging.getLogger(__name__)
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_EMPTY_DIGEST = hashlib.sha256(b"").hexdigest()
 _PROBES = ("/healthz", "/readyz")
+_REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
+_LOCAL = re.compile(r"(localhost|127\.\d{1,3}\.\d{1,3}\.\d{1,3}|\[::1\])(:\d+)?", re.ASCII)
+_FOREIGN = Refusal(
+    403,
+    "foreign_request",
+    "Without API keys the service answers only programs of this machine: the header Host names "
+    "another one, or a page of another site has sent the request. Use http://127.0.0.1 or "
+    "http://localhost, or start the service with --api-keys FILE.",
+)
+_UNAUTHORIZED = Refusal(
+    401,
+    "invalid_api_key",
+    "The request has no valid API key. Send the header Authorization: Bearer KEY.",
+)
+_CHARSET = Refusal(
+    415, "unsupported_charset", "The form has another charset than UTF-8. Send UTF-8."
+)
+_BODY_UNREAD = (401, 403, 413, 415)
 ACCEPTED = "accepted"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _ENDPOINT = ["endpoint"]
@@ -57,9 +77,9 @@ class ApiKeys:
         if not self._digests:
             raise self._wrong("It has no line")
 
-    def accept(self, key: bytes) -> bool:
-        """Whether this is one of the keys; the empty one, whose digest an unset `$KEY` gives, never
-        is."""
+    def accept(self, digest: str) -> bool:
+        """Whether this is the SHA-256 of one of the keys; that of the empty one, which an unset
+        `$KEY` gives, never is."""
         version = self._version()
         if version != self._seen:
             self._seen = version
@@ -67,9 +87,7 @@ class ApiKeys:
                 self._digests = self._read()
             except ConfigError as error:
                 log.warning("%s The keys stay as they were.", error)
-        digest = hashlib.sha256(key).hexdigest()
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return key != b"" and any(matches)
+        return digest in self._digests and digest != _EMPTY_DIGEST
 
     def _version(self) -> tuple[int, ...]:
         try:
@@ -78,19 +96,19 @@ class ApiKeys:
             return ()
         return (status.st_mtime_ns, status.st_size, status.st_ino)
 
-    def _read(self) -> list[str]:
+    def _read(self) -> set[str]:
         try:
             lines = self._path.read_text("utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"The API keys in {self._path} cannot be read: {error}.") from None
-        digests = list[str]()
+        digests = set[str]()
         for number, line in enumerate(lines, 1):
             words = line.split("#")[0].lower().split()
             if not words:
                 continue
             if not _DIGEST.fullmatch(words[0]):
                 raise self._wrong(f"Line {number} is not a SHA-256 in hex")
-            digests.append(words[0])
+            digests.add(words[0])
         return digests
 
     def _wrong(self, problem: str) -> ConfigError:
@@ -165,51 +183,76 @@ class _LaneCollector(Collector):
 
 
 class Gate:
-    """Refuses requests without a key, counts answers, and ends connections when the service ends.
+    """Refuses requests before their bodies are read, counts answers, and ends connections when the
+    service ends.
 
     Args:
-        keys: None: every request passes.
+        keys: None: only this machine may send requests, and no page of a browser.
+        is_private: whether the service listens where no browser reaches it.
     """
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys | None, metrics: Metrics) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: ApiKeys | None, metrics: Metrics, *, is_private: bool
+    ) -> None:
         self._app = app
         self._keys = keys
         self._metrics = metrics
+        self._is_private = is_private
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
 
-        scope.setdefault("state", {})["owner"] = ""  # of all files and batches, without keys
         begun_at = time.perf_counter()
         status = 500
+        headers = Headers(scope=scope)
+        state = scope.setdefault("state", {})
+        state["owner"] = ""  # of all files and batches, if there are no keys
+        state["request_id"] = headers.get("x-request-id", "")
+        if not _REQUEST_ID.fullmatch(state["request_id"]):
+            state["request_id"] = uuid.uuid4().hex
 
         async def send_counted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                # The rest of a body that is too large is not read.
-                if status == 413 or scope["app"].state.is_ending():
-                    MutableHeaders(scope=message)["connection"] = "close"
+                sent = MutableHeaders(scope=message)
+                sent["x-request-id"] = state["request_id"]
+                # The rest of a body that is refused is not read.
+                if status in _BODY_UNREAD or scope["app"].state.is_ending():
+                    sent["connection"] = "close"
             await send(message)
 
         try:
-            app = self._app if self._has_key(scope) else _unauthorized
+            refusal = self._refusal(scope, headers)
+            app = self._app if refusal is None else refusal.response()
             await app(scope, receive, send_counted)
         finally:
             self._metrics.count(scope, status, time.perf_counter() - begun_at)
 
-    def _has_key(self, scope: Scope) -> bool:
-        if self._keys is None or scope["path"] in _PROBES:
-            return True
-        scheme, _, key = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
-        scope["state"]["owner"] = hashlib.sha256(key.strip()).hexdigest()
-        return scheme.lower() == b"bearer" and self._keys.accept(key.strip())
+    def _refusal(self, scope: Scope, headers: Headers) -> Refusal | None:
+        """Return why a request is refused, whatever its body is."""
+        if self._keys is None:
+            if not self._is_private and not _is_local(headers):
+                return _FOREIGN
+        elif scope["path"] not in _PROBES:
+            scheme, _, key = headers.get("authorization", "").partition(" ")
+            digest = hashlib.sha256(key.strip().encode("latin-1")).hexdigest()
+            scope["state"]["owner"] = digest
+            if scheme.lower() != "bearer" or not self._keys.accept(digest):
+                return _UNAUTHORIZED
+
+        kind, options = parse_options_header(headers.get("content-type"))
+        charset = options.get(b"charset", b"utf-8").lower()
+        if kind.startswith(b"multipart/") and charset not in (b"utf-8", b"utf8"):
+            return _CHARSET
+        return None
 
 
-async def _unauthorized(scope: Scope, receive: Receive, send: Send) -> None:
-    message = "The request has no valid API key. Send the header Authorization: Bearer KEY."
-    headers = {"www-authenticate": "Bearer", "connection": "close"}
-    response = Refusal(401, "invalid_api_key", message).response(headers)
-    await response(scope, receive, send)
+def _is_local(headers: Headers) -> bool:
+    """Whether a request names this machine, and is not of a page of another site."""
+    page = headers.get("origin", "http://localhost").partition("://")[2]
+    names = (headers.get("host", ""), page)
+    is_cross_site = headers.get("sec-fetch-site") == "cross-site"
+    return not is_cross_site and all(map(_LOCAL.fullmatch, names))

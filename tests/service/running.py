@@ -11,16 +11,24 @@ from http.client import HTTPResponse
 from typing import Any
 
 import uvicorn
+from starlette.testclient import TestClient
 
 from surge_dagster.service.app import ServiceSettings, service_app
 from surge_dagster.service.server import bound_socket, http_server
 from surge_dagster.service.spaces import ServedSpaces
+from tests.service.fake_spaces import FakeSpaces
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
     url: str
     server: uvicorn.Server
+
+
+def client_of(spaces: FakeSpaces, **settings: Any) -> TestClient:
+    """Return a client of this machine, without a socket; defects are answered."""
+    app = service_app(spaces.as_served(), ServiceSettings(**settings))
+    return TestClient(app, "http://localhost", raise_server_exceptions=False)
 
 
 @contextmanager

@@ -10,14 +10,13 @@ from dataclasses import replace
 import pytest
 from starlette.testclient import TestClient
 
-from surge_dagster.service.app import ServiceSettings, service_app
 from surge_dagster.service.errors import Refusal
 from tests.service.fake_spaces import FakeSpaces, post
-from tests.service.running import connected, read_all, serving
+from tests.service.running import client_of, connected, read_all, serving
 
 REQUEST = b'{"model":"current","input":"red"}'
 POST = (
-    b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b"Content-Length: %d\r\n\r\n%b"
 )
 
@@ -29,7 +28,7 @@ def spaces() -> FakeSpaces:
 
 @pytest.fixture
 def client(spaces: FakeSpaces) -> Iterator[TestClient]:
-    with TestClient(service_app(spaces.as_served(), ServiceSettings())) as client:
+    with client_of(spaces) as client:
         yield client
 
 
@@ -99,6 +98,20 @@ def test_unknown_path_and_wrong_method_are_error_objects(
     assert answer.status_code == status
     assert answer.json()["error"]["type"] == "invalid_request_error"
     assert "/documents/v1" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "is_kept"), [("abc-1.2_3", True), (None, False), ("a b", False), ("x" * 129, False)]
+)
+def test_answer_has_the_id_of_its_request(
+    client: TestClient, sent: str | None, is_kept: bool
+) -> None:
+    headers = {} if sent is None else {"x-request-id": sent}
+
+    found = client.get("/v1/models", headers=headers).headers["x-request-id"]
+
+    assert (found == sent) == is_kept
+    assert re.fullmatch(r"[\w.-]{1,128}", found)
 
 
 def test_metrics_count_requests_and_read_the_lanes(client: TestClient, spaces: FakeSpaces) -> None:
@@ -173,7 +186,7 @@ def test_client_that_leaves_in_its_body_leaves_no_trace(
 
 
 def test_pipelined_requests_are_answered_in_order(spaces: FakeSpaces) -> None:
-    last = POST.replace(b"Host: x", b"Host: x\r\nConnection: close")
+    last = POST.replace(b"Host: localhost", b"Host: localhost\r\nConnection: close")
     requests = POST % (len(REQUEST), REQUEST) + POST % (2, b"{}") + last % (len(REQUEST), REQUEST)
     with serving(spaces.as_served()) as url, connected(url) as client:
         client.sendall(requests)

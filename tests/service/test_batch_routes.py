@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,9 @@ import openai
 import pytest
 from starlette.testclient import TestClient
 
-from surge_dagster.service.app import ServiceSettings, service_app
 from tests.service.fake_spaces import FakeSpaces
 from tests.service.lanes import until
-from tests.service.running import serving
+from tests.service.running import client_of, serving
 from tests.service.test_batches import QUERIES, line, served, vector
 
 
@@ -61,8 +62,7 @@ def test_openais_client_gets_the_vectors_of_the_endpoint(tmp_path: Path, root: s
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[TestClient]:
-    settings = ServiceSettings(batches=tmp_path / "batches")
-    with TestClient(service_app(FakeSpaces().as_served(), settings)) as client:
+    with client_of(FakeSpaces(), batches=tmp_path / "batches") as client:
         yield client
 
 
@@ -106,8 +106,7 @@ def test_lists_have_pages_in_both_orders(client: TestClient, order: str | None) 
 def test_files_and_batches_are_those_of_a_key(tmp_path: Path, method: str, path: str) -> None:
     keys = tmp_path / "keys"
     keys.write_text("\n".join(hashlib.sha256(key).hexdigest() for key in (b"one", b"two")))
-    settings = ServiceSettings(api_keys=keys, batches=tmp_path / "batches")
-    client = TestClient(service_app(FakeSpaces().as_served(), settings))
+    client = client_of(FakeSpaces(), api_keys=keys, batches=tmp_path / "batches")
     client.headers["authorization"] = "Bearer one"
     file = upload(client, line("a").encode())
     batch = client.post("/v1/batches", json=right(file)).json()["id"]
@@ -122,7 +121,7 @@ def test_files_and_batches_are_those_of_a_key(tmp_path: Path, method: str, path:
 
 def test_file_expires_when_its_client_wants_it_to(client: TestClient) -> None:
     with openai.OpenAI(
-        base_url="http://testserver/v1", api_key="none", http_client=client
+        base_url="http://localhost/v1", api_key="none", http_client=client
     ) as openai_client:
         file = openai_client.files.create(
             file=b"x", purpose="batch", expires_after={"anchor": "created_at", "seconds": 3_600}
@@ -131,6 +130,8 @@ def test_file_expires_when_its_client_wants_it_to(client: TestClient) -> None:
 
 
 FORM = {"content-type": "multipart/form-data"}
+DISK_FULL = sqlite3.OperationalError("database or disk is full")
+DISK_FULL.sqlite_errorcode = sqlite3.SQLITE_FULL
 
 
 @pytest.mark.parametrize(
@@ -150,6 +151,55 @@ def test_wrong_upload_is_refused_and_leaves_nothing(
     assert answer.status_code == status
     assert said in answer.text
     assert list((tmp_path / "batches" / "files").glob("file-*")) == []
+
+
+@pytest.mark.parametrize("charset", ["punycode", "idna", "utf-7", "unicode_escape", "Punycode"])
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/embeddings"])
+def test_form_in_another_charset_than_utf_8_is_refused(
+    client: TestClient, charset: str, path: str
+) -> None:
+    kind = f'multipart/form-data; boundary=b; charset="{charset}"'
+    part = '--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n'
+    body = f"{part}a-{'b9' * 300_000}\r\n--b--\r\n"
+
+    answer = client.post(path, content=body.encode(), headers={"content-type": kind})
+
+    assert answer.status_code == 415
+    assert answer.json()["error"]["code"] == "unsupported_charset"
+
+
+@pytest.mark.parametrize(
+    ("target", "error"),
+    [
+        ("starlette.datastructures.UploadFile.write", OSError(errno.ENOSPC, "No space left")),
+        ("surge_dagster.service.records.LocalUpload.publish", OSError(errno.EDQUOT, "Quota")),
+        ("surge_dagster.service.records.Records.add", DISK_FULL),
+    ],
+)
+def test_upload_to_a_full_disk_is_refused_with_what_to_do(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, target: str, error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(target, fail)
+
+    answer = client.post("/v1/files", data={"purpose": "batch"}, files={"file": b"x"})
+
+    assert answer.status_code == 507
+    assert answer.json()["error"]["code"] == "insufficient_storage"
+
+
+def test_batch_on_a_full_disk_is_refused(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise DISK_FULL
+
+    file = upload(client, line("a").encode())
+    monkeypatch.setattr("surge_dagster.service.records.Records.add", fail)
+
+    assert client.post("/v1/batches", json=right(file)).status_code == 507
 
 
 @pytest.mark.parametrize(
@@ -194,7 +244,6 @@ def test_numbers_and_ids_of_any_length_are_refused(
     [("GET", "/v1/files"), ("POST", "/documents/v1/batches"), ("DELETE", "/v1/files/file-1")],
 )
 def test_service_without_a_folder_says_what_to_set(method: str, path: str) -> None:
-    client = TestClient(service_app(FakeSpaces().as_served(), ServiceSettings()))
-    answer = client.request(method, path)
+    answer = client_of(FakeSpaces()).request(method, path)
     assert answer.status_code == 501
     assert "--batches FOLDER" in answer.json()["error"]["message"]

@@ -10,9 +10,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.service.app import ServiceSettings, service_app
 from surge_dagster.service.gate import ApiKeys
 from tests.service.fake_spaces import FakeSpaces
+from tests.service.running import client_of
 
 
 def digest(key: str) -> str:
@@ -28,7 +28,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def client(file: Path) -> TestClient:
-    return TestClient(service_app(FakeSpaces().as_served(), ServiceSettings(api_keys=file)))
+    return client_of(FakeSpaces(), api_keys=file)
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
@@ -63,14 +63,55 @@ def test_key_is_read_from_the_header(client: TestClient, sent: str, status: int)
     assert client.get("/v1/models", headers=headers).status_code == status
 
 
+FOREIGN: list[dict[str, str]] = [
+    {"host": "evil.example:8080"},
+    {"host": "127.0.0.1.evil.example"},
+    {"host": "10.0.0.7:8080"},
+    {"host": ""},
+    {"origin": "https://evil.example"},
+    {"origin": "http://localhost.evil.example"},
+    {"origin": "null"},
+    {"sec-fetch-site": "cross-site"},
+]
+
+
+@pytest.mark.parametrize("headers", FOREIGN)
+@pytest.mark.parametrize("path", ["/v1/models", "/healthz", "/other"])
+def test_service_without_keys_refuses_pages_of_other_sites(
+    headers: dict[str, str], path: str
+) -> None:
+    answer = client_of(FakeSpaces()).get(path, headers=headers)
+    assert answer.status_code == 403
+    assert answer.json()["error"]["code"] == "foreign_request"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "localhost"},
+        {"host": "127.0.0.1:8080"},
+        {"host": "[::1]:8080"},
+        {"origin": "http://localhost:3000", "sec-fetch-site": "same-site"},
+    ],
+)
+def test_service_without_keys_answers_this_machine(headers: dict[str, str]) -> None:
+    assert client_of(FakeSpaces()).get("/v1/models", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("headers", FOREIGN)
+def test_service_with_keys_has_any_name(client: TestClient, headers: dict[str, str]) -> None:
+    key = {"authorization": "Bearer one"}
+    assert client.get("/v1/models", headers=headers | key).status_code == 200
+
+
 def test_keys_are_read_again_when_the_file_has_changed(file: Path) -> None:
     keys = ApiKeys(file)
-    assert keys.accept(b"one")
+    assert keys.accept(digest("one"))
 
     file.write_text(f"{digest('three')}\n")
 
-    assert keys.accept(b"three")
-    assert not keys.accept(b"one")
+    assert keys.accept(digest("three"))
+    assert not keys.accept(digest("one"))
 
 
 def test_mistake_in_the_file_locks_nobody_out(file: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -78,8 +119,8 @@ def test_mistake_in_the_file_locks_nobody_out(file: Path, caplog: pytest.LogCapt
     with caplog.at_level(logging.WARNING):
         for damage in (lambda: file.write_text("no digest\n"), file.unlink):
             damage()
-            assert keys.accept(b"one")
-            assert keys.accept(b"one")
+            assert keys.accept(digest("one"))
+            assert keys.accept(digest("one"))
     said = [record.message for record in caplog.records]
     assert len(said) == 2, "once each"
     assert "Line 1" in said[0]
@@ -89,12 +130,12 @@ def test_mistake_in_the_file_locks_nobody_out(file: Path, caplog: pytest.LogCapt
 def test_file_that_was_emptied_leaves_no_key(file: Path, content: str) -> None:
     keys = ApiKeys(file)
     file.write_text(content)
-    assert not keys.accept(b"one")
+    assert not keys.accept(digest("one"))
 
 
 def test_empty_key_is_wrong_whatever_the_file_has(file: Path) -> None:
     file.write_text(f"{digest('')}  -\n{digest('one')}\n")
-    assert not ApiKeys(file).accept(b"")
+    assert not ApiKeys(file).accept(digest(""))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.service.running import Running, connected, read_all, read_answer, run
 
 LIMIT = 2_000
 GOOD = b'{"model":"current","input":"red"}'
-HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 

@@ -31,7 +31,8 @@ def test_answers_are_as_the_document_says_and_no_request_makes_the_service_fail(
         positive_data_acceptance,
     )
 
-    app = service_app(AnyName().as_served(), ServiceSettings(batches=tmp_path))
+    chosen = ServiceSettings(batches=tmp_path, uds=tmp_path / "any name of the host")
+    app = service_app(AnyName().as_served(), chosen)
     schema = schemathesis.openapi.from_asgi("/openapi.json", app)
     statuses = Counter[tuple[str, int]]()
     for found in schema.get_all_operations():

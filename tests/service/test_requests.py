@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from surge_dagster.service.app import ServiceSettings, service_app
 from surge_dagster.service.embeddings import MAX_TEXTS, NOT_OFFERED
 from surge_dagster.service.errors import Refusal
 from surge_dagster.service.spaces import converted
 from tests.service.fake_spaces import LONGEST, FakeSpaces, post, vectors_of
+from tests.service.running import client_of
 
 JSON = {"content-type": "application/json"}
 
@@ -27,8 +27,7 @@ def spaces() -> FakeSpaces:
 
 @pytest.fixture(scope="module")
 def client(spaces: FakeSpaces) -> Iterator[TestClient]:
-    app = service_app(spaces.as_served(), ServiceSettings())
-    with TestClient(app, raise_server_exceptions=False) as client:
+    with client_of(spaces) as client:
         yield client
 
 
@@ -200,3 +199,4 @@ def test_defect_is_answered_without_its_text(
     assert answer.status_code == 500
     assert answer.json()["error"]["code"] == "internal_error"
     assert "secret" not in answer.text
+    assert answer.headers["x-request-id"] in answer.json()["error"]["message"]

@@ -25,7 +25,7 @@ from tests.service.running import connected, read_all, running
 
 BODY = b'{"model":"current","input":"red"}'
 REQUEST = (
-    b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
 )
 
