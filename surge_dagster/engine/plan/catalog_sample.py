@@ -25,7 +25,6 @@ from surge_dagster.engine.run.failures import failure_of
 from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.sources.content import IdSet, refuse_repeated_id
 from surge_dagster.engine.sources.partition import Partition, RowBatch, read_rows
-from surge_dagster.engine.support.text_hash import HASH_BYTES, text_hashes
 
 _PARTITIONS = 64
 _ROWS = 16_384  # read of a partition
@@ -69,18 +68,20 @@ class _FirstRows:
     Attributes:
         rows: without those that a run skips.
         rows_read: with them.
-        keys: hashes of the texts that need a vector.
-        tokenized: places among these texts.
-        tokens: of the tokenized texts.
+        reused: texts that are in the old file.
+        distinct: how many different texts the others have.
+        tokens: mean of these.
+        tokenized: for how many of them it was counted.
     """
 
     rows: int
     rows_read: int
     text_bytes: int
     other_bytes: int
-    keys: np.ndarray
-    tokenized: np.ndarray
-    tokens: np.ndarray
+    reused: int
+    distinct: int
+    tokens: float
+    tokenized: int
 
 
 def token_counter(space: Space, speed: Speed) -> tuple[CountTokens, bool]:
@@ -110,13 +111,11 @@ def tokens_by_bytes(speed: Speed) -> CountTokens:
 def sample_catalog(
     partitions: Sequence[Partition],
     count_tokens: CountTokens,
-    superbatch_texts: int = 0,
     reuse: Sequence[IsReused | None] | None = None,
 ) -> CatalogSample:
     """Read the first rows of some partitions; those whose rows are not counted are left out.
 
     Args:
-        superbatch_texts: among so many, equal texts are encoded once; 0 is among all.
         reuse: what finds texts in the old file of each partition; None for one without.
     """
     rows = np.array([partition.rows or 0 for partition in partitions], float)
@@ -133,18 +132,18 @@ def sample_catalog(
     kept = stands_for * [first.rows for first in firsts]
     text_bytes = stands_for * [first.text_bytes for first in firsts]
     other_bytes = stands_for * [first.other_bytes for first in firsts]
-    reused = stands_for * [first.rows - len(first.keys) for first in firsts]
+    reused = stands_for * [first.reused for first in firsts]
 
     rows *= _ratio(kept, weights * rows[places], unknown=1.0)
     has_file = np.array([each is not None for each in reuse], np.bool_)
-    reused_share = _ratio(reused, kept[has_file[places]])
+    rows_reused = rows * has_file * _ratio(reused, kept[has_file[places]])
     return CatalogSample(
         rows=rows.round().astype(np.int64),
         text_bytes=sizes * _ratio(text_bytes, weights * sizes[places]),
         other_bytes=_ratio(other_bytes, kept),
-        rows_reused=np.where(has_file, rows * reused_share, 0).round().astype(np.int64),
-        texts=_as_call(firsts, stands_for, superbatch_texts),
-        texts_tokenized=sum(len(first.tokens) for first in firsts),
+        rows_reused=rows_reused.round().astype(np.int64),
+        texts=_as_call(firsts, stands_for),
+        texts_tokenized=sum(first.tokenized for first in firsts),
         partitions_read=len(firsts),
         refused=refused,
     )
@@ -216,16 +215,18 @@ def _first_rows(
     text_bytes = sum(len(batch.text_values) for batch in batches)
     if is_reused is not None:
         texts = texts.filter(pa.array(~is_reused(texts)))
-    tokenized = _to_tokenize(texts, chosen)
-    hashes = text_hashes(texts).buffers()[1] or b""
+    distinct = texts.unique()
+    tokenized = _to_tokenize(distinct, chosen)
+    tokens = count_tokens(distinct.take(pa.array(tokenized)))
     return _FirstRows(
         rows=rows,
         rows_read=rows + sum(batch.skipped for batch in batches),
         text_bytes=text_bytes,
         other_bytes=sum(batch.value_bytes for batch in batches) - text_bytes,
-        keys=np.frombuffer(hashes, np.int64)[:: HASH_BYTES // 8],
-        tokenized=tokenized,
-        tokens=count_tokens(texts.take(pa.array(tokenized))),
+        reused=rows - len(texts),
+        distinct=len(distinct),
+        tokens=float(tokens.mean()) if len(tokens) else 0.0,
+        tokenized=len(tokens),
     )
 
 
@@ -255,47 +256,19 @@ def first_rows(
                 return
 
 
-def _as_call(read: Sequence[_FirstRows], weights: np.ndarray, superbatch_texts: int) -> Call:
+def _as_call(read: Sequence[_FirstRows], weights: np.ndarray) -> Call:
     """Return the texts that need a vector, each counted as often as its partition weighs.
 
     Their bytes are those of as many rows of the partition, as a forecast has no others.
     """
     texts = text_bytes = tokens = equal_texts = 0.0
-    all_firsts = _firsts(read, superbatch_texts)
-    for first, is_first, weight in zip(read, all_firsts, weights, strict=True):
-        count = len(first.keys)
-        distinct = int(is_first.sum())
-        texts += weight * distinct
-        equal_texts += weight * (count - distinct)
+    for first, weight in zip(read, weights.tolist(), strict=True):
+        count = first.rows - first.reused
+        texts += weight * first.distinct
+        equal_texts += weight * (count - first.distinct)
         text_bytes += weight * count * first.text_bytes / max(1, first.rows)
-        if distinct:
-            tokens += weight * distinct * _mean_tokens(first, is_first)
+        tokens += weight * first.distinct * first.tokens
     return Call(texts, text_bytes, tokens, 0.0, equal_texts)
-
-
-def _firsts(read: Sequence[_FirstRows], superbatch_texts: int) -> list[np.ndarray]:
-    """Return for the texts of each partition that need a vector whether no earlier one is equal.
-
-    Only texts of one SuperBatch are compared.
-    """
-    if not read:
-        return []
-    counts = np.array([len(first.keys) for first in read], int)
-    keys = np.concatenate([first.keys for first in read])
-    ends = np.cumsum(counts)
-    superbatches = np.repeat(ends - counts, counts) // (superbatch_texts or len(keys) + 1)
-    pairs = np.column_stack([superbatches, keys])
-    places = np.unique(pairs, axis=0, return_index=True)[1]
-    is_first = np.zeros(len(keys), np.bool_)
-    is_first[places] = True
-    return np.split(is_first, ends[:-1])
-
-
-def _mean_tokens(read: _FirstRows, is_first: np.ndarray) -> float:
-    """Return the mean tokens of texts that no earlier one equals, as far as they were counted."""
-    counted = is_first[read.tokenized]
-    tokens = read.tokens[counted] if counted.any() else read.tokens
-    return float(tokens.mean())
 
 
 def text_sizes(texts: pa.Array) -> np.ndarray:

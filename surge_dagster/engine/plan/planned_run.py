@@ -100,7 +100,7 @@ def plan_partitions(
             byte as those of earlier runs.
     """
     count_tokens = count_tokens or tokens_by_bytes(costs.speed)
-    sample = sample_catalog(partitions, count_tokens, bounds.b_min, reuse)
+    sample = sample_catalog(partitions, count_tokens, reuse)
     uncounted = [place for place, partition in enumerate(partitions) if partition.rows is None]
     left_out = {*uncounted, *sample.refused}
     counted = [place for place in range(len(partitions)) if place not in left_out]

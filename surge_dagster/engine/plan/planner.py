@@ -154,7 +154,6 @@ class PaperModel:
     """What SuperBatches gain over one encode call per partition, by the paper's model.
 
     Attributes:
-        alpha: with the mean fixed cost of a call for one partition.
         break_even_texts: n*, which phi is measured against.
         paper_recommendation: what the paper's table says of phi and CV, whatever a call costs here.
         verdict: what SuperBatches gain by the costs that were measured here.
@@ -261,9 +260,10 @@ class _Work:
         return self.mean_bytes * self.speed.tokens_per_single_byte
 
     @property
-    def row_seconds(self) -> float:
-        """Of a row on one worker; equal texts take no time."""
-        return self.speed.worker_seconds(self.mean_tokens) * (1 - self.speed.equal_share)
+    def model(self) -> CostConstants:
+        """The costs of a row; equal texts take no time."""
+        row_seconds = self.speed.worker_seconds(self.mean_tokens) * (1 - self.speed.equal_share)
+        return CostConstants(self.speed.call_seconds, row_seconds, self.speed.workers)
 
 
 def plan(
@@ -284,23 +284,31 @@ def plan(
         other_bytes: of a row: its id and the columns that travel with it.
         rows_reused: of each partition.
     """
-    speed = costs.speed
     rows = np.asarray(sizes, dtype=np.int64)
-    work = _Work(rows, rows - rows_reused, np.asarray(text_bytes, dtype=float), speed)
+    work = _Work(rows, rows - rows_reused, np.asarray(text_bytes, dtype=float), costs.speed)
     mean_sizes = work.text_bytes / np.maximum(rows, 1)
     flushes = predict_flushes(rows, bounds, mean_sizes, other_bytes, rows_reused)
+    planned = _plan_of(work, flushes, costs, bounds)
+    if memory is not None:
+        peak = _peak_resident_bytes(flushes, other_bytes, memory)
+        planned = replace(planned, peak_resident_bytes=peak, memory_limit_bytes=memory.limit)
+    return _with_goals(planned, work, costs, goals or Goals())
+
+
+def _plan_of(work: _Work, flushes: Sequence[Flush], costs: RunCosts, bounds: Bounds) -> Plan:
+    speed = work.speed
     encoded = work.texts_encoded
-    planned = Plan(
+    return Plan(
         forecast=forecast(flushes, costs),
         bounds=bounds,
         paper=_paper_model(work, len(flushes)),
-        partitions=len(rows),
+        partitions=len(work.rows),
         texts=work.texts,
         texts_encoded=encoded,
         rows_reused=work.texts - encoded,
         text_bytes=int(work.text_bytes.sum()),
         tokens=round(sum(flush.encoded_bytes for flush in flushes) * speed.tokens_per_byte),
-        largest_partition_texts=int(rows.max(initial=0)),
+        largest_partition_texts=int(work.rows.max(initial=0)),
         workers=speed.workers,
         superbatches=len(flushes),
         fill_ratio=encoded / len(flushes) / bounds.b_min if flushes else 0.0,
@@ -308,10 +316,6 @@ def plan(
         text_seconds=speed.worker_seconds(work.mean_tokens),
         text_seconds_by_tokens={tokens: speed.worker_seconds(tokens) for tokens in _LENGTHS},
     )
-    if memory is not None:
-        peak = _peak_resident_bytes(flushes, other_bytes, memory)
-        planned = replace(planned, peak_resident_bytes=peak, memory_limit_bytes=memory.limit)
-    return _with_goals(planned, work, costs, goals or Goals())
 
 
 def _with_goals(planned: Plan, work: _Work, costs: RunCosts, goals: Goals) -> Plan:
@@ -325,31 +329,23 @@ def _with_goals(planned: Plan, work: _Work, costs: RunCosts, goals: Goals) -> Pl
         planned = replace(planned, cost=cost, cost_per_million_texts=of_million)
     if goals.deadline_seconds is not None:
         calls = planned.superbatches
-        model = CostConstants(planned.call_seconds, work.row_seconds, planned.workers)
         others = times.publish_seconds / max(1, calls)
         texts = planned.texts_encoded
-        fleet = size_fleet(model, texts, calls, others, goals.deadline_seconds, served)
+        fleet = size_fleet(work.model, texts, calls, others, goals.deadline_seconds, served)
         planned = replace(planned, fleet=fleet)
     return planned
 
 
 def _paper_model(work: _Work, superbatches: int) -> PaperModel:
     speed = work.speed
-    partitions = len(work.rows)
-    new_bytes = work.text_bytes * work.new / np.maximum(work.rows, 1)
-    new_texts = work.new * (1 - speed.equal_share)
-    own_calls = float(speed.seconds(new_texts, new_bytes * speed.tokens_per_byte).sum())
-    of_texts = work.texts_encoded * work.row_seconds / speed.workers
-    call_seconds = max(0.0, own_calls - of_texts) / max(1, partitions)
-
-    model = CostConstants(call_seconds, work.row_seconds, speed.workers)
-    alpha = model.alpha(partitions, work.texts_encoded)
-    gain = speedup(alpha, superbatches, partitions)
+    calls = int(np.count_nonzero(work.new))
+    alpha = work.model.alpha(calls, work.texts_encoded)
+    gain = speedup(alpha, superbatches, calls)
     break_even_texts = speed.break_even_texts(work.mean_tokens) / (1 - speed.equal_share)
     phi = small_share(work.new, break_even_texts)
     cv = variation(work.new)
     return PaperModel(
-        partition_by_partition_seconds=own_calls,
+        partition_by_partition_seconds=work.model.seconds(calls, work.texts_encoded),
         speedup=gain,
         alpha=alpha,
         break_even_texts=break_even_texts,
@@ -366,7 +362,7 @@ def _served_workers(work: _Work, costs: RunCosts, times: Forecast) -> int | None
     if not times.publish_seconds or not file_bytes:
         return None
     bandwidth = file_bytes / times.publish_seconds
-    return max(1, int(bandwidth * work.row_seconds * work.texts_encoded / file_bytes))
+    return max(1, int(bandwidth * work.model.text_seconds * work.texts_encoded / file_bytes))
 
 
 def verdict(gain: float) -> str:

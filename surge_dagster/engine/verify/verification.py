@@ -114,24 +114,21 @@ def verify(
     """
     samples = _samples(store, space, pool, reencode, seed)
     is_complete: dict[str, bool] = {}  # by the name of the partition's file
-    compared = 0
     not_compared = 0
     for partition in source:
         result = verify_partition(partition, store, space, samples)
         is_complete[file_name(space.name, partition.key)] = isinstance(result, Verified)
-        if isinstance(result, Verified):
-            compared += 1
-            yield result
-        else:
-            yield result
-            yield Verified(partition.key, 0)
+        yield result
+        if isinstance(result, Violation):
             if not result.has_no_file:
                 not_compared += 1
+            yield Verified(partition.key, 0)
         yield from _wrong_vectors(samples, space)
 
     yield from _orphans(store, space, is_complete)
     yield from _unused_segments(store, space, is_complete)
     if samples is not None:
+        compared = sum(is_complete.values())
         samples.compare()
         yield from _wrong_vectors(samples, space)
         yield Compared(samples.compared, compared, not_compared, samples.seed)

@@ -61,7 +61,7 @@ def finish_learning(
     return run
 
 
-def test_prediction_of_the_encoding_equals_what_an_encoder_of_fixed_costs_takes(
+def test_prediction_equals_what_an_encoder_of_fixed_costs_takes(
     priced_pool: Any, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(3)
@@ -110,15 +110,6 @@ def test_closed_events_stop_the_run_and_teach_nothing(priced_pool: Any, tmp_path
     assert priced_pool.calibration.observations("runs cpu") == []
 
 
-def test_run_that_is_stopped_teaches_nothing(priced_pool: Any, tmp_path: Path) -> None:
-    run = make_run(priced_pool, in_memory(catalog([60] * 20)), tmp_path)
-    for _ in learning(run, priced_pool, open_store(tmp_path)):
-        run.stop()
-    assert 0 < run.report.superbatches < 20
-    assert run.report.predicted_wall_seconds is None
-    assert priced_pool.calibration.observations("runs cpu") == []
-
-
 def test_run_teaches_the_costs_of_publishing_to_its_store(priced_pool: Any, tmp_path: Path) -> None:
     finish_learning(priced_pool, [60, 10, 80, 30], tmp_path)
     rows = priced_pool.calibration.observations("io local")
@@ -155,21 +146,6 @@ def test_only_texts_that_were_encoded_count() -> None:
 
 def test_calls_whose_time_says_nothing_are_left_out() -> None:
     assert calls_of([superbatch_of(replays=1), replace(SOME, encode_span=None)]) == []
-
-
-def test_next_run_and_its_plan_have_a_b_min_near_the_last_one(
-    priced_pool: Any, tmp_path: Path
-) -> None:
-    first = priced_pool.speed.b_min
-    run_log = RunLog(priced_pool, open_store(tmp_path))
-    for index in range(9):
-        run_log.add(replace(superbatch_of(texts_computed=10_000), index=index))
-
-    run_log.end(RunReport())
-
-    assert priced_pool.calibration.read("b_min cpu") == first
-    assert priced_pool.speed.b_min == 2 * first
-    assert known_costs(priced_pool, open_store(tmp_path)).speed.b_min == 2 * first
 
 
 def test_publishing_does_not_count_the_wait_for_the_superbatch_before() -> None:

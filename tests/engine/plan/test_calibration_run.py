@@ -46,7 +46,7 @@ def test_calibration_forgets_earlier_runs_and_leaves_no_file(
 
 
 @pytest.mark.parametrize(("sizes", "encoded"), [([], 0), ([0], 0), ([2], 2)])
-def test_calibration_with_too_few_texts_keeps_the_costs_measured_at_the_start(
+def test_calibration_with_too_few_texts_keeps_the_costs_of_the_start(
     priced_pool: Any, tmp_path: Path, sizes: list[int], encoded: int
 ) -> None:
     assert calibrate(listed(sizes), str(tmp_path), StorageOptions(), priced_pool) == encoded
@@ -63,7 +63,7 @@ def test_calibration_with_too_few_texts_keeps_the_costs_measured_at_the_start(
         ([70], lambda rows: rows, 1e-3, 1),  # however long it seems
     ],
 )
-def test_calibration_encodes_what_its_seconds_allow_whatever_the_source_has_counted(
+def test_calibration_encodes_what_its_seconds_allow(
     priced_pool: Any, tmp_path: Path, sizes: list[int], counted: Any, seconds: float, encoded: int
 ) -> None:
     partitions = [replace(each, rows=counted(each.rows)) for each in listed(sizes)]
@@ -76,7 +76,8 @@ def test_calibration_encodes_what_its_seconds_allow_whatever_the_source_has_coun
 def test_calibration_keeps_the_thresholds_and_the_memory_limit_of_the_run(
     priced_pool: Any, tmp_path: Path
 ) -> None:
-    partitions, options = listed([70] * 40), StorageOptions()
+    partitions = listed([70] * 40)
+    options = StorageOptions()
     calibrate(
         partitions, str(tmp_path), options, priced_pool, thresholds=Thresholds(b_min=300, b_max=350)
     )
@@ -85,7 +86,7 @@ def test_calibration_keeps_the_thresholds_and_the_memory_limit_of_the_run(
         calibrate(partitions, str(tmp_path), options, priced_pool, memory_limit_bytes=1_000_000)
 
 
-def test_calibration_replaces_the_files_that_a_killed_calibration_left_in_a_bucket(
+def test_calibration_replaces_the_files_of_a_killed_one_in_a_bucket(
     priced_pool: Any, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_bucket(object_server)

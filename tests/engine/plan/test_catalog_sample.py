@@ -42,7 +42,7 @@ def test_tokens_are_those_that_the_model_reads_prompt_included(
     assert is_exact and count(pa.array(texts, pa.large_string())).tolist() == expected
 
 
-def test_model_without_a_fast_tokenizer_has_as_many_tokens_per_byte_as_in_its_runs(
+def test_tokens_without_a_fast_tokenizer_are_those_of_earlier_runs(
     demo_folder: Path, tmp_path: Path
 ) -> None:
     for file in demo_folder.rglob("*"):
@@ -54,20 +54,18 @@ def test_model_without_a_fast_tokenizer_has_as_many_tokens_per_byte_as_in_its_ru
     assert not is_exact and count(pa.array(["four"], pa.large_string())).tolist() == [4.0]
 
 
-def test_equal_texts_count_once_in_a_superbatch_and_other_partitions_are_scaled() -> None:
+@pytest.mark.parametrize("partitions", [1, 80])
+def test_equal_texts_of_a_partition_count_once(partitions: int) -> None:
     rows = [(str(row), f"text {row % 50}") for row in range(100)]
-    partitions = [counted("a", rows), counted("b", rows)]
-    together = sample_catalog(partitions, COUNT_TOKENS).texts
-    apart = sample_catalog(partitions, COUNT_TOKENS, superbatch_texts=100).texts
-    assert (together.texts, together.equal_texts) == (50, 150) and (
-        apart.texts,
-        apart.equal_texts,
-    ) == (100, 100)
-    many = sample_catalog(
-        [counted(str(key), rows) for key in range(80)], COUNT_TOKENS, superbatch_texts=100
+    one = sample_catalog([counted("a", rows)], COUNT_TOKENS).texts
+
+    found = sample_catalog(
+        [counted(str(key), rows) for key in range(partitions)], COUNT_TOKENS
     ).texts
-    assert (many.texts, many.equal_texts) == pytest.approx((50 * 80, 50 * 80))
-    assert many.tokens / many.text_bytes == pytest.approx(apart.tokens / apart.text_bytes, rel=0.02)
+
+    assert found.texts == pytest.approx(50 * partitions)
+    assert found.equal_texts == pytest.approx(50 * partitions)
+    assert found.tokens / found.text_bytes == pytest.approx(one.tokens / one.text_bytes, rel=0.02)
 
 
 def test_tokens_of_texts_of_which_most_are_cut_are_within_two_percent() -> None:
@@ -84,7 +82,7 @@ def test_tokens_of_texts_of_which_most_are_cut_are_within_two_percent() -> None:
 def test_long_texts_are_read_and_tokenized_up_to_their_bytes() -> None:
     rows = [(str(row), f"{row} " * 100_000) for row in range(40)]
     sample = sample_catalog([counted(key, rows) for key in "ab"], tokens_by_bytes(COSTS))
-    assert sample.texts.texts == 40 and 10 < sample.texts_tokenized < 50
+    assert sample.texts.texts == 80 and 10 < sample.texts_tokenized < 50
     assert sample.text_bytes.tolist() == pytest.approx(
         [sum(len(text) for _, text in rows)] * 2, rel=0.2
     )

@@ -23,7 +23,9 @@ from surge_dagster.engine.run.superbatch import PartitionToRead, ReadPartition
 from surge_dagster.engine.run.thresholds import Bounds
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 
-TEXTS, PARTITIONS, FLUSHES = 10_000_000, 4_000, 100
+TEXTS = 10_000_000
+PARTITIONS = 4_000
+FLUSHES = 100
 MINILM = CostConstants(call_seconds=0.087, text_seconds=0.149e-3, workers=4)
 
 
@@ -144,29 +146,13 @@ def test_prediction_equals_the_flushes_of_the_aggregator(
 
 
 @given(
-    sizes=st.lists(st.integers(0, 5_000), max_size=60),
-    b_min=st.integers(1, 3_000),
-    factor=st.integers(1, 5),
-)
-def test_prediction_keeps_every_text_and_the_bound(
-    sizes: list[int], b_min: int, factor: int
-) -> None:
-    flushes = predict_flushes(sizes, bounds(b_min, b_min * factor), 3.0)
-    assert sum(flush.texts for flush in flushes) == sum(sizes)
-    assert sum(flush.text_bytes for flush in flushes) == 3 * sum(sizes)
-    assert max((flush.texts for flush in flushes), default=0) <= b_min * factor
-    largest = max(sizes, default=0)
-    assert all(flush.texts < b_min + largest for flush in flushes if flush.texts)  # lemma 3
-
-
-@given(
     alpha=st.floats(0, 100),
     more=st.floats(0, 100),
     partitions=st.integers(1, 10_000),
     flushes=st.integers(1, 10_000),
     fewer=st.integers(0, 10_000),
 )
-def test_speedup_grows_with_alpha_and_with_fewer_flushes_and_stays_within_its_limits(
+def test_speedup_grows_with_alpha_and_with_fewer_flushes(
     alpha: float, more: float, partitions: int, flushes: int, fewer: int
 ) -> None:
     flushes = min(flushes, partitions)

@@ -52,7 +52,7 @@ def planned_and_embedded(
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_plan_has_the_texts_and_tokens_of_its_own_catalog_whatever_was_embedded_before(
+def test_plan_has_the_texts_and_tokens_of_its_own_catalog(
     priced_pool: Any, tmp_path: Path, other: str
 ) -> None:
     planned_and_embedded(priced_pool, listed({"other": OTHERS[other]}), tmp_path / "other")
@@ -79,10 +79,8 @@ def edited(rows: Rows, share: float, random: Random) -> Rows:
 
 
 def test_texts_that_the_old_files_have_are_no_work(priced_pool: Any, tmp_path: Path) -> None:
-    random, catalog = (
-        Random(1),
-        {key: numbered_rows(key, size) for key, size in {"a": 1_300, "b": 40, "c": 9}.items()},
-    )
+    random = Random(1)
+    catalog = {key: numbered_rows(key, size) for key, size in {"a": 1_300, "b": 40, "c": 9}.items()}
     planned_and_embedded(priced_pool, listed(catalog), tmp_path)
     catalog = {key: edited(rows, 0.02, random) for key, rows in catalog.items()}
     catalog["b"] = [*catalog["b"], *numbered_rows("b", 7, start=40)]
@@ -98,7 +96,8 @@ def test_texts_that_the_old_files_have_are_no_work(priced_pool: Any, tmp_path: P
 def test_changes_of_many_partitions_are_estimated_from_some_of_them(
     priced_pool: Any, tmp_path: Path
 ) -> None:
-    random, catalog = Random(2), {str(key): numbered_rows(str(key), 10 + key) for key in range(90)}
+    random = Random(2)
+    catalog = {str(key): numbered_rows(str(key), 10 + key) for key in range(90)}
     planned_and_embedded(priced_pool, listed(catalog), tmp_path)
     catalog = {key: edited(rows, 0.1, random) for key, rows in catalog.items()}
     planned, report = planned_and_embedded(priced_pool, listed(catalog, "v2"), tmp_path)
@@ -124,10 +123,8 @@ def test_rows_that_a_run_skips_are_no_texts(
 ) -> None:
     # of each partition a part is read, and of 64 partitions
     monkeypatch.setattr(catalog_sample, "_ROWS", 10)
-    random, catalog = (
-        Random(3),
-        {str(key): numbered_rows(str(key), 12 + key % 5) for key in range(70)},
-    )
+    random = Random(3)
+    catalog = {str(key): numbered_rows(str(key), 12 + key % 5) for key in range(70)}
     for version in ("v1", "v2"):
         partitions = list(with_missing_texts(catalog | {"none": [("id-0", "")]}, version))
         planned, report = planned_and_embedded(priced_pool, partitions, tmp_path)

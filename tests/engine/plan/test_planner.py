@@ -38,10 +38,8 @@ def run_costs(
     per_row: float = 0.0,
     per_reused: float = 0.0,
 ) -> RunCosts:
-    read, publish = (
-        np.array([0.0, per_row, per_reused, 0.0]),
-        np.array([per_superbatch, per_file, 0.0]),
-    )
+    read = np.array([0.0, per_row, per_reused, 0.0])
+    publish = np.array([per_superbatch, per_file, 0.0])
     return RunCosts(encode, replace(FREE, read=read, publish=publish), VECTOR)
 
 
@@ -84,23 +82,11 @@ def test_equal_texts_take_no_time_of_a_worker() -> None:
 def test_document_of_a_plan_has_the_names_of_the_report() -> None:
     planned = plan([100, 200], [4_700, 9_400], run_costs(), PAPER, goals=Goals(deadline_seconds=60))
     document = json.loads(json.dumps(planned.as_dict()))
-    shared = set(document) & set(RunReport().as_dict())
-    times = {
-        "wall_seconds",
-        "encode_seconds",
-        "publish_seconds",
-        "time_to_first_output_seconds",
-    }
-    others = {
-        "texts_per_second",
-        "superbatches",
-        "fill_ratio",
-        "overlap_ratio",
-        "tokens",
-        "workers",
-    }
-    others |= {"texts_encoded", "rows_reused", "cost", "cost_per_million_texts"}
-    assert shared == times | others | {"b_min", "b_max", "call_seconds", "peak_resident_bytes"}
+    names = ("wall_seconds", "encode_seconds", "publish_seconds", "time_to_first_output_seconds")
+    names += ("texts_per_second", "superbatches", "fill_ratio", "overlap_ratio", "tokens")
+    names += ("workers", "texts_encoded", "rows_reused", "cost", "cost_per_million_texts")
+    names += ("b_min", "b_max", "call_seconds", "peak_resident_bytes")
+    assert set(document) & set(RunReport().as_dict()) == set(names)
 
 
 def test_plan_of_an_empty_catalog_is_zero() -> None:
@@ -163,30 +149,6 @@ class TestForecast:
         unsure = replace(self.ENCODE, spread=0.25)
         assert forecast([Flush(9)] * 4, run_costs(unsure)).margin_seconds == 0.25 * 40
 
-    @given(
-        sizes=st.lists(st.integers(0, 3_000), min_size=1, max_size=40),
-        per_file=st.floats(0, 0.1),
-        more=st.floats(0, 0.1),
-        per_row=st.floats(0, 1e-3),
-    )
-    def test_wall_time_is_at_least_each_stage_and_grows_with_each_cost(
-        self, sizes: list[int], per_file: float, more: float, per_row: float
-    ) -> None:
-        flushes = predict_flushes(sizes, Bounds(1_000, 5_000, 1 << 60, 1 << 60), 40.0)
-        encode = Speed.given(0.01, 1e-3, 1)
-        found = forecast(flushes, run_costs(encode, per_file=per_file))
-        wall = found.wall_seconds * (1 + 1e-9)
-        assert wall >= found.encode_seconds and wall >= found.publish_seconds
-        assert wall >= found.time_to_first_output_seconds
-        assert found.wall_seconds <= (found.encode_seconds + found.publish_seconds) * (1 + 1e-9)
-        for dearer in (
-            run_costs(encode, per_file=per_file + more),
-            run_costs(Speed.given(0.01 + more, 1e-3, 1), per_file=per_file),
-            run_costs(Speed.given(0.01, 1e-3 + more, 1), per_file=per_file),
-            run_costs(encode, per_file=per_file, per_row=per_row),
-        ):
-            assert forecast(flushes, dearer).wall_seconds * (1 + 1e-9) >= found.wall_seconds
-
 
 class TestFleet:
     """Workers for a deadline, on machines whose way to the store serves a few of them."""
@@ -235,7 +197,7 @@ class TestFleet:
         assert served is None or fleet.workers <= served * fleet.machines
 
 
-def test_memory_of_a_plan_is_that_of_three_superbatches_and_within_the_limit() -> None:
+def test_memory_of_a_plan_is_that_of_three_superbatches() -> None:
     bounds = Thresholds(b_min=1_000).resolve(1)
     memory = plan_memory(bounds, ResultMemory(384, 4, 4, 0), 1 << 30)
     one = plan([1_000], [47_000], run_costs(), bounds, memory=memory)
