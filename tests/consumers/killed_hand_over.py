@@ -67,7 +67,8 @@ def main(kind: str, place: str, output: str, at: int, *modes: str) -> None:
     if "writes" not in modes:
         HandOver.steps = each
     Changes.confirm = marked(Changes.confirm)
-    _Pending.flush, _Pending._merge = marked(_Pending.flush), marked(_Pending._merge)
+    _Pending.flush = marked(_Pending.flush)
+    _Pending._merge = marked(_Pending._merge)
     PgVectorTable._write_versions = marked(PgVectorTable._write_versions)
     PgVectorTable._build_index = marked(PgVectorTable._build_index)
     lance._MERGED_BYTES = 10_000  # so that a hand-over of a hundred partitions is several commits

@@ -66,7 +66,8 @@ def stored_rows(target: Any) -> list[tuple[str, Any, str, bytes]]:
 
 def follow_a_script(follower: Follower) -> Mapping[str, HandOver]:
     """Hand over after each of these steps; gives what was done by step."""
-    output, done = follower.output, {}
+    output = follower.output
+    done = {}
 
     def hand_over(step: str) -> None:
         done[step] = follower.hand_over()

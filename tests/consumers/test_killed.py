@@ -68,7 +68,8 @@ def interrupted(
         str(output.store.root),
         str(at),
     ]
-    pipe, environment = subprocess.PIPE, os.environ | {"PYTHONPATH": str(ROOT)}
+    pipe = subprocess.PIPE
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         [*command, *modes], cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True
     ) as process:
@@ -86,7 +87,8 @@ def test_killed_hand_over_is_repeated_by_the_next_one(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str, at: int
 ) -> None:
     """The first load is killed for the point 5, a later hand-over for the others."""
-    output, chance = Output(tmp_path / "out"), Random(at)
+    output = Output(tmp_path / "out")
+    chance = Random(at)
     follower = Follower(output, open_target(kind, place_of(kind, request, tmp_path)), CONSUMER)
     place = str(tmp_path / "lance") if kind == "lancedb" else follower.target._dsn  # pyright: ignore[reportAttributeAccessIssue]
     edit(output, chance)
@@ -111,7 +113,10 @@ def test_fifty_kills_and_restarts_lose_and_double_nothing(
     second after it."""
     restart = request.getfixturevalue("restart_postgres") if kind == "pgvector" else None
     place = place_of(kind, request, tmp_path)
-    output, chance, endings, loads = Output(tmp_path / "out"), Random(16), Counter[str](), True
+    output = Output(tmp_path / "out")
+    chance = Random(16)
+    endings = Counter[str]()
+    loads = True
     follower = Follower(output, open_target(kind, place), CONSUMER)
     names = [f"p{number:04}" for number in range(keys)]
     edit(output, chance, names)
@@ -119,10 +124,8 @@ def test_fifty_kills_and_restarts_lose_and_double_nothing(
         edit(output, chance, chance.sample(names, min(keys, 100)))
         points = POINTS if keys == 4 else 4 * keys if loads else 400
         modes = [mode for mode in ("writes", "told") if chance.random() < 0.6]
-        at, after_seconds = (
-            1 + chance.randrange(8 if "writes" in modes else points),
-            chance.random() / 10,
-        )
+        at = 1 + chance.randrange(8 if "writes" in modes else points)
+        after_seconds = chance.random() / 10
         act = (
             restart
             if restart is not None and "told" in modes and chance.random() < 0.6
@@ -133,7 +136,8 @@ def test_fifty_kills_and_restarts_lose_and_double_nothing(
         if chance.random() < 0.5:
             edit(output, chance, chance.sample(names, min(keys, 20)))
         if chance.random() < 0.7:
-            done, loads = follower.hand_over(), chance.random() < 0.15
+            done = follower.hand_over()
+            loads = chance.random() < 0.15
             follower.assert_equal()
             assert compare(done.feed, follower.target).wrong == {}
             if loads:

@@ -45,7 +45,7 @@ def test_versions_are_those_of_the_table_when_the_confirmation_was_lost(follower
     follower.assert_equal()
 
 
-def test_index_is_built_once_the_table_has_rows_and_again_for_another_distance(
+def test_index_is_built_with_the_first_rows_and_for_another_distance(
     follower: Follower,
 ) -> None:
     load(follower, "a")

@@ -44,7 +44,8 @@ class Output:
 
     def write(self, key: str, texts: Texts, *, with_changes: bool = True) -> None:
         """Replace a partition's file."""
-        before, version = self.rows.get(key), secrets.token_hex(16)
+        before = self.rows.get(key)
+        version = secrets.token_hex(16)
         ids = pa.array(list(texts)) if texts else pa.array([], pa.string())
         if before is not None and with_changes:
             operations = [
@@ -58,7 +59,8 @@ class Output:
             facts = facts_of(key, self.space.name, texts, version)
             feed.publishing(facts, changes, [changes.wanted_ids(0, ids)])
         write_file(self.store.root / self.name(key), key, self.space.name, texts, version)
-        self.rows[key], self.versions[key] = dict(texts), version
+        self.rows[key] = dict(texts)
+        self.versions[key] = version
 
     def remove(self, key: str) -> None:
         """Remove a partition."""

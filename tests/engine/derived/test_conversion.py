@@ -21,7 +21,8 @@ def test_int8_and_binary_are_those_of_sentence_transformers() -> None:
     quantization = pytest.importorskip(
         "sentence_transformers.util.quantization", reason="not installed: the extra cpu"
     )
-    given, beyond = vectors(), vectors() * 1.5  # beyond the ranges: clipped
+    given = vectors()  # beyond the ranges: clipped
+    beyond = vectors() * 1.5
     ranges = np.vstack([given.min(0), given.max(0)])
     int8 = PARENT.derive("int8", ranges=(tuple(ranges[0].tolist()), tuple(ranges[1].tolist())))
     for matrix in (given, beyond):
@@ -39,7 +40,8 @@ def test_int8_and_binary_are_those_of_sentence_transformers() -> None:
 
 
 def test_cut_vectors_have_length_one_again_where_the_space_normalizes() -> None:
-    given, short = vectors(), PARENT.derive("float32", 16)
+    given = vectors()
+    short = PARENT.derive("float32", 16)
     given[3, :16] = 0
     made = cut(given, short)
     lengths = np.linalg.norm(given[:, :16], axis=1, keepdims=True)

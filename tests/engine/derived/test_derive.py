@@ -70,7 +70,8 @@ def test_every_file_has_the_rows_of_its_parent_with_converted_vectors(
     derived = run(made, dtype, 8)
     assert [event.key for event in derived.events()] == list(KEYS)
     for key in KEYS:
-        parent, own = made.file(MODEL, key), file_of(made, derived.space, key)
+        parent = made.file(MODEL, key)
+        own = file_of(made, derived.space, key)
         vectors = cut(matrix_in(parent, "float32"), derived.space)
         np.testing.assert_array_equal(matrix_in(own, dtype), convert(vectors, derived.space))
         rows, expected = (pq.read_table(path).drop_columns(["embedding"]) for path in (own, parent))
@@ -78,7 +79,7 @@ def test_every_file_has_the_rows_of_its_parent_with_converted_vectors(
     assert derived.report.rows == ROWS * len(KEYS)
 
 
-def test_only_partitions_whose_parent_has_other_rows_and_damaged_ones_are_derived_again(
+def test_partitions_with_other_rows_and_damaged_ones_are_derived_again(
     made: Spaces,
 ) -> None:
     assert derive(made) == dict.fromkeys(KEYS, "derived")
@@ -140,7 +141,7 @@ def test_file_that_cannot_be_written_fails_its_partition_by_key(
     assert derive(made, "float16") == dict.fromkeys(KEYS, "derived")
 
 
-def test_vector_that_is_zero_in_the_kept_dimensions_is_refused_with_its_row(made: Spaces) -> None:
+def test_vector_that_is_zero_in_the_kept_dimensions_is_refused(made: Spaces) -> None:
     def empty_the_beginning(matrix: np.ndarray) -> np.ndarray:
         matrix[5] = np.eye(16, dtype=np.float32)[15]
         return matrix
@@ -153,7 +154,7 @@ def test_vector_that_is_zero_in_the_kept_dimensions_is_refused_with_its_row(made
     )
 
 
-def test_files_of_partitions_removed_from_the_parent_are_reported_or_deleted(made: Spaces) -> None:
+def test_files_of_removed_partitions_are_reported_or_deleted(made: Spaces) -> None:
     derive(made)
     made.file(MODEL, "b").unlink()
     kept = run(made)

@@ -52,10 +52,8 @@ def violations(made: Spaces, space: Space) -> list[Violation]:
 def test_best_hit_of_a_text_in_a_derived_space_is_its_own_row(
     made: Spaces, hash_pool: EncoderPool, dtype: DerivedDtype
 ) -> None:
-    space, text = (
-        derived(made, dtype, 16 if dtype == "binary" else 8),
-        numbered_rows("b", ROWS)[17][1],
-    )
+    space = derived(made, dtype, 16 if dtype == "binary" else 8)
+    text = numbered_rows("b", ROWS)[17][1]
     [hits] = search(made.store, hash_pool, [text], 3, space)
     assert (hits[0].key, hits[0].id, hits[0].text) == ("b", "id-17", text)
     least = {"binary": 0.6, "int8": 0.999}.get(dtype, 0.99999)
@@ -109,7 +107,8 @@ def test_complete_derived_space_is_verified_and_can_become_current(made: Spaces)
 
 def change_vector(path: Path) -> None:
     """A file as this project writes it, with one other byte in a vector."""
-    table, facts = pq.read_table(path), read_facts(pq.read_metadata(path))
+    table = pq.read_table(path)
+    facts = read_facts(pq.read_metadata(path))
     column = table["embedding"].combine_chunks()
     values = np.frombuffer(column.buffers()[1], np.uint8).copy()
     values[9 * column.type.byte_width] ^= 1

@@ -92,7 +92,8 @@ def test_rows_that_are_equally_near_count_equally() -> None:
 def test_sample_takes_from_many_files_and_says_what_it_took(
     three_spaces: Spaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parent, store = three_spaces.of("hash://16"), three_spaces.store
+    parent = three_spaces.of("hash://16")
+    store = three_spaces.store
     files = [
         usable_file(store, parent, *each)
         for each in OutputState(store, parent.name).files().items()

@@ -116,7 +116,7 @@ def test_change_files_are_removed_once_they_are_old(
     assert names(store) == set()
 
 
-def test_feed_is_written_only_where_it_is_wanted_or_a_consumer_is_registered(
+def test_feed_is_written_only_if_it_is_wanted_or_has_a_consumer(
     store: LocalStore,
 ) -> None:
     assert not ChangeFeed().begin(store, SPACE)

@@ -64,7 +64,7 @@ def test_rows_whose_old_vectors_are_not_trusted_have_changed(
     assert row_changes[-1] is not None and set(row_changes[-1].operations.tolist()) == {2}
 
 
-def test_consumer_gets_every_row_of_a_split_partition_whose_old_vectors_are_not_trusted(
+def test_all_rows_of_a_split_partition_change_if_its_vectors_are_not_trusted(
     output: Output,
 ) -> None:
     """Its first rows are staged before it is known how all of its rows have changed."""

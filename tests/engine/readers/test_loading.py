@@ -145,7 +145,7 @@ def test_queries_give_the_same_result_as_on_a_table_in_memory(
             assert query(lazy).collect(engine=engine).equals(query(whole))
 
 
-def test_filter_on_the_partition_and_a_choice_of_partitions_open_only_their_files(
+def test_filter_on_the_partition_opens_only_the_files_that_match(
     output: Output, vectors: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = open_embeddings(output.root)
@@ -197,7 +197,7 @@ def test_file_that_changed_after_opening_is_an_error(output: Output, change: str
 
 
 @pytest.mark.parametrize("change", ["replaced", "removed"])
-def test_file_that_changed_before_its_footer_was_read_is_an_error_and_a_new_one_is_not_loaded(
+def test_file_that_changed_before_its_footer_was_read_is_an_error(
     output: Output, change: str
 ) -> None:
     output.put("a", 2)
@@ -259,7 +259,7 @@ class TestBucket:
         assert opened.lazy(["p3"]).collect().height == 2
 
 
-def test_loading_needs_no_dagster_and_importing_the_package_loads_no_library() -> None:
+def test_loading_needs_no_dagster_and_importing_loads_no_library() -> None:
     command = (
         "import sys, surge_dagster; assert not {'polars', 'pyarrow'} & set(sys.modules); "
         "from surge_dagster import open_embeddings; print('dagster' in sys.modules, 'polars' in "

@@ -160,7 +160,8 @@ class TestDamage:
         self, output: Output, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         output.put("a", 200)
-        opened, frame = open_embeddings(output.root), open_embeddings(output.root).lazy()
+        opened = open_embeddings(output.root)
+        frame = open_embeddings(output.root).lazy()
         make_unreadable(monkeypatch, output.name("a"))
         refused = "could not be read: Permission denied. Give the user that runs this the right"
         with pytest.raises(TransientError, match=f"partition 'a': .*{refused}"):
