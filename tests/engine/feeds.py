@@ -55,7 +55,7 @@ class Output:
             deleted = pa.array([row for row in before if row not in texts], pa.string())
             changes = RowChanges(np.array(operations, np.int8), deleted, self.versions[key])
             feed = ChangeFeed(always=True)
-            feed.begin(self.store, self.space.name)
+            feed.begin(self.store, self.space.name, include_text=True)
             facts = facts_of(key, self.space.name, texts, version)
             feed.publishing(facts, changes, [changes.wanted_ids(0, ids)])
         write_file(self.store.root / self.name(key), key, self.space.name, texts, version)

@@ -84,15 +84,17 @@ class ChangeFeed:
         self._always = always
         self._keep_days = keep_days
         self._output: tuple[Store, str] | None = None
+        self._include_text = True
 
-    def begin(self, store: Store, space: str) -> bool:
+    def begin(self, store: Store, space: str, *, include_text: bool) -> bool:
         """Begin to watch a run; return whether a consumer wants its changes."""
         store.sweep(f"{CHANGES}/{space}")
         self._output = store, space
+        self._include_text = include_text
         return self._always or has_consumers(store, space)
 
     def follow(self, old_file: OutputFile, reserve: Callable[[int], bool]) -> RowComparison:
-        return RowComparison(old_file, reserve)
+        return RowComparison(old_file, reserve, include_text=self._include_text)
 
     def publishing(self, facts: FileFacts, rows: RowChanges, ids: Sequence[pa.Array]) -> None:
         """Write how a partition differs from the file that it is about to replace."""

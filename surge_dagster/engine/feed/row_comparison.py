@@ -24,7 +24,7 @@ class RowChanges:
     Attributes:
         operations: one per row, int8 [rows]: UNCHANGED if the old file has the id with the same
             text, carried columns and vector, bit for bit; ADDED if it does not have the id;
-            CHANGED otherwise.
+            CHANGED otherwise, and for all other rows if the file has other columns.
         deleted: ids of the old file that the partition no longer has.
         previous_rows_version: of the old file.
     """
@@ -43,14 +43,18 @@ class RowComparison:
 
     Args:
         reserve: reserves bytes of memory; False if they do not fit.
+        include_text: whether the new file has a text column.
 
     Attributes:
         is_possible: whether the ids could be read, and are of the partition's type.
     """
 
-    def __init__(self, reader: OutputFile, reserve: Callable[[int], bool]) -> None:
+    def __init__(
+        self, reader: OutputFile, reserve: Callable[[int], bool], *, include_text: bool
+    ) -> None:
         self.is_possible = True
         self._previous_version = reader.facts.rows_version
+        self._has_same_text = include_text == ("text" in reader.columns.names)
         self._operations: list[np.ndarray] = []
         carried = carried_columns(reader.columns)
         self._carried_names = [] if carried is None else carried.names
@@ -92,8 +96,9 @@ class RowComparison:
     def _has_same_carried(self, old_rows: np.ndarray, carried: pa.RecordBatch | None) -> np.ndarray:
         """Return which rows have the carried columns of the old row, or no old row."""
         names = [] if carried is None else carried.schema.names
-        same = np.full(len(old_rows), names == self._carried_names)
-        if carried is None or self._carried is None or names != self._carried_names:
+        has_same_columns = self._has_same_text and names == self._carried_names
+        same = np.full(len(old_rows), has_same_columns)
+        if carried is None or self._carried is None or not has_same_columns:
             return same
         known = np.flatnonzero(old_rows != NO_ROW)
         old_columns = self._carried.take(pa.array(old_rows[known]))

@@ -345,7 +345,7 @@ class EmbeddingRun:
         dropped: set[PartitionToRead] = set()
         try:
             is_watched = self.observer is not None and self.observer.begin(
-                target.store, target.space.name
+                target.store, target.space.name, include_text=target.include_text
             )
             observer = self.observer if is_watched else None
             staging = Staging(target)

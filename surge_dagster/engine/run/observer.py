@@ -48,8 +48,12 @@ class ObservedRows(Protocol):
 class PublicationObserver(Protocol):
     """Watches the publications of one run into one space. Threads call it concurrently."""
 
-    def begin(self, store: Store, space: str) -> bool:
-        """The run begins to write to the space; return False to get only its end reported."""
+    def begin(self, store: Store, space: str, *, include_text: bool) -> bool:
+        """The run begins to write to the space; return False to get only its end reported.
+
+        Args:
+            include_text: whether its files have a text column.
+        """
         ...
 
     def follow(self, old_file: OutputFile, reserve: Callable[[int], bool]) -> RowObserver:

@@ -60,8 +60,11 @@ class SpaceTarget:
         self, partition: PartitionToRead, read: ReadPartition, vectors: VectorFacts
     ) -> FileFacts:
         rows_version = secrets.token_hex(16)
-        if partition.old_file is not None and partition.has_same_rows(read.content_digest, vectors):
-            rows_version = partition.old_file.facts.rows_version
+        old_file = partition.old_file
+        columns = self.columns(read.id_type, read.carried_columns)
+        has_same_columns = old_file is not None and old_file.columns == columns
+        if has_same_columns and partition.has_same_rows(read.content_digest, vectors):
+            rows_version = old_file.facts.rows_version
         return FileFacts(
             partition_key=partition.key,
             space=self.space.name,

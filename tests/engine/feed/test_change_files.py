@@ -46,7 +46,7 @@ def publish(
     store: LocalStore, changes: RowChanges, after: str, ids: pa.Array, key: str = "p"
 ) -> None:
     feed = ChangeFeed(always=True)
-    feed.begin(store, SPACE)
+    feed.begin(store, SPACE, include_text=True)
     feed.publishing(facts_of(key, SPACE, {}, after), changes, [ids])
 
 
@@ -105,7 +105,7 @@ def test_change_files_are_removed_once_they_are_old(
     write(store, FIRST, SECOND, [1])
     write(store, SECOND, THIRD, [1])
     feed = ChangeFeed()
-    feed.begin(store, SPACE)
+    feed.begin(store, SPACE, include_text=True)
 
     feed.end()
     assert names(store) == {"b", "c"}
@@ -119,12 +119,12 @@ def test_change_files_are_removed_once_they_are_old(
 def test_feed_is_written_only_if_it_is_wanted_or_has_a_consumer(
     store: LocalStore,
 ) -> None:
-    assert not ChangeFeed().begin(store, SPACE)
-    assert ChangeFeed(always=True).begin(store, SPACE)
+    assert not ChangeFeed().begin(store, SPACE, include_text=True)
+    assert ChangeFeed(always=True).begin(store, SPACE, include_text=True)
     confirm_versions(store, "another space", "shop", {})
-    assert not ChangeFeed().begin(store, SPACE)
+    assert not ChangeFeed().begin(store, SPACE, include_text=True)
     confirm_versions(store, SPACE, "shop", {})
-    assert ChangeFeed().begin(store, SPACE)
+    assert ChangeFeed().begin(store, SPACE, include_text=True)
 
 
 def test_confirmations_are_read_back_as_they_were_written(store: LocalStore) -> None:

@@ -120,6 +120,21 @@ def test_rows_whose_carried_columns_differ_have_changed(
     ]
 
 
+@pytest.mark.parametrize("include_text", [True, False])
+def test_all_rows_change_if_the_file_gets_or_loses_its_texts(
+    output: Output, include_text: bool
+) -> None:
+    output.embed(ROWS, changes=True, include_text=not include_text)
+    before = changes(output.root, since={})
+    for partition in before:
+        list(partition)
+
+    output.embed(ROWS, changes=True, include_text=include_text)
+
+    [partition] = changes(output.root, since=before.versions)
+    assert list(_operations(partition)) == ["change"] * len(ROWS)
+
+
 def test_ids_of_another_type_are_not_compared(
     output: Output, row_changes: list[RowChanges | None]
 ) -> None:
