@@ -128,27 +128,32 @@ class LanceTable:
             table.add_columns(further)
         schema: pa.Schema = table.schema
         pending = _Pending(table)
-        partitions: set[str] | None = None  # of the table
+        partitions: dict[str, int] | None = None  # rows of each in the table
         # Of a partition that is given whole: the ids of the table that did not come yet.
-        stale_ids: set[object] | None = None
+        stale_ids: set[object] = set()
         rows_given = 0
         for step in done.steps(lambda batch: self._conformed(batch, schema)):
             key = step.partition
             if step.clears:
-                partitions = set(self.counts()) if partitions is None else partitions
-                stale_ids = self._ids_of(table, key) if key in partitions else None
+                if partitions is None:
+                    partitions = self.counts()
+                if key in partitions:
+                    stale_ids = self._ids_of(table, key)
+                if partitions.get(key, 0) > len(stale_ids):
+                    # A merge would replace both of two rows with one id.
+                    table.delete(f"partition = {_literal(key)}")
+                    stale_ids = set()
                 rows_given = 0
             elif step.deleted is not None:
                 pending.delete(key, step.deleted.to_pylist())
             elif step.rows is not None:
                 rows_given += len(step.rows)
-                if stale_ids:
-                    stale_ids.difference_update(step.rows.column("id").to_pylist())
+                stale_ids.difference_update(step.rows.column("id").to_pylist())
                 pending.merge(step.rows)
             else:
                 if stale_ids and not step.failed:
                     pending.delete(key, list(stale_ids) if rows_given else None)
-                stale_ids = None
+                stale_ids = set()
         pending.flush()
 
     def _conformed(self, batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:

@@ -99,6 +99,41 @@ def test_wrong_partitions_are_loaded_whole_by_the_next_hand_over(
     assert follower.hand_over().partitions == 0
 
 
+def test_row_under_another_partition_is_repaired_by_the_next_hand_over(follower: Follower) -> None:
+    load(follower, "a", "b")
+    if isinstance(follower.target, LanceTable):
+        table = follower.target._open()
+        assert table is not None
+        # The table then has two rows with this id in one partition.
+        table.update(where="partition = 'a' AND id = 'id-3'", values={"partition": "b"})
+    else:
+        query = "UPDATE products SET partition = 'b', id = 'id-x' "
+        run(follower.target, query + "WHERE partition = 'a' AND id = 'id-3'")
+
+    follower.hand_over(judged=True)
+    assert follower.hand_over(judged=True).rows_sent == 20
+
+    follower.assert_equal()
+    assert follower.hand_over(judged=True).partitions == 0
+
+
+def test_doubled_row_of_lancedb_is_repaired_by_the_next_hand_over(tmp_path: Path) -> None:
+    pytest.importorskip("lancedb", reason="not installed: the extra 'lancedb'")
+    target = LanceTable(str(tmp_path / "lance"), "products")
+    follower = Follower(Output(tmp_path / "out"), target)
+    load(follower, "a", "b")
+    table = target._open()
+    assert table is not None
+    table.add(table.search().where("partition = 'a' AND id = 'id-3'").to_arrow())
+    assert target.counts() == {"a": 11, "b": 10}
+
+    follower.hand_over(judged=True)
+    assert follower.hand_over(judged=True).rows_sent == 10
+
+    follower.assert_equal()
+    assert follower.hand_over(judged=True).partitions == 0
+
+
 def test_files_that_cannot_be_read_are_named_also_where_no_other_can(follower: Follower) -> None:
     for key in "ab":
         follower.output.write(key, TEXTS)
