@@ -79,6 +79,12 @@ class LanceTable:
             feed.confirm()
         return done
 
+    def space(self) -> str | None:
+        with self._errors():
+            table = self._open()
+            made = {} if table is None else table.schema.metadata or {}
+            return made[_SPACE].decode() if _SPACE in made else None
+
     def counts(self) -> dict[str, int]:
         with self._errors():
             table = self._open()

@@ -62,8 +62,11 @@ class SpaceTarget:
         rows_version = secrets.token_hex(16)
         old_file = partition.old_file
         columns = self.columns(read.id_type, read.carried_columns)
-        has_same_columns = old_file is not None and old_file.columns == columns
-        if has_same_columns and partition.has_same_rows(read.content_digest, vectors):
+        if (
+            old_file is not None
+            and old_file.columns == columns
+            and partition.has_same_rows(read.content_digest, vectors)
+        ):
             rows_version = old_file.facts.rows_version
         return FileFacts(
             partition_key=partition.key,
