@@ -143,9 +143,11 @@ def verify(
     release(catalog)
     if not quiet:
         print(f"{space.name}: {found.in_words()}")
+    if found.is_empty:
+        complain("nothing was verified, because no partition has a file")
     if as_json:
         print_json({"space": space.name} | found.as_dict())
-    raise typer.Exit(1 if found.violations else 0)
+    raise typer.Exit(1 if found.violations or found.is_empty else 0)
 
 
 @app.command()
@@ -335,6 +337,11 @@ class _Verification:
     @property
     def _without_file(self) -> int:
         return sum(each.has_no_file for each in (*self.violations, *self._warnings))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no file was read."""
+        return self._without_file == self.partitions
 
     def in_words(self) -> str:
         verdict = "no violation"

@@ -241,6 +241,17 @@ def test_verify_fails_where_partitions_have_no_file(surge: Command) -> None:
     assert surge("verify", "catalog", "out", "--partial")[0] == 1, "a stale file is no missing one"
 
 
+def test_verification_that_read_no_file_fails(surge: Command) -> None:
+    write_partition(surge.root / "catalog", "a", 3)
+    assert surge("embed", "catalog", "out", "--model", "hash://16")[0] == 0
+    (surge.space_json().parent / "a.parquet").unlink()
+
+    code, _, error = surge("verify", "catalog", "out", "--partial")
+
+    assert code == 1
+    assert "nothing was verified, because no partition has a file" in error
+
+
 def test_code_of_a_model_that_only_the_output_names_is_not_run(surge: Command) -> None:
     write_partition(surge.root / "catalog", "a", 3)
     surge.json("embed", "catalog", "out", "--model", "hash://16")

@@ -90,6 +90,16 @@ class Compared:
     seed: int | None
 
 
+def unjudged_kinds(space: Space) -> frozenset[Kind]:
+    """Return the kinds of faults that vectors of this space cannot have.
+
+    That no such fault was found says nothing about the files.
+    """
+    if space.dtype in ("int8", "binary"):  # every byte is a valid value
+        return frozenset({"finite", "length"})
+    return frozenset() if space.normalize else frozenset({"length"})
+
+
 def verify(
     source: Source,
     store: Store,

@@ -30,7 +30,13 @@ from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.tables.opening import open_source
-from surge_dagster.engine.verify.verification import Compared, Verified, Violation, verify
+from surge_dagster.engine.verify.verification import (
+    Compared,
+    Verified,
+    Violation,
+    unjudged_kinds,
+    verify,
+)
 from tests.engine.sources.test_parquet_system_errors import refuse_calls
 from tests.small_catalogs import FailingStore, narrow, rewrite, tamper, with_vectors
 
@@ -95,6 +101,23 @@ def output_file(root: Path, pool: EncoderPool, name: str = "a") -> Path:
 
 def test_output_of_a_run_has_no_violation(embedded: Path, pool: EncoderPool) -> None:
     assert violations(embedded, pool, reencode=None) == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "normalize", "expected"),
+    [
+        ("float32", True, set()),
+        ("float16", True, set()),
+        ("float32", False, {"length"}),
+        ("int8", True, {"finite", "length"}),
+        ("binary", False, {"finite", "length"}),
+    ],
+)
+def test_kinds_that_a_space_cannot_have_are_named(
+    pool: EncoderPool, dtype: str, normalize: bool, expected: set[str]
+) -> None:
+    space = replace(pool.space, dtype=dtype, normalize=normalize)
+    assert unjudged_kinds(space) == expected
 
 
 def unread(events: Iterable[object]) -> list[str]:
