@@ -35,8 +35,8 @@ from surge_dagster.engine.files.facts import (
     WRITER,
     FileFacts,
     InvalidFile,
+    explained,
     guarded_metadata,
-    invalid_when_damaged,
 )
 from surge_dagster.engine.files.parquet import OutputFile, read_guarded
 from surge_dagster.engine.store.store import Store
@@ -165,7 +165,7 @@ class ChangeFiles:
 
     def read(self, file: ChangeFile, key: str) -> pa.Table:
         """Return the rows of a change file: id and operation (int8; see `DELETED`)."""
-        with self._store.open(file.name) as source, invalid_when_damaged("content is"):
+        with self._store.open(file.name) as source, explained(self._store.location(file.name)):
             reader = pq.ParquetFile(source, page_checksum_verification=True)
             facts = read_guarded(reader.metadata, ChangeFacts, FORMAT)
             table = reader.read(use_threads=False).replace_schema_metadata(None)
