@@ -1,16 +1,13 @@
-"""Models converted for OpenVINO, in the disk cache: converted once and checked on each use.
+"""Models converted for OpenVINO, in the disk cache: converted once.
 
 The whole sentence-transformers module is converted and stored with its tokenizer. Later starts read
 these files and import neither torch nor sentence-transformers, which is most of the cost of a
-start. The SHA-256 of the files is stored with them and compared at every start (0.1 s for 90 MB),
-because a failing disk changes neither times nor sizes. Models that were not used for 30 days are
-removed.
+start. Models that were not used for 30 days are removed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -23,7 +20,7 @@ from typing import Any
 from surge_dagster.engine.encoder.calibration import cache_key
 from surge_dagster.engine.encoder.worker.tokenization import TokenizerFacts
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.model.digest import canonical_json, read_document, sha256_of
+from surge_dagster.engine.model.digest import read_document
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support import disk_cache
 
@@ -78,8 +75,7 @@ def _convert_into_cache(space: Space, folder: Path) -> None:
 
 def _write_files(space: Space, folder: Path) -> None:
     facts = {"space": space.name, **_convert(space, folder)}
-    document = {**facts, "sha256": _digests(folder, facts)}
-    (folder / _FACTS).write_text(json.dumps(document, indent=1))
+    (folder / _FACTS).write_text(json.dumps(facts, indent=1))
     for name in (*_FILES, _FACTS):
         with (folder / name).open("rb") as file:
             os.fsync(file.fileno())
@@ -126,17 +122,7 @@ def _remove_unused(root: Path) -> None:
 
 
 def _usable(folder: Path) -> bool:
-    """Return whether a folder is whole, and mark it as used, so that no process removes it."""
+    """Return whether a folder is there, and mark it as used, so that no process removes it."""
     with contextlib.suppress(OSError):
         os.utime(folder / _FACTS)
-    try:
-        facts = read_document(folder / _FACTS) or {}
-        return facts.pop("sha256", None) == _digests(folder, facts)
-    except (OSError, ConfigError):
-        return False
-
-
-def _digests(folder: Path, facts: dict[str, Any]) -> dict[str, str]:
-    return {name: sha256_of(folder / name) for name in _FILES} | {
-        _FACTS: hashlib.sha256(canonical_json(facts)).hexdigest()
-    }
+    return (folder / _FACTS).is_file()
