@@ -42,57 +42,7 @@ def tokenizer_facts(model: SentenceTransformer, space: Space) -> TokenizerFacts 
 def embedder(
     model: SentenceTransformer, space: Space, prompt_length: int | None
 ) -> torch.nn.Module:
-    """Return the whole model as one module: ids and mask [batch, length] → [batch, dimension].
+    """Return the whole model as one module."""
+    from surge_dagster.engine.inference.embedder import Embedder
 
-    Without a mask every token counts, and attention may use a faster kernel.
-    """
-    import torch
-
-    tokenizer = getattr(model[0], "tokenizer", None)
-    # Some tokenizers, as of most decoders, add no special token: an empty text is a row of padding
-    # only.
-    rows_may_be_empty = tokenizer is not None and not tokenizer.backend_tokenizer.encode("").ids
-
-    class Embedder(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(
-            self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None
-        ) -> torch.Tensor:
-            features: dict = {"input_ids": input_ids}
-            if attention_mask is not None:
-                features["attention_mask"] = attention_mask
-            if prompt_length is not None:
-                features["prompt_length"] = prompt_length
-            if rows_may_be_empty and attention_mask is not None:
-                features = self._pool_nothing_from_empty_rows(features, attention_mask)
-            else:
-                features = self.model(features)
-            vectors = features["sentence_embedding"][..., : space.dimension].float()
-            return (
-                torch.nn.functional.normalize(vectors, p=2.0, dim=-1)
-                if space.normalize
-                else vectors
-            )
-
-        def _pool_nothing_from_empty_rows(
-            self, features: dict, attention_mask: torch.Tensor
-        ) -> dict:
-            """Lets an empty row attend to its first padding: attention to no token is nan in some
-            kernels.
-
-            Pooling still sees the row as empty, so the result equals that of sentence-transformers.
-            """
-            attended = torch.cat(
-                [torch.ones_like(attention_mask[:, :1]), attention_mask[:, 1:]], dim=1
-            )
-            transformer, *others = self.model
-            features = transformer(features | {"attention_mask": attended})
-            features["attention_mask"] = attention_mask
-            for module in others:
-                features = module(features)
-            return features
-
-    return Embedder().eval()
+    return Embedder(model, space, prompt_length).eval()

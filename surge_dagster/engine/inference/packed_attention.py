@@ -57,25 +57,50 @@ def packed_attention(
             between tokens of two texts, else 0. Such texts are shorter than the window.
     """
     if apart is not None:
-        size = apart.shape[-1]
-        cells = (
-            states[0].unflatten(1, (-1, size)).transpose(0, 1) for states in (query, key, value)
-        )
-        mask = apart.expand(-1, query.shape[1], -1, -1)
-        attended = functional.scaled_dot_product_attention(*cells, attn_mask=mask, scale=scale)
-        return attended.transpose(1, 2).flatten(0, 1)[None].contiguous()
-    if query.is_cuda:
-        flat = (states.transpose(1, 2)[0] for states in (query, key, value))
-        return varlen.varlen_attn(
-            *flat,
-            borders,
-            borders,
-            longest,
-            longest,
-            scale=scale,
-            window_size=(window, 0 if is_causal else window),
-            enable_gqa=key.shape[1] != query.shape[1],
-        )[None]
+        return _in_cells(query, key, value, apart, scale)
+    if not query.is_cuda:
+        return _text_by_text(query, key, value, borders, scale, is_causal, window)
+    flat = (states.transpose(1, 2)[0] for states in (query, key, value))
+    return varlen.varlen_attn(
+        *flat,
+        borders,
+        borders,
+        longest,
+        longest,
+        scale=scale,
+        window_size=(window, 0 if is_causal else window),
+        enable_gqa=key.shape[1] != query.shape[1],
+    )[None]
+
+
+@packed_attention.register_fake
+def _(query: torch.Tensor, *_: Any) -> torch.Tensor:
+    return query.new_empty(query.shape[0], query.shape[2], query.shape[1], query.shape[3])
+
+
+def _in_cells(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    apart: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    size = apart.shape[-1]
+    cells = (states[0].unflatten(1, (-1, size)).transpose(0, 1) for states in (query, key, value))
+    mask = apart.expand(-1, query.shape[1], -1, -1)
+    attended = functional.scaled_dot_product_attention(*cells, attn_mask=mask, scale=scale)
+    return attended.transpose(1, 2).flatten(0, 1)[None].contiguous()
+
+
+def _text_by_text(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    borders: torch.Tensor,
+    scale: float,
+    is_causal: bool,
+    window: int,
+) -> torch.Tensor:
     repeats = query.shape[1] // key.shape[1]
     key = key.repeat_interleave(repeats, 1)
     value = value.repeat_interleave(repeats, 1)
@@ -86,18 +111,14 @@ def packed_attention(
         if 0 <= window < stop - start - 1 or is_causal:
             places = torch.arange(stop - start)
             ahead = places[:, None] - places
-            mask = (ahead.abs() <= (window if window >= 0 else stop)) & (
-                (ahead >= 0) | (not is_causal)
-            )
+            widest = window if window >= 0 else stop
+            mask = ahead.abs() <= widest
+            if is_causal:
+                mask &= ahead >= 0
         attended[:, :, text] = functional.scaled_dot_product_attention(
             query[:, :, text], key[:, :, text], value[:, :, text], attn_mask=mask, scale=scale
         )
     return attended.transpose(1, 2).contiguous()
-
-
-@packed_attention.register_fake
-def _(query: torch.Tensor, *_: Any) -> torch.Tensor:
-    return query.new_empty(query.shape[0], query.shape[2], query.shape[1], query.shape[3])
 
 
 def _attend(

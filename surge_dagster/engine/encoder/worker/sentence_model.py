@@ -25,17 +25,10 @@ if TYPE_CHECKING:
 
 def load_reference(space: Space, device: str) -> SentenceTransformer:
     """Load sentence-transformers' own model in fp32, with the space's length and normalization."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    # All files are in the folder: a request to the hub would take time, or hang without a network.
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    warnings.filterwarnings("ignore")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    _quiet_libraries()
     import torch
     from sentence_transformers import SentenceTransformer
-    from transformers.utils import logging as transformers_logging
 
-    transformers_logging.disable_progress_bar()
     try:
         model = SentenceTransformer(
             space.model_path,
@@ -59,11 +52,27 @@ def load_reference(space: Space, device: str) -> SentenceTransformer:
             if type(first).__name__ == "Transformer":
                 first.max_seq_length = space.max_length
     if not space.normalize:
-        for chain in _chains(model):
-            for name, module in list(chain.named_children()):
-                if type(module).__name__ == "Normalize":
-                    delattr(chain, name)
+        _remove_normalization(model)
     return model
+
+
+def _quiet_libraries() -> None:
+    """Keep libraries from printing, and from asking the hub: all files are in the folder."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    warnings.filterwarnings("ignore")
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+
+
+def _remove_normalization(model: SentenceTransformer) -> None:
+    for chain in _chains(model):
+        for name, module in list(chain.named_children()):
+            if type(module).__name__ == "Normalize":
+                delattr(chain, name)
 
 
 def _chains(model: SentenceTransformer) -> list[Any]:
