@@ -115,7 +115,6 @@ class Speed:
     Attributes:
         call_seconds: c_ipc, and passes that few texts share.
         tokens_per_byte: encoded tokens; the bytes are those of equal texts too.
-        tokens_per_second, bytes_per_second: of the calls that count, one after the other.
         equal_share: of the texts that needed a vector, those that got it from an equal one.
         b_min: texts of a SuperBatch if no setting gives them.
         is_learned: whether calls of runs count, and not only those of the start.
@@ -129,8 +128,6 @@ class Speed:
     workers: int = 1
     tokens_per_byte: float = 0.25
     tokens_per_text: float = 12.0
-    tokens_per_second: float = 0.0
-    bytes_per_second: float = 0.0
     equal_share: float = 0.0
     b_min: int = LEAST_B_MIN
     is_learned: bool = False
@@ -208,8 +205,6 @@ def speed_of(
     speed = Speed(
         *costs.tolist(),
         workers=workers,
-        tokens_per_second=sum(call.tokens for call in counted) / sum(expected),
-        bytes_per_second=sum(call.text_bytes for call in counted) / sum(expected),
         b_min=derived_b_min(rate, previous_b_min),
         is_learned=bool(learned),
         spread=_NORMAL_95 * stdev(paces) if len(paces) > 1 else None,

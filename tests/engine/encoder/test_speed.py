@@ -127,13 +127,6 @@ def test_mean_length_is_that_of_the_texts_of_runs() -> None:
     assert speed.tokens_per_byte == 0.25
 
 
-def test_speed_names_tokens_and_bytes_per_second() -> None:
-    speed = speed_of(START, [Call(2_000, 80_000.0, 20_000.0, 4.0)])
-
-    assert speed.tokens_per_second == pytest.approx(5_000)
-    assert speed.bytes_per_second == pytest.approx(20_000)
-
-
 def test_spread_is_how_far_superbatches_differ() -> None:
     assert speed_of(START, [call(2_000)]).spread is None
     assert speed_of(START, [call(2_000)] * 3).spread == pytest.approx(0, abs=1e-9)
@@ -233,7 +226,7 @@ class TestRecord:
 
         two.measure(lambda texts: (len(texts), 1.0))
 
-        assert two.read().tokens_per_second == pytest.approx(20, rel=0.1)
+        assert two.read().texts_per_second == pytest.approx(20, rel=0.1)
 
     @pytest.mark.parametrize(("devices", "largest"), [("cpu", 5_120), ("cuda:0,cuda:1", 81_920)])
     def test_gpu_is_timed_with_calls_as_large_as_its_superbatches(
