@@ -140,7 +140,7 @@ class _PacedCall:
     @property
     def metrics(self) -> EncodeMetrics:
         metrics = self._turn.result().metrics
-        pause = Costs(encode_seconds=self._call_seconds, shared_seconds=self._call_seconds)
+        pause = Costs(encode_seconds=self._call_seconds)
         return replace(metrics, costs=metrics.costs.plus(pause))
 
 

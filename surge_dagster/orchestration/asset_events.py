@@ -46,9 +46,9 @@ _SUPERBATCH_METRICS = (
         "replays",
         "fill_ratio",
     ),
-    *("encode_seconds", "tokenize_seconds", "forward_seconds", "copy_seconds"),
+    *("encode_seconds", "tokenize_seconds", "forward_seconds"),
     *("read_seconds", "serialize_seconds", "upload_seconds"),
-    *("duty_cycle", "worker_idle_ratio", "compute_intensity", "overlap_ratio"),
+    *("duty_cycle", "worker_idle_ratio", "overlap_ratio"),
     "peak_resident_bytes",
 )
 _OF_RECEIPT = (

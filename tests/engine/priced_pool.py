@@ -28,9 +28,7 @@ class PricedCall:
     def metrics(self) -> Any:
         found = self._call.metrics
         seconds = C_IPC + C_TEXT * found.costs.texts_computed
-        return replace(
-            found, costs=replace(found.costs, encode_seconds=seconds, shared_seconds=seconds)
-        )
+        return replace(found, costs=replace(found.costs, encode_seconds=seconds))
 
     def result(self, timeout_seconds: float | None = None) -> Any:
         return None if self._call.result(timeout_seconds) is None else self.metrics

@@ -29,19 +29,6 @@ class EncodeMetrics:
         return replace(self, costs=costs, failed=self.failed + later.failed)
 
 
-def shared_seconds(costs: Costs, encode_seconds: float, chunks: int, workers: int) -> float:
-    """What a call takes of a pool that has other calls as well, so that no worker waits for the
-    last one.
-
-    Tokenizing and computing divide among workers; what the message of a lone chunk takes does not.
-    """
-    if workers == 1:
-        return encode_seconds
-    computing = min(costs.work_seconds, costs.tokenize_seconds + costs.forward_seconds)
-    busy = max(1, min(workers, chunks))
-    return computing / workers + (costs.work_seconds - computing) / busy
-
-
 class EncodeCall:
     def __init__(self, job: Job, workers: int, abandon: Callable[[Job], None]) -> None:
         self._job = job
@@ -82,9 +69,6 @@ class EncodeCall:
             job.costs,
             texts_computed=job.rows,
             encode_seconds=job.encode_seconds,
-            shared_seconds=shared_seconds(
-                job.costs, job.encode_seconds, len(job.encoded), self._workers
-            ),
             replays=job.replays,
         )
         return EncodeMetrics(costs, workers=self._workers, failed=job.failed)

@@ -197,13 +197,9 @@ class Dispatcher:
             if len(self.ready_messages) == len(self.seats):
                 self.started.set()
         elif message["op"] == "done":
-            ended_at = message["ended_at"]
-            chunk, seconds = worker.finish_chunk(ended_at)
+            chunk = worker.assigned.pop(0)
             self._losses[worker.seat.index] = 0
-            costs = Costs(**message["costs"] | {"work_seconds": seconds})
-            # The answer to a chunk that was queued early follows the one before at once.
-            self._schedule.measure(chunk, max(seconds, costs.forward_seconds))
-            chunk.job.add(chunk, costs, ended_at)
+            chunk.job.add(chunk, Costs(**message["costs"]), message["ended_at"])
             self._release(chunk)
         elif message["op"] == "refused":
             if message["config"]:
@@ -260,19 +256,20 @@ class Dispatcher:
     def _replace(
         self, worker: WorkerProcess, report: protocol.Message | None, hung: str = ""
     ) -> None:
-        """Quarantines the chunks of a lost process; `report` is its own message, `hung` why it was
-        found to hang."""
-        self._unregister(worker)
-        index = worker.seat.index
-        del self._workers[index]
+        """Quarantine the chunks of a lost process and start another one.
+
+        Args:
+            report: the process's own message.
+            hung: why it was found to hang.
+        """
         chunks = worker.assigned
-        worker.assigned = []
-        # A process that hangs, or was killed with the pool, gets no time to end by itself.
-        code = worker.end(0 if hung or self.failure is not None else _GRACE_SECONDS)
+        code = self._end(worker)
         if self.failure is not None:
             for chunk in chunks:
                 chunk.job.slot.unpin()
             return
+
+        index = worker.seat.index
         # A worker that has just proved that it can encode, and ends over one quarantined chunk, is
         # not the cause.
         if len(chunks) != 1 or chunks[0].quarantined is None:
@@ -284,12 +281,9 @@ class Dispatcher:
         for chunk in chunks:
             chunk.job.lose(chunk, summary)
             self._release(chunk)
+
         if self._losses[index] > self._max_respawns:
-            many = f"{reason} ({self._losses[index]} times in a row; giving up)"
-            if chunks:
-                rows = f"{chunks[0].start} to {chunks[0].stop}"
-                many += f"\nIt was encoding rows {rows} of its SuperBatch."
-            self._fail(EncoderError(worker.with_output(many)))
+            self._give_up(worker, reason, chunks)
             return
         for job in {chunk.job for chunk in chunks if chunk.job.quarantine.losses > MAX_LOSSES}:
             many = f"{reason} ({MAX_LOSSES} workers in one SuperBatch)"
@@ -298,6 +292,21 @@ class Dispatcher:
         self.replays += again
         log.warning("%s; it is replaced, and %d chunks are encoded again", summary, again)
         self._spawn(worker.seat)
+
+    def _end(self, worker: WorkerProcess) -> int | None:
+        """Take a worker out of the pool, and return its exit code."""
+        self._unregister(worker)
+        del self._workers[worker.seat.index]
+        worker.assigned = []
+        # A process that was killed with the pool gets no time to end by itself.
+        return worker.end(0 if self.failure is not None else _GRACE_SECONDS)
+
+    def _give_up(self, worker: WorkerProcess, reason: str, chunks: list[Chunk]) -> None:
+        many = f"{reason} ({self._losses[worker.seat.index]} times in a row; giving up)"
+        if chunks:
+            rows = f"{chunks[0].start} to {chunks[0].stop}"
+            many += f"\nIt was encoding rows {rows} of its SuperBatch."
+        self._fail(EncoderError(worker.with_output(many)))
 
     def _replace_hung(self) -> None:
         now = time.monotonic()
@@ -311,9 +320,10 @@ class Dispatcher:
                 return
 
     def _end_hung(self, worker: WorkerProcess, limit: float) -> None:
-        worker.dump_stacks()
+        worker.abort()
         if self.failure is None and worker.seat.index not in self.ready_messages:
             # Another process would most likely hang too, and a caller waits for the pool to start.
+            self._end(worker)
             reason = (
                 f"{worker.name} was not ready after {limit:.0f} s; giving up. Check "
                 "whether the device and the model's files answer; if they are only slow, run again"

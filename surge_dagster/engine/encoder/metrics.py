@@ -19,14 +19,8 @@ class Costs:
         tokens: after truncation.
         padded_tokens: computed tokens, padding included.
         tokenize_seconds, forward_seconds: summed over workers.
-        copy_seconds: the part of forward_seconds that moved ids to the device and vectors to their
-            rows.
-        work_seconds: of each chunk, from its assignment or the answer to the one before; summed
-            over workers.
         encode_seconds: of a call, from its first chunk, or the end of the call before, to the last
             answer.
-        shared_seconds: what a call takes of a pool that has other calls as well
-            (`calls.shared_seconds`).
         replays: chunks that were encoded again because their worker was lost.
         texts_computed: rows that encode calls were given, those included whose old vectors were
             compared.
@@ -42,10 +36,7 @@ class Costs:
     padded_tokens: int = 0
     tokenize_seconds: float = 0.0
     forward_seconds: float = 0.0
-    copy_seconds: float = 0.0
-    work_seconds: float = 0.0
     encode_seconds: float = 0.0
-    shared_seconds: float = 0.0
     replays: int = 0
     texts_computed: int = 0
     texts_encoded: int = 0
@@ -65,9 +56,9 @@ class Costs:
 
     def as_dict(self) -> dict[str, Any]:
         """All amounts, and the ratios that follow from them."""
-        names = ("padding_ratio", "compute_intensity", "overlap_ratio")
-        ratios = {name: getattr(self, name) for name in names}
-        return dict(zip(_NAMES, _amounts(self), strict=True)) | ratios
+        amounts = dict(zip(_NAMES, _amounts(self), strict=True))
+        ratios = {"padding_ratio": self.padding_ratio, "overlap_ratio": self.overlap_ratio}
+        return amounts | ratios
 
     @property
     def texts_per_second(self) -> float | None:
@@ -80,12 +71,6 @@ class Costs:
     def padding_ratio(self) -> float:
         """Share of the tokens given to the model that were padding."""
         return 1.0 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
-
-    @property
-    def compute_intensity(self) -> float:
-        """SURGE's t_kernel / (t_tokenize + t_transfer + t_kernel)."""
-        steps = self.tokenize_seconds + self.forward_seconds
-        return (self.forward_seconds - self.copy_seconds) / steps if steps > 0 else 0.0
 
     @property
     def overlap_ratio(self) -> float:

@@ -367,7 +367,7 @@ class EncoderPool:
     def _time(self, texts: list[str]) -> tuple[float, float]:
         """Return the tokens of `texts`, and the seconds of their call."""
         costs, _ = self._encode_copy(pa.array(texts, pa.large_string()))
-        return costs.tokens, costs.shared_seconds
+        return costs.tokens, costs.encode_seconds
 
     def __enter__(self) -> EncoderPool:
         return self

@@ -18,7 +18,6 @@ from __future__ import annotations
 import itertools
 import json
 import mmap
-import signal
 import socket
 from dataclasses import dataclass
 from typing import Any
@@ -28,8 +27,6 @@ import numpy as np
 Message = dict[str, Any]
 
 MAX_MESSAGE_BYTES = 64 << 10
-# Makes a worker print the stacks of its threads; a signal also reaches a worker that hangs.
-DUMP_STACKS = signal.SIGUSR1
 _MAX_DESCRIPTORS = 4
 _ALIGNMENT = 64
 

@@ -22,26 +22,30 @@ from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.metrics import NO_COSTS, Costs
 from surge_dagster.engine.encoder.quarantine import FailedRow, Quarantine, QuarantinedRows
 
-LARGEST_CHUNK_TEXTS = 8_192
-LARGEST_CHUNK_WEIGHT = 4 << 20
-SMALLEST_CHUNK_WEIGHT = 32 << 10
-# Slow workers get smaller chunks: at the end of a run the others wait for the last one.
-_SLOW_CHUNK_SECONDS = 1.0
-_SLOW_CHUNK_WEIGHT = 8 << 10
-# Workers that queue their work get larger ones: short chunks would leave the device waiting, and
-# have small passes.
-_QUEUED_CHUNK_SECONDS = 0.1
-_SMALLEST_QUEUED_SECONDS = 0.02
-# In weight per second: a chunk has at most eight times the weight of others, whatever was measured.
-_FASTEST = 8 * LARGEST_CHUNK_WEIGHT / _QUEUED_CHUNK_SECONDS
 ROW_WEIGHT = 32
 # A worker has one chunk under way and one waiting: together three quarters of its part of the
 # remaining rows.
 _CHUNKS_PER_WORKER = 2
-# The share of the last chunk in the measured rate.
-_NEWEST_SHARE = 0.5
-# The time of a smaller chunk depends on messages more than on the worker's speed.
-_SMALLEST_TIMED_WEIGHT = SMALLEST_CHUNK_WEIGHT // 8
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSizes:
+    """Limits of a chunk.
+
+    Attributes:
+        texts: at most.
+        largest, smallest: in weighted bytes.
+    """
+
+    texts: int
+    largest: int
+    smallest: int
+
+
+CHUNKS = ChunkSizes(texts=8_192, largest=4 << 20, smallest=32 << 10)
+# Of workers that queue their work on a GPU: short chunks would leave the device waiting, and have
+# small passes.
+QUEUED_CHUNKS = ChunkSizes(texts=131_072, largest=8 << 20, smallest=512 << 10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +56,6 @@ class Chunk:
     start: int
     stop: int
     quarantined: QuarantinedRows | None = None
-
-    @property
-    def weight(self) -> int:
-        """In weighted bytes."""
-        return int(self.job.ends[self.stop] - self.job.ends[self.start])
 
 
 @dataclass(slots=True, eq=False)
@@ -122,14 +121,12 @@ class Job:
     def finished(self) -> bool:
         return self.finished_rows >= self.rows
 
-    def take(self, workers: int, rate: float | None = None, is_queue: bool = False) -> Chunk | None:
-        """Return the next unassigned rows; None if there are none; see `chunk_end`."""
+    def take(self, workers: int, sizes: ChunkSizes) -> Chunk | None:
+        """Return the next unassigned rows; None if there are none."""
         if self.next_row >= self.rows:
             return None
-        start, self.next_row = (
-            self.next_row,
-            chunk_end(self.ends, self.next_row, workers, rate, is_queue),
-        )
+        start = self.next_row
+        self.next_row = chunk_end(self.ends, start, workers, sizes)
         return Chunk(self, start, self.next_row)
 
     def take_quarantined(self) -> Chunk | None:
@@ -166,7 +163,6 @@ class Schedule:
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._jobs: list[Job] = []
-        self._rate: float | None = None  # weight per second of a worker
 
     @property
     def jobs(self) -> list[Job]:
@@ -181,24 +177,18 @@ class Schedule:
         A quarantined chunk may kill its worker, so only an idle worker gets one: no other chunk is
         lost with it.
         """
+        sizes = QUEUED_CHUNKS if is_queue else CHUNKS
         for job in self.jobs:
             chunk = None
             if idle and job.quarantine:
                 chunk = job.take_quarantined()
                 self.end_if_finished(job)  # all quarantined rows may belong to failed groups
-            chunk = chunk or job.take(self._workers, self._rate, is_queue)
+            chunk = chunk or job.take(self._workers, sizes)
             if chunk is not None:
                 if job.started_at is None:
                     job.started_at = time.monotonic()
                 return chunk
         return None
-
-    def measure(self, chunk: Chunk, seconds: float) -> None:
-        if chunk.weight < _SMALLEST_TIMED_WEIGHT:
-            return
-        rate = chunk.weight / max(seconds, 1e-6)
-        before = rate if self._rate is None else self._rate
-        self._rate = before + _NEWEST_SHARE * (rate - before)
 
     def end_if_finished(self, job: Job) -> None:
         if job.finished and not job.done.is_set():
@@ -230,32 +220,12 @@ class Schedule:
         job.done.set()
 
 
-def chunk_end(
-    ends: np.ndarray,
-    start: int,
-    workers: int,
-    rate: float | None = None,
-    is_queue: bool = False,
-) -> int:
-    """Return the end of the chunk that begins at row `start`; `ends` as in `Job`.
-
-    Args:
-        rate: weight per second of a worker, if it is known.
-        is_queue: whether the worker launches a chunk before the one before has ended.
-    """
-    queued = min(rate, _FASTEST) if is_queue and rate is not None else 0.0
-    weight = max(LARGEST_CHUNK_WEIGHT, queued * _QUEUED_CHUNK_SECONDS)
+def chunk_end(ends: np.ndarray, start: int, workers: int, sizes: ChunkSizes) -> int:
+    """Return the end of the chunk that begins at row `start`; `ends` as in `Job`."""
+    weight: float = sizes.largest
     if workers > 1:
         part = float(ends[-1] - ends[start]) / (workers * _CHUNKS_PER_WORKER)
-        smallest = SMALLEST_CHUNK_WEIGHT
-        if rate is not None:
-            smallest = min(smallest, max(_SLOW_CHUNK_WEIGHT, rate * _SLOW_CHUNK_SECONDS))
-        weight = max(smallest, queued * _SMALLEST_QUEUED_SECONDS, min(weight, part))
-    stop = _row_at(ends, start, weight)
-    most = max(start + LARGEST_CHUNK_TEXTS, _row_at(ends, start, queued * _QUEUED_CHUNK_SECONDS))
-    return min(len(ends) - 1, most, max(stop, start + 1))
-
-
-def _row_at(ends: np.ndarray, start: int, weight: float) -> int:
-    """Return the last row before which there is at most so much weight from `start`."""
-    return int(np.searchsorted(ends, ends[start] + weight, side="right")) - 1
+        weight = max(sizes.smallest, min(weight, part))
+    # the last row before which there is at most this weight
+    stop = int(np.searchsorted(ends, ends[start] + weight, side="right")) - 1
+    return min(len(ends) - 1, start + sizes.texts, max(stop, start + 1))

@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 
 _OUTPUT_LINES = 80
 _READ_BYTES = 64 << 10
-_STACKS_SECONDS = 1.0
 _REST_OF_OUTPUT_SECONDS = 0.2
 # Ending a process that holds much memory, or a device, takes a while; most end within milliseconds.
 _KILLED_SECONDS = 5.0
@@ -68,40 +67,18 @@ class WorkerProcess:
         self._partial_line = b""
         self._progress = -1
         self.moved_at = time.monotonic()
-        # when the first of its assigned chunks became the first
-        self._chunk_started_at = self.moved_at
-        self._killed_at: float | None = None
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        lifeline, self._lifeline = os.pipe()
-        paths = [path for path in (os.environ.get("PYTHONPATH"), str(_PACKAGE_ROOT)) if path]
-        # see `commands`
-        environment = {"ARROW_DEFAULT_MEMORY_POOL": "jemalloc", **_environment_without_secrets()}
-        environment |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
-        descriptors = (theirs.fileno(), lifeline)
-        arguments = [str(number) for number in (*descriptors, os.getpid())]
         try:
-            self.process = subprocess.Popen(
-                # -P: modules in the current folder must not hide libraries.
-                [sys.executable, "-P", "-m", _WORKER_MODULE, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=descriptors,
-                env={**environment, **seat.environment},
-                # Its own process group: the pool handles an interrupt from the terminal.
-                process_group=0,
-            )
+            self.process = _started(theirs, seat)
         except BaseException:
             self.connection.close()
-            os.close(self._lifeline)
             raise
         finally:
             theirs.close()
-            os.close(lifeline)
+
         if seat.niceness:  # of its first thread, which has started no other yet
-            os.setpriority(
-                os.PRIO_PROCESS, self.pid, os.getpriority(os.PRIO_PROCESS, 0) + seat.niceness
-            )
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PROCESS, self.pid, own + seat.niceness)
         assert self.process.stdout is not None
         self.output = self.process.stdout
         os.set_blocking(self.output.fileno(), False)
@@ -127,7 +104,6 @@ class WorkerProcess:
         arena = chunk.job.slot.arena
         if not self.assigned:
             self.note_progress()
-            self._chunk_started_at = self.moved_at
         self.assigned.append(chunk)
         chunk.job.slot.pin()
         if arena.key not in self.known_arenas:
@@ -148,12 +124,6 @@ class WorkerProcess:
         kind = {"chosen": chunk.job.chosen is not None, "holds_ids": chunk.job.holds_ids}
         self._send({"op": "encode", **kind, **place})
 
-    def finish_chunk(self, ended_at: float) -> tuple[Chunk, float]:
-        """Return the chunk that the worker ended at this time, and its seconds."""
-        seconds = ended_at - self._chunk_started_at
-        self._chunk_started_at = ended_at
-        return self.assigned.pop(0), seconds
-
     def drop_arena(self, key: int) -> None:
         if key in self.known_arenas:
             self.known_arenas.discard(key)
@@ -173,37 +143,30 @@ class WorkerProcess:
         )
         return True
 
-    def dump_stacks(self) -> None:
-        """Makes a process that seems to hang print the stacks of its threads, if it still can."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(protocol.DUMP_STACKS)
-        if not self._has_output(_STACKS_SECONDS):
-            return
-        # The worker may print without end; the stacks must not be lost in that.
-        deadline = time.monotonic() + _REST_OF_OUTPUT_SECONDS
-        while time.monotonic() < deadline:
-            if not (self._has_output(deadline - time.monotonic()) and self.read_output()):
-                return
-
     def with_output(self, reason: str) -> str:
         lines = "\n".join(f"  {line}" for line in self.last_lines)
         return f"{reason}\nIts last output:\n{lines}" if lines else f"{reason}; it printed nothing"
 
     def kill(self) -> None:
-        self._killed_at = self._killed_at or time.monotonic()
+        self._signal(signal.SIGKILL)
+
+    def abort(self) -> None:
+        """Let a process that seems to hang print the stacks of its threads and end, if it can."""
+        self._signal(signal.SIGABRT)
+
+    def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGKILL)
+            self.process.send_signal(number)
 
     def wait(self, seconds: float) -> int | None:
-        """The exit code; None when the process has not ended by then."""
+        """Return the exit code; None if the process has not ended by then."""
         try:
-            return self.process.wait(max(0.0, seconds))
+            return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
 
     def end(self, grace_seconds: float) -> int | None:
-        """Waits for the process, kills it after `grace_seconds`, frees everything, and returns its
-        exit code.
+        """Wait for the process, kill it after `grace_seconds`, and return its exit code.
 
         None: it was killed and hangs inside the kernel, so it is given up. Others may still encode
         its chunks: it never runs its own code again, and what the kernel or a device still finishes
@@ -212,8 +175,7 @@ class WorkerProcess:
         code = self.wait(grace_seconds)
         if code is None:
             self.kill()
-            assert self._killed_at is not None
-            code = self.wait(self._killed_at + _KILLED_SECONDS - time.monotonic())
+            code = self.wait(_KILLED_SECONDS)
         # A process that it started may print without end.
         deadline = time.monotonic() + _REST_OF_OUTPUT_SECONDS
         while self.read_output() and self._has_output() and time.monotonic() < deadline:
@@ -222,12 +184,10 @@ class WorkerProcess:
             self.last_lines.append(self._partial_line.decode(errors="replace").rstrip())
         self.connection.close()
         self.output.close()
-        os.close(self._lifeline)
         if code is None:
             log.warning(
-                "%s was killed and does not end: it hangs inside the kernel, which happens after a "
-                "fault of a GPU's driver or on a mount that does not answer. It keeps its memory, "
-                "the device's too, until it ends; dmesg may say why. If it stays, reboot it",
+                "%s was killed and does not end: it hangs inside the kernel, as after a fault of a "
+                "GPU's driver. It keeps its memory until it ends; dmesg may say why",
                 self.name,
             )
         return code
@@ -237,10 +197,29 @@ class WorkerProcess:
         with contextlib.suppress(OSError):
             protocol.send(self.connection, message, descriptors)
 
-    def _has_output(self, patience_seconds: float = 0.0) -> bool:
+    def _has_output(self) -> bool:
         poll = select.poll()
         poll.register(self.output, select.POLLIN)
-        return bool(poll.poll(1_000 * max(0.0, patience_seconds)))
+        return bool(poll.poll(0))
+
+
+def _started(connection: socket.socket, seat: WorkerSeat) -> subprocess.Popen[bytes]:
+    paths = [path for path in (os.environ.get("PYTHONPATH"), str(_PACKAGE_ROOT)) if path]
+    # see `commands`
+    environment = {"ARROW_DEFAULT_MEMORY_POOL": "jemalloc", **_environment_without_secrets()}
+    environment |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    arguments = [str(connection.fileno()), str(os.getpid())]
+    return subprocess.Popen(
+        # -P: modules in the current folder must not hide libraries.
+        [sys.executable, "-P", "-m", _WORKER_MODULE, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=(connection.fileno(),),
+        env={**environment, **seat.environment},
+        # Its own process group: the pool handles an interrupt from the terminal.
+        process_group=0,
+    )
 
 
 def describe_exit(code: int | None) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import time
 from collections.abc import Iterator
 
 from surge_dagster.engine.encoder.devices import processor
@@ -20,7 +19,7 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.inference.converted_models import converted_model, converted_tokenizer
 from surge_dagster.engine.inference.passes import TokenBatch
 from surge_dagster.engine.inference.quiet_openvino import ov
-from surge_dagster.engine.inference.token_backend import ChunkPasses, PaddedBackend
+from surge_dagster.engine.inference.token_backend import PaddedBackend, RunPass
 from surge_dagster.engine.model.spec import Space
 
 # The first conversion sets up numpy within OpenVINO's bindings and releases the GIL in between.
@@ -74,17 +73,15 @@ class OpenvinoBackend(PaddedBackend):
         )
 
     @contextlib.contextmanager
-    def _passes(self, tokens: Tokens, rows: Rows) -> Iterator[ChunkPasses]:
-        def run_pass(batch: TokenBatch) -> float:
+    def _passes(self, tokens: Tokens, rows: Rows) -> Iterator[RunPass]:
+        def run_pass(batch: TokenBatch) -> None:
             request = self._idle.get()
             try:
                 inputs = list(tokens.gather(batch.rows, batch.length))
                 request.start_async(inputs, share_inputs=True)
                 request.wait()
-                computed = time.perf_counter()
                 rows.matrix[rows.places[batch.rows]] = request.get_output_tensor(0).data
-                return time.perf_counter() - computed
             finally:
                 self._idle.put(request)
 
-        yield ChunkPasses(run_pass)
+        yield run_pass

@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,7 +36,7 @@ from surge_dagster.engine.inference.model_parts import tokenizer_facts
 from surge_dagster.engine.inference.packed_attention import PACKED_ATTENTION, has_varlen_attention
 from surge_dagster.engine.inference.packed_pooling import POOLING_MODES, PackedPooling, modes_of
 from surge_dagster.engine.inference.packing import CELL, LONGEST_IN_CELLS, Pack, pack_texts
-from surge_dagster.engine.inference.token_backend import ChunkPasses, TokenBackend
+from surge_dagster.engine.inference.token_backend import RunPass, TokenBackend
 from surge_dagster.engine.inference.torch_backend import load_model
 from surge_dagster.engine.model.spec import Space
 
@@ -127,9 +126,8 @@ class PackedBackend(TokenBackend):
                 empty = self._device.upload(np.flatnonzero(lengths == 0))
                 vectors[empty] = self._of_empty_text.to(kind)
             packs = pack_texts(lengths, self.token_budget, cells=self._has_cells)
-            work = self._compute(
-                packs, ChunkPasses(self._pass_of(prepared, vectors)), lambda: self._tell(progress)
-            )
+            run_pass = self._pass_of(prepared, vectors)
+            work = self._compute(packs, run_pass, lambda: self._tell(progress))
             landing = self._take_landing(vectors)
             landing[: len(lengths)].copy_(vectors, non_blocking=True)
             ended = self._device.mark()
@@ -142,12 +140,10 @@ class PackedBackend(TokenBackend):
             started = time.perf_counter()
             _put(landing[: len(lengths)], rows)
             self._landings.append(landing)
-            copy_seconds = time.perf_counter() - started
             return Costs(
                 tokens=len(prepared.ids),
                 padded_tokens=work.padded_tokens,
-                forward_seconds=ended.seconds_since(begun) + copy_seconds,
-                copy_seconds=copy_seconds,
+                forward_seconds=ended.seconds_since(begun) + time.perf_counter() - started,
             )
 
         return LaunchedChunk(is_done=lambda: ended.is_reached, finish=finish)
@@ -158,11 +154,11 @@ class PackedBackend(TokenBackend):
             self._queued.popleft()
             progress()
 
-    def _pass_of(self, tokens: Tokens, vectors: torch.Tensor) -> Callable[[Pack], float]:
+    def _pass_of(self, tokens: Tokens, vectors: torch.Tensor) -> RunPass:
         """Bring a chunk's ids to the device; return what queues a pass and a mark behind it."""
         ids = self._device.upload(np.append(tokens.ids, np.int32(self._pad_id)))
 
-        def run_pass(pack: Pack) -> float:
+        def run_pass(pack: Pack) -> None:
             starts = np.where(pack.sequences < 0, len(tokens.ids), tokens.offsets[pack.sequences])
             upload = self._device.upload
             found = self._embed(ids, upload(starts), upload(pack.lengths), pack)
@@ -171,7 +167,6 @@ class PackedBackend(TokenBackend):
                 found = torch.nn.functional.normalize(found, p=2.0, dim=-1)
             vectors.index_copy_(0, upload(pack.rows), found.to(vectors.dtype))
             self._queued.append(self._device.mark())
-            return 0.0
 
         return run_pass
 

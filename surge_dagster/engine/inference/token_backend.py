@@ -46,27 +46,18 @@ class Batch(Protocol):
     def halves(self) -> list[Self]: ...
 
 
-@dataclass(slots=True)
-class ChunkPasses:
-    """Attributes:
-    run_pass: puts the vectors of a batch where they belong; returns the seconds of copying.
-    copy_seconds: of copies outside of the passes.
-    """
-
-    run_pass: Callable[[Any], float]
-    copy_seconds: float = 0.0
+RunPass = Callable[[Any], None]  # puts the vectors of a batch where they belong
 
 
 @dataclass(slots=True)
 class ComputedPasses:
     """The passes of a chunk; changed only under the backend's lock."""
 
-    passes: ChunkPasses
+    run_pass: RunPass
     progress: Progress
     waiting: deque[Batch]
     alone: list[Batch] = field(default_factory=list)
     padded_tokens: int = 0
-    copy_seconds: float = 0.0
     error: BaseException | None = None
 
 
@@ -116,9 +107,9 @@ class TokenBackend(ABC):
         """Raises EncoderError when a single text does not fit into memory."""
 
     def _compute(
-        self, batches: Sequence[Batch], passes: ChunkPasses, progress: Progress
+        self, batches: Sequence[Batch], run_pass: RunPass, progress: Progress
     ) -> ComputedPasses:
-        work = ComputedPasses(passes, progress, deque(batches))
+        work = ComputedPasses(run_pass, progress, deque(batches))
         streams = max(1, min(self.streams, len(batches)))
         others = []
         if self._threads is not None:
@@ -130,7 +121,6 @@ class TokenBackend(ABC):
             raise work.error
         for batch in work.alone:
             self._run_alone(work, batch)
-        work.copy_seconds /= streams
         return work
 
     def _drain(self, work: ComputedPasses) -> None:
@@ -155,14 +145,13 @@ class TokenBackend(ABC):
             self._shrink(work, batch)
 
     def _run_pass(self, work: ComputedPasses, batch: Batch) -> None:
-        copy_seconds = work.passes.run_pass(batch)
+        work.run_pass(batch)
         with self._lock:
             work.padded_tokens += batch.padded_tokens
-            work.copy_seconds += copy_seconds
         work.progress()
 
     def _shrink(self, work: ComputedPasses, batch: Batch) -> None:
-        """Lowers the budget after a pass that did not fit, and queues its rows again."""
+        """Lower the budget after a pass that did not fit, and queue its rows again."""
         if self._free_memory is not None:
             self._free_memory()
         with self._lock:
@@ -208,16 +197,15 @@ class PaddedBackend(TokenBackend):
     def forward(self, prepared: Tokens, rows: Rows, progress: Progress) -> Costs:
         started = time.perf_counter()
         rows.truncated[rows.places] = prepared.truncated
-        with self._passes(prepared, rows) as passes:
+        with self._passes(prepared, rows) as run_pass:
             batches = plan_batches(prepared.lengths, self.token_budget, self._pass_tokens)
-            work = self._compute(batches, passes, progress)
+            work = self._compute(batches, run_pass, progress)
         return Costs(
             tokens=len(prepared.ids),
             padded_tokens=work.padded_tokens,
             forward_seconds=time.perf_counter() - started,
-            copy_seconds=passes.copy_seconds + work.copy_seconds,
         )
 
     @abstractmethod
-    def _passes(self, tokens: Tokens, rows: Rows) -> AbstractContextManager[ChunkPasses]:
-        """Sets up the passes of a chunk; at its end every one of its rows has its vector."""
+    def _passes(self, tokens: Tokens, rows: Rows) -> AbstractContextManager[RunPass]:
+        """Set up the passes of a chunk; at its end every one of its rows has its vector."""

@@ -2,8 +2,7 @@
 
 Batches of equal token length go through the whole sentence-transformers module, without an
 attention mask where they need none. The flat token ids of a chunk are copied to the device once;
-each pass gathers its own [rows, length] there and writes its vectors to their rows, which on the
-CPU lie in the pool's shared memory.
+each pass gathers its own [rows, length] there. The vectors are copied to their rows at the end.
 
 On a GPU passes are only queued. The loop stays two passes ahead of the device, which keeps it busy,
 and no further, so that reported progress is finished work.
@@ -12,7 +11,6 @@ and no further, so that reported progress is finished work.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -26,7 +24,7 @@ from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, Toke
 from surge_dagster.engine.inference.model_parts import embedder, tokenizer_facts
 from surge_dagster.engine.inference.passes import TokenBatch, longest_first
 from surge_dagster.engine.inference.reference_backend import ReferenceBackend
-from surge_dagster.engine.inference.token_backend import ChunkPasses, PaddedBackend
+from surge_dagster.engine.inference.token_backend import PaddedBackend, RunPass
 from surge_dagster.engine.model.spec import Space
 
 if TYPE_CHECKING:
@@ -49,9 +47,7 @@ def load_torch(space: Space, settings: BackendSettings) -> Backend:
     import torch
 
     from surge_dagster.engine.inference.device import CudaDevice, HostDevice
-    from surge_dagster.engine.inference.padded_mask import keep_masks
 
-    keep_masks()
     model = load_model(space, settings)
     facts = tokenizer_facts(model, space)
     if facts is None:
@@ -112,48 +108,33 @@ class TorchBackend(PaddedBackend):
         )
 
     @contextlib.contextmanager
-    def _passes(self, tokens: Tokens, rows: Rows) -> Iterator[ChunkPasses]:
+    def _passes(self, tokens: Tokens, rows: Rows) -> Iterator[RunPass]:
         torch = self._torch
+        device = self._device
+        order = longest_first(tokens.lengths)
+        target = torch.from_numpy(rows.matrix)
+        under_way: deque[Mark] = deque()
 
         with torch.inference_mode():
-            started = time.perf_counter()
-            order = longest_first(tokens.lengths)
-            device = self._device
-            ids = device.upload(
-                tokens.ids if len(tokens.ids) else np.full(1, self._pad_id, np.int32)
-            )
+            # ids of no text at all are those of padding
+            ids = device.upload(np.append(tokens.ids, np.int32(self._pad_id)))
             starts = device.upload(tokens.offsets[order])
             lengths = device.upload(tokens.lengths[order])
-            target = torch.from_numpy(rows.matrix)
-            results = target
-            places = device.upload(order if device.queues else rows.places[order])
-            if device.queues:
-                results = torch.empty(
-                    (len(order), target.shape[1]), dtype=target.dtype, device=device.torch_device
-                )
-            under_way: deque[Mark] = deque()
+            places = device.upload(order)
+            results = torch.empty(
+                (len(order), target.shape[1]), dtype=target.dtype, device=device.torch_device
+            )
 
-            def run_pass(batch: TokenBatch) -> float:
+            def run_pass(batch: TokenBatch) -> None:
                 part = slice(batch.first, batch.first + len(batch.rows))
-                batch_ids, mask = self._gather(ids, starts[part], lengths[part], batch)
-                vectors = self._embed(batch_ids, mask)
-                computed = time.perf_counter()
+                vectors = self._embed(*self._gather(ids, starts[part], lengths[part], batch))
                 results.index_copy_(0, places[part], vectors.to(results.dtype))
-                scattered = time.perf_counter()
-                if device.queues:
-                    under_way.append(device.mark())
-                    if len(under_way) > _PASSES_AHEAD:
-                        under_way.popleft().wait()
-                return scattered - computed
+                under_way.append(device.mark())
+                if len(under_way) > _PASSES_AHEAD:
+                    under_way.popleft().wait()
 
-            passes = ChunkPasses(run_pass, time.perf_counter() - started)
-            yield passes
-            if device.queues:
-                # Waits here, so that the seconds of the copy do not include those of the passes.
-                device.mark().wait()
-                started = time.perf_counter()
-                self._download(results, target, torch.from_numpy(rows.places))
-                passes.copy_seconds += time.perf_counter() - started
+            yield run_pass
+            self._download(results, target, torch.from_numpy(rows.places))
 
     def _gather(
         self, ids: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, batch: TokenBatch

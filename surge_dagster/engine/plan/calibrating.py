@@ -96,7 +96,7 @@ def calls_of(seen: Sequence[SuperBatchReport]) -> list[Call]:
                 texts=costs.texts_computed,
                 text_bytes=report.text_bytes * texts / report.texts,
                 tokens=costs.tokens,
-                seconds=costs.shared_seconds,
+                seconds=costs.encode_seconds,
                 equal_texts=costs.texts_deduplicated,
             )
         )

@@ -177,8 +177,7 @@ class _Measures:
         now = time.perf_counter()
         since_last = now - self._last
         self._last = now
-        # Of what the call took of the pool: one that waits for others is not slow.
-        pace = self._pace.ratio(costs.shared_seconds, self._expected_seconds(call))
+        pace = self._pace.ratio(seconds, self._expected_seconds(call))
         ended = now - self._begun
         span = Span(max(0.0, ended - seconds), ended, seconds)
         duty = min(1.0, seconds / max(since_last, 1e-9))

@@ -79,7 +79,7 @@ class SuperBatchReport:
     @property
     def is_slow(self) -> bool:
         """Whether its encode call took so much longer than others that somebody should know."""
-        is_worth_a_warning = self.costs.shared_seconds > _WORTH_A_WARNING_SECONDS
+        is_worth_a_warning = self.costs.encode_seconds > _WORTH_A_WARNING_SECONDS
         return is_worth_a_warning and self.pace_ratio is not None and self.pace_ratio > SLOW_PACE
 
     @property
@@ -87,7 +87,7 @@ class SuperBatchReport:
         """What a person should know of a SuperBatch that `is_slow`."""
         return (
             f"SuperBatch {self.index}: its {self.costs.texts_computed:,} texts took "
-            f"{self.costs.shared_seconds:.1f} s, {self.pace_ratio:.1f} times as long as usual. "
+            f"{self.costs.encode_seconds:.1f} s, {self.pace_ratio:.1f} times as long as usual. "
             "Check whether something else uses the device or slows it down."
         )
 

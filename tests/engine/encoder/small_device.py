@@ -18,7 +18,7 @@ from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
 from surge_dagster.engine.inference.passes import TokenBatch
-from surge_dagster.engine.inference.token_backend import ChunkPasses, PaddedBackend
+from surge_dagster.engine.inference.token_backend import PaddedBackend, RunPass
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 
 DIMENSION = 4
@@ -93,15 +93,14 @@ class SmallDeviceBackend(PaddedBackend):
         )
 
     @contextlib.contextmanager
-    def _passes(self, tokens: Tokens, rows: Rows) -> Iterator[ChunkPasses]:
-        def run_pass(batch: TokenBatch) -> float:
+    def _passes(self, tokens: Tokens, rows: Rows) -> Iterator[RunPass]:
+        def run_pass(batch: TokenBatch) -> None:
             with self.device.memory(batch.tokens):
                 ids, mask = tokens.gather(batch.rows, batch.length)
                 for row, own, kept in zip(batch.rows, ids, mask, strict=True):
                     rows.matrix[rows.places[row]] = _vector(own[kept > 0])
-            return 0.0
 
-        yield ChunkPasses(run_pass)
+        yield run_pass
 
 
 class PooledBackend(SmallDeviceBackend):

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surge_dagster.engine.encoder.calls import shared_seconds
-from surge_dagster.engine.encoder.metrics import NO_COSTS, Costs
+from surge_dagster.engine.encoder.metrics import NO_COSTS
 from surge_dagster.engine.encoder.quarantine import Quarantine
 from surge_dagster.engine.encoder.schedule import (
-    LARGEST_CHUNK_TEXTS,
-    LARGEST_CHUNK_WEIGHT,
+    CHUNKS,
+    QUEUED_CHUNKS,
+    ChunkSizes,
     Job,
     Schedule,
     chunk_end,
@@ -26,17 +26,17 @@ from surge_dagster.engine.encoder.schedule import (
 @given(
     sizes=st.lists(st.integers(0, 6_000_000), min_size=1, max_size=50),
     workers=st.integers(1, 4),
-    rate=st.none() | st.floats(0, 1e12),
+    limits=st.sampled_from([CHUNKS, QUEUED_CHUNKS]),
 )
 def test_chunks_cover_all_rows_within_their_size_limits(
-    sizes: list[int], workers: int, rate: float | None
+    sizes: list[int], workers: int, limits: ChunkSizes
 ) -> None:
     ends = np.concatenate([[0], np.cumsum(sizes)])
     start = 0
     while start < len(sizes):
-        stop = chunk_end(ends, start, workers, rate)
-        assert start < stop <= min(len(sizes), start + LARGEST_CHUNK_TEXTS)
-        assert ends[stop] - ends[start] <= LARGEST_CHUNK_WEIGHT or stop == start + 1
+        stop = chunk_end(ends, start, workers, limits)
+        assert start < stop <= min(len(sizes), start + limits.texts)
+        assert ends[stop] - ends[start] <= limits.largest or stop == start + 1
         start = stop
 
 
@@ -55,7 +55,7 @@ def test_workers_of_different_speeds_finish_together(speeds: tuple[int, ...]) ->
     ended = [0.0] * len(speeds)
     while idle_since:
         now, worker = heapq.heappop(idle_since)
-        chunk = job.take(len(speeds))
+        chunk = job.take(len(speeds), CHUNKS)
         if chunk is not None:
             ended[worker] = now + (chunk.stop - chunk.start) / speeds[worker]
             heapq.heappush(idle_since, (ended[worker], worker))
@@ -65,40 +65,23 @@ def test_workers_of_different_speeds_finish_together(speeds: tuple[int, ...]) ->
 def test_chunks_shrink_towards_the_end() -> None:
     job = _job(100_000)
     sizes = []
-    while (chunk := job.take(4)) is not None:
+    while (chunk := job.take(4, CHUNKS)) is not None:
         sizes.append(chunk.stop - chunk.start)
     assert sum(sizes) == 100_000
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] <= 512
 
 
-def test_workers_that_queue_get_a_tenth_of_a_second_and_never_less_than_a_fiftieth() -> None:
-    """So fast that 8,192 texts would be over before the device has heard of the next ones."""
-    job = _job(400_000)
-    weight_of_text, rate = job.ends[1], 300_000 * job.ends[1]
-    kinds = ((None, True), (rate, True), (rate, False))
-    chunks = [job.take(1, known, is_queue=is_queue) for known, is_queue in kinds]
-    weights = [chunk.weight // weight_of_text for chunk in chunks if chunk is not None]
-    assert weights == [LARGEST_CHUNK_TEXTS, 30_000, LARGEST_CHUNK_TEXTS], (
-        "the speed is known, and work is queued"
-    )
-    absurd = _job(2_000_000).take(1, 1e12, is_queue=True)
-    assert absurd is not None and absurd.weight <= 8 * LARGEST_CHUNK_WEIGHT
+def test_workers_that_queue_get_larger_chunks() -> None:
+    """A GPU would be done with 8,192 short texts before it has heard of the next ones."""
+    schedule = Schedule(1)
+    schedule.add(_job(400_000))
     sizes = []
-    while (chunk := job.take(4, rate / 4, is_queue=True)) is not None:
+    for is_queue in (False, True):
+        chunk = schedule.next_chunk(idle=True, is_queue=is_queue)
+        assert chunk is not None
         sizes.append(chunk.stop - chunk.start)
-    assert (max(sizes), min(sizes[:-1])) == (LARGEST_CHUNK_TEXTS, 1_500)
-
-
-@pytest.mark.parametrize(
-    ("rate", "texts"), [(None, 300), (1e6, 300), (16_000.0, 202), (800.0, 103)]
-)
-def test_small_job_is_shared_among_slow_workers(rate: float | None, texts: int) -> None:
-    """300 texts take a fast worker less time than a message to another one; a slow one takes half a
-    minute."""
-    chunk = _job(300).take(2, rate)
-    assert chunk is not None
-    assert chunk.stop == texts
+    assert sizes == [8_192, 106_184]
 
 
 def test_time_of_a_job_that_ends_before_the_one_ahead_of_it_is_counted_once(
@@ -118,17 +101,6 @@ def test_time_of_a_job_that_ends_before_the_one_ahead_of_it_is_counted_once(
     now = 130.0
     schedule.end(first)
     assert [job.encode_seconds for job in (first, small)] == [29.0, 1.0]
-
-
-def test_call_is_charged_with_the_work_of_its_workers_and_not_with_their_waits() -> None:
-    """Of four workers one computes for 8 s; the 2 s that messages take do not divide among them."""
-    of_one = Costs(work_seconds=10.0, tokenize_seconds=1.0, forward_seconds=7.0)
-    assert shared_seconds(of_one, 10.0, chunks=1, workers=4) == 2 + 8 / 4
-    assert shared_seconds(of_one, 10.5, chunks=1, workers=1) == 10.5
-    many = Costs(work_seconds=44.0, tokenize_seconds=1.0, forward_seconds=39.0)
-    assert shared_seconds(many, 12.0, chunks=40, workers=4) == 44 / 4
-    tokenized_ahead = Costs(work_seconds=10.0, tokenize_seconds=3.0, forward_seconds=9.0)
-    assert shared_seconds(tokenized_ahead, 6.0, chunks=0, workers=2) == 5.0
 
 
 @settings(max_examples=60, deadline=None)

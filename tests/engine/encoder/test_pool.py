@@ -31,8 +31,8 @@ def test_rows_get_their_vectors_with_any_chunks_and_any_number_of_workers(
 ) -> None:
     texts = _texts(3_000)
     expected = hash_vectors(["say: " + text for text in texts], 24)
-    monkeypatch.setattr(schedule, "LARGEST_CHUNK_TEXTS", 97)
-    monkeypatch.setattr(schedule, "SMALLEST_CHUNK_WEIGHT", 800)
+    small = schedule.ChunkSizes(texts=97, largest=4 << 20, smallest=800)
+    monkeypatch.setattr(schedule, "CHUNKS", small)
     for workers in ("cpu", "cpu,cpu,cpu"):
         with (
             EncoderPool(
@@ -45,12 +45,7 @@ def test_rows_get_their_vectors_with_any_chunks_and_any_number_of_workers(
             costs = metrics.costs
             assert costs.texts_computed == 3_000
             assert costs.tokens == sum(1 + len(f"say: {text}".encode()) // 4 for text in texts)
-            assert (
-                0
-                < costs.forward_seconds
-                < costs.work_seconds
-                <= metrics.workers * costs.encode_seconds
-            )
+            assert 0 < costs.forward_seconds <= metrics.workers * costs.encode_seconds
 
 
 def test_workers_inherit_no_secrets_and_allocate_like_commands(

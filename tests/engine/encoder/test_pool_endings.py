@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from surge_dagster.engine.encoder.schedule import LARGEST_CHUNK_TEXTS
+from surge_dagster.engine.encoder.schedule import CHUNKS
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.errors import EncoderError
 from tests.engine.encoder.conftest import column, encode, filled_slot
@@ -65,7 +65,7 @@ def test_arena_can_be_closed_while_a_worker_holds_chunks_of_it(
 ) -> None:
     seen, gate = tmp_path / "seen", tmp_path / "gate"
     texts = [f"wait {gate}", *(f"harmless {row}" for row in range(20_000))]
-    texts[LARGEST_CHUNK_TEXTS + 1] = f"seen {seen}"  # in the chunk that waits behind the first one
+    texts[CHUNKS.texts + 1] = f"seen {seen}"  # in the chunk that waits behind the first one
     with faulty_pool("cpu", max_respawns=0) as pool:
         pids = pool.worker_pids
         with filled_slot(pool, texts) as slot:
@@ -82,8 +82,8 @@ def test_arena_can_be_closed_while_a_worker_holds_chunks_of_it(
                 call.result()
         assert np.array_equal(encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
         assert (pool.worker_pids, pool.replays) == (pids, 0)
-        both = 2 * LARGEST_CHUNK_TEXTS
-        assert call.encoded[-1] == (LARGEST_CHUNK_TEXTS, both), (
+        both = 2 * CHUNKS.texts
+        assert call.encoded[-1] == (CHUNKS.texts, both), (
             "the chunk that waited is encoded, and no further one"
         )
         assert np.array_equal(slot.matrix(0, both), hash_vectors(texts[:both], 16))
@@ -126,7 +126,6 @@ signal.signal(signal.SIGTERM, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 import pyarrow as pa
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.schedule import LARGEST_CHUNK_TEXTS
 from surge_dagster.engine.model.spec import EncodingSpec
 pool = EncoderPool(EncodingSpec("hash://16"), devices="cpu,cpu", backend="faults:FaultyBackend")
 pool.start()

@@ -187,7 +187,7 @@ def test_error_inside_the_pool_ends_every_call(
         raise KeyError("broken")
 
     with EncoderPool(SPEC, devices="cpu") as pool:
-        monkeypatch.setattr(schedule.Schedule, "measure", fail)
+        monkeypatch.setattr(schedule.Job, "add", fail)
         for _ in range(2):
             with pytest.raises(EncoderError, match="the encoder pool failed inside: KeyError"):
                 encode(pool, ["harmless"])

@@ -7,6 +7,7 @@ sentence-transformers in this process: together up to half a minute on two cores
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
@@ -65,7 +66,7 @@ def test_vector_does_not_depend_on_the_texts_in_its_batch_or_on_the_chunks(
         assert (
             parity.lowest_cosine(encode(model_pool, [texts[row]]), together[row : row + 1]) >= FLOOR
         )
-    monkeypatch.setattr(schedule, "LARGEST_CHUNK_TEXTS", 7)
+    monkeypatch.setattr(schedule, "CHUNKS", replace(schedule.CHUNKS, texts=7))
     assert parity.lowest_cosine(encode(model_pool, texts), together) >= FLOOR
 
 

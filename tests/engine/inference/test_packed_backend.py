@@ -268,7 +268,7 @@ def test_pool_answers_chunks_in_order_and_only_groups_with_a_bad_text_fail(
 ) -> None:
     """With a backend that launches a chunk before the one before has ended, and fails when it waits
     for it."""
-    monkeypatch.setattr(schedule, "LARGEST_CHUNK_TEXTS", 5)
+    monkeypatch.setattr(schedule, "QUEUED_CHUNKS", replace(schedule.QUEUED_CHUNKS, texts=5))
     good = [f"text {number}" for number in range(40)]
     bad = {7: "fail always", 23: "die always", 24: "fail always"}
     mixed = [bad.get(row, text) for row, text in enumerate(good)]

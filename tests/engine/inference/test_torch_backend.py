@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder.worker import parity
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows, encode_texts
+from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows
 from surge_dagster.engine.encoder.worker.sentence_model import reference_vectors
 from surge_dagster.engine.inference.model_parts import tokenizer_facts
-from surge_dagster.engine.inference.torch_backend import TorchBackend, load_model, load_torch
+from surge_dagster.engine.inference.torch_backend import TorchBackend, load_model
 from surge_dagster.engine.model.spec import EncodingSpec
-from tests.engine.encoder.conftest import TINY_MODELS, tiny_model
+from tests.engine.encoder.conftest import tiny_model
 
 TEXTS = [
     "",
@@ -69,34 +69,6 @@ def test_vectors_are_read_when_the_device_has_copied_them(name: str, tmp_path: P
     for _ in range(2):  # the second chunk lands in the buffer of the first
         found = encode(backend, expected.shape[1])
         assert parity.lowest_cosine(found, expected) >= parity.LOWEST_COSINE["fp32"]
-
-
-# Decoders look whether positions are in a row, and pooling whether there is a prompt: to answer
-# that would be a guess.
-ASKING = {
-    "bert_prompt_left_out_of_the_mean",
-    "qwen2_last_token",
-    "qwen3_last_token",
-    "gemma3_overflowing_fp16",
-    "llama_weighted_mean",
-}
-
-
-# What sentence-transformers encodes itself is not queued.
-@pytest.mark.parametrize(
-    "name", [name for name in TINY_MODELS if name not in ("router", "static_embedding")]
-)
-def test_queued_passes_ask_the_device_for_no_value_where_they_need_not(
-    name: str, tmp_path: Path
-) -> None:
-    from tests.engine.inference.late_device import HostWaits
-
-    space = EncodingSpec(str(tiny_model(name, tmp_path))).resolve()
-    backend = load_torch(space, BackendSettings("cpu", "fp32", 1, token_budget=60))
-    assert isinstance(backend, TorchBackend)
-    with HostWaits() as waits:
-        encode_texts(backend, TEXTS, space.dimension, space.dtype)
-    assert set(waits.found) == ({"aten.is_nonzero.default"} if name in ASKING else set())
 
 
 def test_passes_are_queued_two_ahead_of_the_device(tmp_path: Path) -> None:

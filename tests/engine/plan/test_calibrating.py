@@ -33,7 +33,6 @@ SOME = SuperBatchReport(
     costs=Costs(
         tokens=1_200,
         encode_seconds=2.0,
-        shared_seconds=2.0,
         texts_computed=100,
         texts_encoded=100,
         read_seconds=0.25,

@@ -141,7 +141,5 @@ def test_encode_seconds_add_up_to_the_busy_time_of_the_worker(
 
     assert sorted(report.texts for report in reports) == sorted(sizes)
     for report in reports:
-        assert 0 < report.costs.forward_seconds <= report.costs.work_seconds
-        assert report.costs.forward_seconds <= report.costs.encode_seconds
-    assert sum(report.costs.work_seconds for report in reports) <= run.report.wall_seconds
+        assert 0 < report.costs.forward_seconds <= report.costs.encode_seconds
     assert sum(report.costs.encode_seconds for report in reports) <= run.report.wall_seconds

@@ -18,10 +18,8 @@ def pace_after(*calls: tuple[float, float]) -> Pace:
     return pace
 
 
-def superbatch(shared_seconds: float, pace_ratio: float | None) -> SuperBatchReport:
-    costs = Costs(
-        texts_computed=1_000, encode_seconds=shared_seconds, shared_seconds=shared_seconds
-    )
+def superbatch(encode_seconds: float, pace_ratio: float | None) -> SuperBatchReport:
+    costs = Costs(texts_computed=1_000, encode_seconds=encode_seconds)
     return SuperBatchReport(4, 2, 1_000, 50_000, costs, pace_ratio=pace_ratio)
 
 

@@ -1,10 +1,10 @@
 """The worker process: loads one model, then turns rows of shared memory into vectors.
 
-Four threads: the reader receives messages and tokenizes ahead, the main thread computes and
-answers, the third reports progress every second, so that the pool can distinguish a slow worker
-from a hung one, and the fourth waits for the end of a pipe that only the pool's process holds open:
-when that process ends in any way, the worker ends too. Interrupts and termination signals are
-ignored; the pool handles them. What a worker prints ends up in the pool's error messages.
+Three threads: the reader receives messages and tokenizes ahead, the main thread computes and
+answers, and the third reports progress every second, so that the pool can distinguish a slow worker
+from a hung one. It also ends the worker when the pool's process has ended in any way. Interrupts
+and termination signals are ignored; the pool handles them. What a worker prints ends up in the
+pool's error messages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import faulthandler
 import mmap
 import os
 import queue
-import select
 import signal
 import socket
 import sys
@@ -41,7 +40,6 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 
 _BEAT_SECONDS = 1.0
-_PARENT_CHECK_MILLISECONDS = 2_000
 _MAX_REPORT_CHARACTERS = 5_000
 
 
@@ -65,18 +63,19 @@ class _PoolEnded(Exception):
 class Worker:
     """The state of one worker; `run` returns its exit code when the pool stops it."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, parent: int) -> None:
         self._connection = connection
+        self._parent = parent
         self._sending = threading.Lock()
         self._progress = 0
         self._arenas: dict[int, list[SlotArrays]] = {}
         self._prepared: queue.SimpleQueue[_Work | BaseException] = queue.SimpleQueue()
 
     def run(self) -> int:
+        threading.Thread(target=self._report_progress, daemon=True).start()
         first = protocol.receive(self._connection)
         if first is None:
             return 0
-        threading.Thread(target=self._report_progress, daemon=True).start()
         try:
             backend = self._load(first[0])
         except BaseException as error:
@@ -202,9 +201,11 @@ class Worker:
         self._progress += 1
 
     def _report_progress(self) -> None:
-        while True:
+        """Report while the pool's process lives; a fork of it may hold the connection open."""
+        while os.getppid() == self._parent:
             time.sleep(_BEAT_SECONDS)
             self._send({"op": "beat", "progress": self._progress})
+        os._exit(0)
 
     def _send(self, message: protocol.Message) -> None:
         try:
@@ -236,26 +237,14 @@ def _report(error: BaseException) -> protocol.Message:
     }
 
 
-def _end_with_parent(lifeline: int, parent: int) -> None:
-    """End this process when the lifeline closes or the parent changes: a fork may hold it open."""
-    poll = select.poll()
-    poll.register(lifeline, select.POLLIN | select.POLLHUP)
-    while not poll.poll(_PARENT_CHECK_MILLISECONDS) and os.getppid() == parent:
-        pass
-    os._exit(0)
-
-
 def main(arguments: list[str]) -> int:
-    """Arguments: descriptors of the socket and the lifeline, and the parent's process id."""
-    connection, lifeline, parent = (int(argument) for argument in arguments)
+    """Arguments: the descriptor of the socket, and the parent's process id."""
+    connection, parent = (int(argument) for argument in arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # Prints the stacks when a library crashes the process, and when the pool asks because it seems
-    # to hang.
+    # Prints the stacks when a library crashes the process, or the pool aborts it because it hangs.
     faulthandler.enable()
-    faulthandler.register(protocol.DUMP_STACKS, all_threads=True)
-    threading.Thread(target=_end_with_parent, args=(lifeline, parent), daemon=True).start()
-    code = Worker(socket.socket(fileno=connection)).run()
+    code = Worker(socket.socket(fileno=connection), parent).run()
     sys.stdout.flush()
     sys.stderr.flush()
     # The threads of numeric libraries can take seconds to end.
