@@ -59,7 +59,7 @@ class PricedPool:
         return self.speed
 
     def learn(self, calls: Sequence[Call]) -> None:
-        self._speeds.learn(calls, self.speed.b_min)
+        self._speeds.learn(calls)
         self.speed = self._speeds.read()
 
 

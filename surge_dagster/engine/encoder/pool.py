@@ -246,10 +246,10 @@ class EncoderPool:
         return self._speed
 
     def learn(self, calls: Sequence[Call]) -> None:
-        """Let `speed` follow the calls of a run, which had this speed's B_min."""
-        b_min = self.speed.b_min
+        """Let `speed` follow the calls of a run."""
+        self.start()
         assert self._speeds is not None
-        self._speeds.learn(calls, b_min)
+        self._speeds.learn(calls)
         self._speed = self._speeds.read()
 
     @property

@@ -8,13 +8,12 @@ give the pace: how many times longer their texts took. Smaller ones before them 
 call, with passes that few texts share. Nine calls are enough to follow a machine that changes its
 speed, and medians ignore a single call that was stalled.
 
-SuperBatches below a sixteenth of B_min do not count while there are larger ones. Their time is that
-of a call, and a night with few changes must not change the speed of large runs.
+SuperBatches below a sixteenth of the largest one do not count. Their time is that of a call, and a
+night with few changes must not change the speed of large runs.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
 from statistics import median, stdev
@@ -24,19 +23,15 @@ import numpy as np
 from surge_dagster.engine.encoder.calibration import Calibration
 from surge_dagster.engine.support.fitting import fit_costs
 
-log = logging.getLogger(__name__)
-
 LEAST_B_MIN = 1_000
 MOST_B_MIN = 100_000
 RAMP = 16  # the first SuperBatch of a run is a sixteenth of B_min
 # A SuperBatch that takes this long hides its fixed costs, shows progress, and is little to lose.
 _B_MIN_SECONDS = 5.0
-_MOST_B_MIN_CHANGE = 2
 _NEWEST_CALLS = 9
-# A call of more tokens per second than this many times the start's was not timed rightly.
-_MOST_TIMES_START = 8.0
 _NORMAL_95 = 1.96
 _LEAST_TEXT_SECONDS = 1e-9  # so that speeds are finite
+_LEAST_CALL_SECONDS = 1e-6
 # Of a catalog's texts, for the first B_min. The start's short texts have a third of it, and a first
 # SuperBatch for them would keep the first file waiting.
 _FIRST_TEXT_TOKENS = 32
@@ -50,43 +45,7 @@ _MOST_WORDS = 170_000  # of a call
 _MOST_WORDS_OF_GPU = 2_700_000
 _LONG_ENOUGH_SECONDS = 0.2
 _TOO_LONG_SECONDS = 1.0
-_WORDS = [
-    "steel",
-    "bottle",
-    "cotton",
-    "shirt",
-    "lamp",
-    "oak",
-    "table",
-    "garden",
-    "hose",
-    "travel",
-    "mug",
-    "wool",
-    "scarf",
-    "desk",
-    "chair",
-    "ceramic",
-    "bowl",
-    "running",
-    "shoe",
-    "phone",
-    "case",
-    "glass",
-    "jar",
-    "bath",
-    "towel",
-    "ink",
-    "pen",
-    "leather",
-    "belt",
-    "camping",
-    "stove",
-    "rain",
-    "jacket",
-    "bread",
-    "knife",
-]
+_WORDS = ["steel", "bottle", "cotton", "shirt", "lamp", "garden", "hose", "scarf", "mug"]
 
 EncodeTexts = Callable[[list[str]], tuple[float, float]]  # gives the tokens and seconds of a call
 
@@ -180,32 +139,29 @@ def speed_of(
     start: Sequence[Call],
     of_runs: Sequence[Call] = (),
     workers: int = 1,
-    previous_b_min: int | None = None,
 ) -> Speed:
     """Return the speed that follows from the three calls of a start and from those of runs.
 
     Args:
         of_runs: oldest first.
-        previous_b_min: of the run before; None if there was none.
     """
     few, many, long = start
     costs = _costs_of_start(few, many, long)
-    large = _large_calls(of_runs, previous_b_min)[-_NEWEST_CALLS:]
-    learned = large or of_runs[-_NEWEST_CALLS:]
+    learned = _large_calls(of_runs)[-_NEWEST_CALLS:]
     if learned:
         costs = _learned_costs(costs, learned, of_runs)
     counted = learned or [many]
 
     expected = [float(costs @ _amounts(call)) for call in counted]
     paces = [call.seconds / seconds for call, seconds in zip(counted, expected, strict=True)]
-    if large:
-        rate = median(call.texts / call.seconds for call in large)
+    if learned:
+        rate = median(call.texts / max(call.seconds, _LEAST_CALL_SECONDS) for call in learned)
     else:
         rate = 1 / float(costs[1] + costs[2] * _FIRST_TEXT_TOKENS)
     speed = Speed(
         *costs.tolist(),
         workers=workers,
-        b_min=derived_b_min(rate, previous_b_min),
+        b_min=derived_b_min(rate),
         is_learned=bool(learned),
         spread=_NORMAL_95 * stdev(paces) if len(paces) > 1 else None,
     )
@@ -260,18 +216,14 @@ def _weighted_median(values: Sequence[float], weights: Sequence[float]) -> float
     return values[int(order[middle])]
 
 
-def _large_calls(of_runs: Sequence[Call], b_min: int | None) -> list[Call]:
-    least_texts = 1 if b_min is None else b_min // RAMP
-    return [call for call in of_runs if call.texts >= least_texts]
+def _large_calls(of_runs: Sequence[Call]) -> list[Call]:
+    largest = max((call.texts for call in of_runs), default=0.0)
+    return [call for call in of_runs if call.texts >= largest / RAMP]
 
 
-def derived_b_min(texts_per_second: float, previous: int | None = None) -> int:
-    """Return B_min: the texts of five seconds, 1,000 to 100,000, and at most twice or half of the
-    previous run's."""
+def derived_b_min(texts_per_second: float) -> int:
+    """Return B_min: the texts of five seconds, 1,000 to 100,000."""
     wanted = _B_MIN_SECONDS * texts_per_second
-    if previous is not None:
-        wanted = min(wanted, _MOST_B_MIN_CHANGE * previous)
-        wanted = max(wanted, previous / _MOST_B_MIN_CHANGE)
     return round(min(max(wanted, LEAST_B_MIN), MOST_B_MIN))
 
 
@@ -288,7 +240,6 @@ class SpeedRecord:
         self._most_words = _MOST_WORDS_OF_GPU if "cuda" in devices else _MOST_WORDS
         self._start_name = f"start {devices}"
         self._runs_name = f"runs {devices}"
-        self._b_min_name = f"b_min {devices}"
         self._start = self._kept(self._start_name)
 
     def measure(self, encode: EncodeTexts, *, anew: bool = False) -> None:
@@ -296,35 +247,15 @@ class SpeedRecord:
         if self._start and not anew:
             return
         self._start = time_start(encode, self._most_words)
-        self._calibration.write(
-            **{
-                self._start_name: [astuple(call) for call in self._start],
-                self._runs_name: [],
-                self._b_min_name: None,
-            }
-        )
+        start = [astuple(call) for call in self._start]
+        self._calibration.write(**{self._start_name: start, self._runs_name: []})
 
-    def learn(self, calls: Sequence[Call], b_min: int) -> None:
-        """Keep the calls of a run with this B_min, but those whose times cannot be true."""
-        rates = [call.tokens / call.seconds for call in self._start]
-        limit = _MOST_TIMES_START * max(rates)
-        believed = [call for call in calls if call.tokens < limit * call.seconds]
-        if len(believed) < len(calls):
-            log.warning(
-                "the times of %d of %d SuperBatches are not learned: more than %.0f tokens/s, "
-                "%.0f times what the pool reached at its start, cannot be true. If they are, "
-                "measure again: surge-dagster plan --calibrate",
-                len(calls) - len(believed),
-                len(calls),
-                limit,
-                _MOST_TIMES_START,
-            )
-        self._calibration.observe(self._runs_name, map(astuple, believed))
-        self._calibration.write(**{self._b_min_name: b_min})
+    def learn(self, calls: Sequence[Call]) -> None:
+        """Keep the calls of a run."""
+        self._calibration.observe(self._runs_name, map(astuple, calls))
 
     def read(self) -> Speed:
-        previous_b_min = self._calibration.read(self._b_min_name)
-        return speed_of(self._start, self._kept(self._runs_name), self._workers, previous_b_min)
+        return speed_of(self._start, self._kept(self._runs_name), self._workers)
 
     def _kept(self, name: str) -> list[Call]:
         return [Call(*row) for row in self._calibration.observations(name)]

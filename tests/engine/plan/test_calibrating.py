@@ -147,6 +147,19 @@ def test_calls_whose_time_says_nothing_are_left_out() -> None:
     assert calls_of([superbatch_of(replays=1), replace(SOME, encode_span=None)]) == []
 
 
+def test_next_run_and_its_plan_have_the_b_min_that_a_run_showed(
+    priced_pool: Any, tmp_path: Path
+) -> None:
+    run_log = RunLog(priced_pool, open_store(tmp_path))
+    for index in range(9):
+        run_log.add(replace(superbatch_of(texts_computed=10_000), index=index))
+
+    run_log.end(RunReport())
+
+    assert priced_pool.speed.b_min == 25_000
+    assert known_costs(priced_pool, open_store(tmp_path)).speed.b_min == 25_000
+
+
 def test_publishing_does_not_count_the_wait_for_the_superbatch_before() -> None:
     # its threads began 0.1 s after the call
     assert io_of(SOME, 64).publish_seconds == pytest.approx(0.4)
