@@ -2,7 +2,7 @@
 
 The whole sentence-transformers module is converted and stored with its tokenizer. Later starts read
 these files and import neither torch nor sentence-transformers, which is most of the cost of a
-start. Models that were not used for 30 days are removed.
+start. They stay until somebody deletes the cache.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from surge_dagster.engine.support import disk_cache
 _FOLDER = "openvino"
 _FACTS = "facts.json"
 _FILES = ("model.xml", "model.bin", "tokenizer.json")
-_KEEP_UNUSED_SECONDS = 30 * 24 * 3_600
 
 
 @contextlib.contextmanager
@@ -38,7 +36,7 @@ def converted_model(space: Space) -> Iterator[Path]:
         ConfigError: the model cannot be converted.
     """
     folder = disk_cache.place(f"{_FOLDER}/{cache_key(space.vectors_key, space.normalize)}")
-    if _usable(folder):
+    if (folder / _FACTS).is_file():
         yield folder
         return
     # Workers that start together convert once.
@@ -48,7 +46,7 @@ def converted_model(space: Space) -> Iterator[Path]:
                 _write_files(space, Path(temporary))
                 yield Path(temporary)
             return
-        if not _usable(folder):
+        if not (folder / _FACTS).is_file():
             _convert_into_cache(space, folder)
     yield folder
 
@@ -63,7 +61,6 @@ def converted_tokenizer(folder: Path) -> TokenizerFacts:
 def _convert_into_cache(space: Space, folder: Path) -> None:
     """Convert a model while no other process does."""
     root = folder.parent
-    _remove_unused(root)
     temporary = Path(tempfile.mkdtemp(dir=root, prefix=".making-"))
     try:
         _write_files(space, temporary)
@@ -110,19 +107,3 @@ def _convert(space: Space, folder: Path) -> dict[str, Any]:
         raise OSError(f"cannot write the converted model to {str(folder)!r}: {error}") from error
     (folder / "tokenizer.json").write_text(facts.tokenizer_json)
     return {"truncation_side": facts.truncation_side, "pad_id": facts.pad_id}
-
-
-def _remove_unused(root: Path) -> None:
-    for temporary in root.glob(".making-*"):  # of a process that was killed
-        shutil.rmtree(temporary, ignore_errors=True)
-    oldest = time.time() - _KEEP_UNUSED_SECONDS
-    for facts in root.glob(f"*/{_FACTS}"):
-        if facts.stat().st_mtime < oldest:
-            shutil.rmtree(facts.parent, ignore_errors=True)
-
-
-def _usable(folder: Path) -> bool:
-    """Return whether a folder is there, and mark it as used, so that no process removes it."""
-    with contextlib.suppress(OSError):
-        os.utime(folder / _FACTS)
-    return (folder / _FACTS).is_file()

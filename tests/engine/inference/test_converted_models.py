@@ -1,9 +1,7 @@
-"""Converted models on disk: converted once, and removed when unused."""
+"""Converted models on disk: converted once."""
 
 from __future__ import annotations
 
-import os
-import time
 from pathlib import Path
 
 import pytest
@@ -22,7 +20,6 @@ require("cpu", "openvino")
 pytestmark = pytest.mark.timeout(400)
 
 _SETTINGS = BackendSettings(device="cpu", precision="fp32", threads=1, token_budget=500)
-_DAY = 24 * 3_600
 
 
 @pytest.fixture
@@ -36,20 +33,6 @@ def static(tmp_path_factory: pytest.TempPathFactory) -> Space:
     return EncodingSpec(
         str(tiny_model("static_embedding", tmp_path_factory.mktemp("static")))
     ).resolve()
-
-
-def _date_back(path: Path, days: int) -> None:
-    then = time.time() - days * _DAY
-    os.utime(path, (then, then))
-
-
-def _unused_for(folder: Path, days: int) -> Path:
-    folder.mkdir(parents=True)
-    facts = folder / "facts.json"
-    facts.write_text("{}")
-    (folder / "model.bin").write_bytes(b"weights")
-    _date_back(facts, days)
-    return folder
 
 
 def _write_as_if_converted(space: Space, folder: Path) -> dict:
@@ -80,31 +63,11 @@ def test_model_that_cannot_be_converted_goes_through_torch(cache: Path, static: 
     assert "through sentence-transformers' encode" in loaded.backend.detail
 
 
-def test_models_unused_for_a_month_are_removed_when_another_is_converted(
-    cache: Path, static: Space, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(converted_models, "_convert", _write_as_if_converted)
-    old, recent = _unused_for(cache / "old", 31), _unused_for(cache / "recent", 29)
-    half_made = _unused_for(cache / ".making-abc", 0)
-    with converted_model(static) as folder:
-        assert not old.exists()
-        assert not half_made.exists()
-        assert recent.exists()
-        assert {path.name for path in folder.iterdir()} == {
-            "model.xml",
-            "model.bin",
-            "tokenizer.json",
-            "facts.json",
-        }
-
-
-def test_use_of_a_model_is_noted(
+def test_model_is_converted_once(
     cache: Path, static: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(converted_models, "_convert", _write_as_if_converted)
     with converted_model(static) as folder:
-        _date_back(folder / "facts.json", 40)
         before = (folder / "model.bin").stat().st_ino
-    with converted_model(static):
-        assert (folder / "facts.json").stat().st_mtime > time.time() - _DAY
+    with converted_model(static) as folder:
         assert (folder / "model.bin").stat().st_ino == before

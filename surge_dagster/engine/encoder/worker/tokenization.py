@@ -32,7 +32,6 @@ from surge_dagster.engine.model.spec import Space
 
 _CHARACTERS_PER_TOKEN = 8
 _LONG_CHARACTERS = 64 * 1024
-_LONG_WORD = re.compile("[A-Za-z0-9]{1000,}")
 # Texts that tokenizers treat apart. The tokens of these are on record in each space.json: do not
 # change them.
 PROBES = (
@@ -43,7 +42,6 @@ PROBES = (
     "def f(x: int) -> str:\n    return f'{x!r}'  "
     "# <s> </s> <pad> <unk> <mask> [CLS] [SEP] [PAD] [UNK] [MASK]",
 )
-_KEPT_OF_WORD = 400  # at either end; BERT's longest word that is not unknown has 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +182,6 @@ class TextTokenizer:
         """Return a text of the same first max_length + 1 tokens as a long one."""
         if len(text) <= 2 * characters:
             return text
-        text = _LONG_WORD.sub(lambda word: word[0][:_KEPT_OF_WORD] + word[0][-_KEPT_OF_WORD:], text)
         while (end := word_end.search(text, characters)) is not None:
             prefix = text[: end.start()]
             if len(self._tokenizer.encode(prefix)) > self._max_length:
@@ -218,21 +215,13 @@ def _word_end(tokenizer: dict[str, Any]) -> re.Pattern[str] | None:
         "WordPiece",
     ]:
         return None
-    # Added tokens are looked for before anything else: no word ends within one, and none may lie
-    # within a long word.
-    tokens = tokenizer.get("added_tokens") or []
-    added = [token["content"] for token in tokens]
-    longest_known = parts["model"].get("max_input_chars_per_word", 100)
-    within_words = any(
-        re.fullmatch("[A-Za-z0-9]*", content) or not content.isascii() for content in added
-    )
-    if longest_known > _KEPT_OF_WORD or within_words:
-        return None
-    # One that has to be a single word depends on the character after it; `_` and Chinese characters
-    # belong to words.
-    ends = set(" \t\n\r" + string.punctuation).difference("_", *added)
+    # Added tokens are looked for before anything else, so no word ends within one, and one that has
+    # to be a single word depends on the character after it.
+    added = tokenizer.get("added_tokens") or []
+    names = [token["content"] for token in added]
+    ends = set(" \t\n\r" + string.punctuation).difference("_", *names)
     chinese = ""
-    has_single_words = any(token.get("single_word") for token in tokens)
-    if parts["normalizer"].get("handle_chinese_chars") and not has_single_words:
+    is_simple = not any(token.get("single_word") for token in added) and "".join(names).isascii()
+    if parts["normalizer"].get("handle_chinese_chars") and is_simple:
         chinese = "\u4e00-\u9fff"
     return re.compile(f"[{re.escape(''.join(sorted(ends)))}{chinese}]")
