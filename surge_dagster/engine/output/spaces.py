@@ -96,11 +96,7 @@ def claim_space(store: Store, space: Space, catalog: CatalogRecord | None = None
         ConfigError: the output is itself a space's folder, cannot be written, has another space
             under that name, or has this one with another catalog or from another tokenizer.
     """
-    if any(stored.name == SPACE_FILE for stored in store.list("")):
-        raise ConfigError(
-            f"the output {store.url!r} is the folder of one space; give the folder above it, which "
-            "holds all spaces."
-        )
+    _refuse_folder_of_space(store)
     known = _all_described(store)
     # a concurrent run may have begun it by now
     own = _of_spec(known, space.spec_sha256) or _in_its_folder(store, space)
@@ -112,24 +108,36 @@ def claim_space(store: Store, space: Space, catalog: CatalogRecord | None = None
     else:
         own.space.require_tokenizer(space.tokenizer)
         space = replace(space, name=own.space.name)
-        if catalog is not None:
-            own.holding(catalog, store)  # before anything is written
-    store.prepare(space.name)
-
     described = own or _Described(space, space.to_json())
-    document = dict(described.document)
+    document = _claimed(described, known, space)
     if catalog is not None:
         document |= described.holding(catalog, store)
-    document |= _meaning(described, known, space.requested.as_dict())
-    if space.model_folder:
-        document["model_folder"] = space.model_folder
-    if space.tokenizer:
-        document.setdefault("tokenizer", space.tokenizer)
+
+    store.prepare(space.name)
     if own is None or document != own.document:
         _write(store, space, document, described.catalog)
     if own is None:
         store.require_conditions(f"{space.name}/{SPACE_FILE}")
     return space
+
+
+def _refuse_folder_of_space(store: Store) -> None:
+    if any(stored.name == SPACE_FILE for stored in store.list("")):
+        raise ConfigError(
+            f"the output {store.url!r} is the folder of one space; give the folder above it, which "
+            "holds all spaces."
+        )
+
+
+def _claimed(described: _Described, known: Iterable[_Described], space: Space) -> dict[str, Any]:
+    """Return the document of a space whose request means it from now on."""
+    document = dict(described.document)
+    document |= _meaning(described, known, space.requested.as_dict())
+    if space.model_folder:
+        document["model_folder"] = space.model_folder
+    if space.tokenizer:
+        document.setdefault("tokenizer", space.tokenizer)
+    return document
 
 
 def _meaning(
@@ -167,10 +175,10 @@ class _Described:
         return self.document.get("turn", 0)
 
     def holding(self, catalog: CatalogRecord, store: Store) -> dict[str, Any]:
-        """Return the document of the space with this catalog; raises `ConfigError` if it holds
-        another one."""
+        """Return the entry of the space with this catalog; raises `ConfigError` if it holds another
+        one."""
         known = catalog.for_output(store).require_same(self.catalog, self.space.name, store)
-        return self.document | {"catalog": known.to_json()}
+        return {"catalog": known.to_json()}
 
 
 def _all_described(store: Store) -> list[_Described]:
