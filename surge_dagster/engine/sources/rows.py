@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from surge_dagster.engine.errors import DataError
+from surge_dagster.engine.sources.casting import UnfitValue, cast_column, plain_column
 from surge_dagster.engine.sources.partition import Place, RowBatch
 from surge_dagster.engine.support.columns import value_lengths, value_parts
 from surge_dagster.engine.support.values import stored_type
@@ -39,8 +40,8 @@ def row_batch(
     place: Place | None = None,
 ) -> RowBatch:
     """Check and convert one batch; `rows` are its numbers in the partition, for `place`."""
-    ids = _canonical_ids(key, without_dictionary(raw_ids))
-    texts = canonical_texts(key, without_dictionary(raw_texts))
+    ids = _canonical_ids(key, plain_column(raw_ids), rows)
+    texts = canonical_texts(key, raw_texts)
     for name, column in (("id", ids), ("text", texts)):
         if column.null_count:
             offset = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
@@ -68,17 +69,6 @@ def row_batch(
     return RowBatch(ids, texts, skipped, carried, place and (lambda row: place(int(rows[row]))))
 
 
-def without_dictionary(column: pa.Array) -> pa.Array:
-    if not isinstance(column, pa.DictionaryArray):
-        return column
-    # pyarrow cannot decode the views of polars.
-    if pa.types.is_string_view(column.dictionary.type):
-        column = pa.DictionaryArray.from_arrays(
-            column.indices, column.dictionary.cast(pa.large_string())
-        )
-    return column.dictionary_decode()
-
-
 def small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yield a batch without dictionaries, in pieces of at most 8,192 rows and two megabytes."""
     is_large = len(batch) > _BATCH_ROWS or sum(map(_decoded_bytes, batch.columns)) > _BATCH_BYTES
@@ -87,7 +77,7 @@ def small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield from small(batch.slice(0, middle))
         yield from small(batch.slice(middle))
     elif len(batch):
-        plain = [without_dictionary(column) for column in batch.columns]
+        plain = [plain_column(column) for column in batch.columns]
         yield pa.RecordBatch.from_arrays(plain, batch.schema.names)
 
 
@@ -156,23 +146,26 @@ def _inner_type(kind: pa.DataType) -> pa.DataType:
     return kind if pa.types.is_integer(kind) else canonical_type(kind)
 
 
-def carried_columns(key: str, batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
+def carried_columns(
+    key: str, batch: pa.RecordBatch, names: Sequence[str], first_row: int
+) -> pa.RecordBatch:
     """Return the carried columns in types that every source and every output file can have."""
+    rows = range(first_row, first_row + len(batch))
     columns: list[pa.Array] = []
     for name in names:
-        plain = without_dictionary(batch.column(name))
-        column = plain.storage if isinstance(plain, pa.ExtensionArray) else plain
+        column = plain_column(batch.column(name))
         try:
-            kind = stored_type(canonical_type(column.type))
-        except TypeError:
-            raise DataError(
-                key,
-                f"the column {name!r} has type {plain.type}, which cannot be carried into files",
-                "Carry plain values, lists or structs of them: cast it in the source, or leave it "
-                "out of columns.",
-            ) from None
-        columns.append(column if column.type == kind else column.cast(kind))
+            columns.append(cast_column(column, _carried_type(column.type)))
+        except UnfitValue as error:
+            raise error.refused(key, name, rows) from error
     return pa.RecordBatch.from_arrays(columns, list(names))
+
+
+def _carried_type(kind: pa.DataType) -> pa.DataType:
+    try:
+        return stored_type(canonical_type(kind))
+    except TypeError:
+        raise UnfitValue(f"has type {kind}, which cannot be carried into files") from None
 
 
 def is_blank(texts: pa.LargeStringArray) -> np.ndarray:
@@ -196,7 +189,7 @@ def null_where(mask: np.ndarray, texts: pa.Array) -> pa.Array:
     return pc.if_else(pa.array(mask), null, texts)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _canonical_ids(key: str, column: pa.Array) -> pa.Array:
+def _canonical_ids(key: str, column: pa.Array, rows: Sequence[int] | np.ndarray) -> pa.Array:
     kind = pa.int64() if pa.types.is_integer(column.type) else canonical_type(column.type)
     if kind not in (pa.string(), pa.int64(), pa.binary()):
         raise DataError(
@@ -205,23 +198,21 @@ def _canonical_ids(key: str, column: pa.Array) -> pa.Array:
             "Cast it in the source, or name another id column.",
         )
     try:
-        return column if column.type == kind else column.cast(kind)
-    except pa.ArrowInvalid as error:
-        raise DataError(
-            key, f"an id does not fit in int64 ({error})", "Store such ids as strings."
-        ) from error
+        return cast_column(column, kind)
+    except UnfitValue as error:
+        raise error.refused(key, "id", rows) from error
 
 
 def canonical_texts(key: str, column: pa.Array) -> pa.LargeStringArray:
     """Return texts as large_string; raise `DataError` for a column of another type."""
-    kind = column.type
-    if canonical_type(kind) != pa.string():
+    plain = plain_column(column)
+    if canonical_type(plain.type) != pa.string():
         raise DataError(
             key,
-            f"the text column has type {kind}; expected string",
+            f"the text column has type {column.type}; expected string",
             "Cast it in the source, or name another text column.",
         )
-    return column if pa.types.is_large_string(kind) else column.cast(pa.large_string())  # pyright: ignore[reportReturnType]
+    return cast_column(plain, pa.large_string())  # pyright: ignore[reportReturnType]
 
 
 def _require_valid(key: str, name: str, column: pa.Array, rows: Sequence[int] | np.ndarray) -> None:

@@ -24,7 +24,6 @@ from surge_dagster.engine.sources.rows import (
     is_blank,
     null_where,
     row_batch,
-    without_dictionary,
 )
 from surge_dagster.engine.sources.template import Template
 
@@ -129,10 +128,12 @@ class Selection:
             raise DataError(error.key, error.reason, error.remedy, error.row, shown) from error
 
     def _row_batch(self, key: str, batch: pa.RecordBatch, first_row: int, place: Place) -> RowBatch:
-        texts = self._texts(key, batch)
+        texts = self._texts(key, batch, first_row)
         rows: Sequence[int] | np.ndarray = range(first_row, first_row + len(batch))
         ids = batch.column(self.id)
-        carried = carried_columns(key, batch, self.carried) if self.carried else None
+        carried = None
+        if self.carried:
+            carried = carried_columns(key, batch, self.carried, first_row)
         skipped = 0
         if self.missing_text == "empty":
             texts = texts.fill_null("")
@@ -153,15 +154,15 @@ class Selection:
             carried = None if carried is None else carried.filter(present)
         return row_batch(key, ids, texts, rows, self.max_text_bytes, skipped, carried, place)
 
-    def _texts(self, key: str, batch: pa.RecordBatch) -> pa.Array:
+    def _texts(self, key: str, batch: pa.RecordBatch, first_row: int) -> pa.Array:
         """Return the texts; null if they are missing."""
         blank_is_null = self.missing_text != "refuse_nulls"
         if self._template is not None:
-            return self._template.texts(key, batch, blank_is_null=blank_is_null)
+            return self._template.texts(key, batch, first_row, blank_is_null=blank_is_null)
         texts = batch.column(self.text)
         if not blank_is_null:
             return texts
-        texts = canonical_texts(key, without_dictionary(texts))
+        texts = canonical_texts(key, texts)
         return null_where(is_blank(texts), texts)
 
 

@@ -14,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from surge_dagster.engine.errors import ConfigError, DataError
-from surge_dagster.engine.sources.rows import is_blank, null_where, without_dictionary
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.sources.casting import UnfitValue, as_strings, plain_column
+from surge_dagster.engine.sources.rows import is_blank, null_where
 
 _ADDED_BYTES = 2 * 1024 * 1024
 _PART_BYTES = 256  # what a part of the template is taken to add to a row
@@ -52,10 +53,19 @@ class Template:
         literal_bytes = sum(len(literal.encode()) for literal, _ in self.parts)
         return max(1, _ADDED_BYTES // (literal_bytes + _PART_BYTES * len(self.parts)))
 
-    def texts(self, key: str, batch: pa.RecordBatch, *, blank_is_null: bool = False) -> pa.Array:
+    def texts(
+        self, key: str, batch: pa.RecordBatch, first_row: int, *, blank_is_null: bool = False
+    ) -> pa.Array:
         """Return the texts of a batch; null if the values of a row are all null, or with
         `blank_is_null` all blank."""
-        strings = {name: _as_strings(key, name, batch.column(name)) for name in self.columns}
+        strings: dict[str, pa.Array] = {}
+        for name in self.columns:
+            try:
+                values = as_strings(plain_column(batch.column(name)))
+            except UnfitValue as error:
+                rows = range(first_row, first_row + len(batch))
+                raise error.refused(key, name, rows) from error
+            strings[name] = values.fill_null("")
         is_null = np.ones(len(batch), np.bool_)
         for name, column in strings.items():
             nulls = batch.column(name).is_null().to_numpy(zero_copy_only=False)
@@ -76,20 +86,3 @@ def _unusable(text: str, reason: str) -> ConfigError:
         f"the text template {text!r} {reason}; expected columns in braces, as in "
         '"{title}. {description}", and {{ for a brace'
     )
-
-
-def _as_strings(key: str, name: str, column: pa.Array) -> pa.Array:
-    """Return a column as large_string without nulls."""
-    plain = without_dictionary(column)
-    kind = plain.type
-    try:
-        if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_nested(kind):
-            raise pa.ArrowNotImplementedError
-        return pc.fill_null(plain.cast(pa.large_string()), "")
-    except pa.ArrowNotImplementedError:
-        raise DataError(
-            key,
-            f"the column {name!r} has type {kind}; a text is put together from strings, numbers, "
-            "booleans and times",
-            "Cast it to a string in the source, or take it out of the template.",
-        ) from None

@@ -16,9 +16,10 @@ from typing import Any, Unpack
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError, SurgeError, TransientError
+from surge_dagster.engine.sources.casting import plain_column
 from surge_dagster.engine.sources.nested import names_with_fields, outer_columns, select
 from surge_dagster.engine.sources.partition import Partition, RowBatch, row_in_words
-from surge_dagster.engine.sources.rows import canonical_type, small, without_dictionary
+from surge_dagster.engine.sources.rows import canonical_type, small
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support.unreadable import first_line
 from surge_dagster.engine.tables.column_settings import ColumnSettings, column_names, selected
@@ -203,7 +204,7 @@ def _batches_of(
     if is_empty:
         arrays = [pa.array([], schema.field(name).type) for name in outer]
         none = select(pa.RecordBatch.from_arrays(arrays, outer), columns)
-        arrays = [_canonical(without_dictionary(column)) for column in none.columns]
+        arrays = [_canonical(plain_column(column)) for column in none.columns]
         yield pa.RecordBatch.from_arrays(arrays, list(columns))
 
 

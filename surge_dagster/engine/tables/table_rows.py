@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError
+from surge_dagster.engine.sources.casting import plain_column
 from surge_dagster.engine.sources.formats import batches
 from surge_dagster.engine.sources.listing import SourceFile
-from surge_dagster.engine.sources.rows import canonical_type, together, without_dictionary
+from surge_dagster.engine.sources.rows import canonical_type, together
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.keys import joined_key
@@ -63,9 +64,9 @@ class TableRows:
         """
         columns: dict[str, pa.Array] = {}
         for name in self._columns:
-            columns[name] = self._in_type(file, name, without_dictionary(raw.column(name)))
+            columns[name] = self._in_type(file, name, plain_column(raw.column(name)))
         for name in self._partition_by:
-            key = without_dictionary(raw.column(name))
+            key = plain_column(raw.column(name))
             columns[f"\0{name}"] = _key_strings(file, name, key)
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 

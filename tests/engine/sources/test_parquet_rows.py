@@ -99,10 +99,6 @@ class TestTypes:
         assert batch.texts.type == pa.large_string()
         assert batch.texts.to_pylist() == [row[1] for row in ROWS]
 
-    def test_id_beyond_int64_is_refused(self, tmp_path: Path) -> None:
-        write_partition(tmp_path, "k", [(2**63, "t")], id_type=pa.uint64())
-        assert "does not fit in int64" in str(refusal(only(open_source(tmp_path))))
-
     @pytest.mark.parametrize(
         ("column", "types"),
         [("id", {"id_type": pa.float64()}), ("text", {"text_type": pa.int64()})],

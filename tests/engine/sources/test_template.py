@@ -86,17 +86,6 @@ def test_numbers_dates_and_categories_are_written_as_strings(values: Any, shown:
     assert texts_of("{title}|{other}|", batch) == [f"a|{shown[0]}|", f"b|{shown[1]}|"]
 
 
-@pytest.mark.parametrize(
-    "values", [[["a"]], [{"a": 1}], [b"a"], pa.array([b"a"], pa.large_binary())]
-)
-def test_column_of_a_type_without_text_is_refused_by_name(values: Any) -> None:
-    with pytest.raises(
-        DataError,
-        match=r"partition 'k': the column 'other' has type .*; a text is put together from",
-    ):
-        texts_of("{title} {other}", batch_of(title=["a"], other=values))
-
-
 def test_row_of_nothing_but_nulls_has_no_text_and_is_named() -> None:
     batch = batch_of(title=["a", None, None], description=[None, "b", None])
     with pytest.raises(DataError, match="row 12: the text is null"):

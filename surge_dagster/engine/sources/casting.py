@@ -1,0 +1,106 @@
+"""The one place where the values of a column get another type.
+
+An extension column counts as what it is stored as, but a UUID as its usual text. What Arrow cannot
+convert becomes `UnfitValue`, which names the first row; the caller adds the partition or the file.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from surge_dagster.engine.errors import DataError
+from surge_dagster.engine.support.unreadable import first_line
+
+_ERRORS = (pa.ArrowException, ValueError, OverflowError)
+_OUT_OF_RANGE = "<value out of range"  # what Arrow writes for a time outside of its calendar
+
+
+class UnfitValue(Exception):
+    """A value, or the type of its column, cannot be converted.
+
+    Args:
+        reason: the end of a sentence that begins with the column.
+        row: of the value in its column; None if the type is wrong.
+    """
+
+    def __init__(self, reason: str, row: int | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.row = row
+
+    def refused(self, key: str, name: str, rows: Sequence[int] | np.ndarray) -> DataError:
+        """Return the error that refuses the partition; `rows` are the numbers of its rows."""
+        return DataError(
+            key,
+            f"the column {name!r} {self.reason}",
+            "Correct it or cast the column in the source, or leave the column out.",
+            None if self.row is None else int(rows[self.row]),
+        )
+
+
+def plain_column(column: pa.Array) -> pa.Array:
+    """Return a column without its dictionary or extension type."""
+    if isinstance(column, pa.DictionaryArray):
+        # pyarrow cannot decode the views of polars.
+        if pa.types.is_string_view(column.dictionary.type):
+            values = column.dictionary.cast(pa.large_string())
+            column = pa.DictionaryArray.from_arrays(column.indices, values)
+        column = column.dictionary_decode()
+    if not isinstance(column, pa.ExtensionArray):
+        return column
+    if column.type == pa.uuid():
+        return pa.array(map(_uuid_text, column.storage.to_pylist()), pa.string())
+    return column.storage
+
+
+def _uuid_text(value: bytes | None) -> str | None:
+    if value is None:
+        return None
+    digits = value.hex()
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
+def cast_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return the column in another type; raise `UnfitValue` if a value does not fit."""
+    if column.type == kind:
+        return column
+    try:
+        return column.cast(kind)
+    except _ERRORS as error:
+        reason = f"cannot be read as {kind} ({first_line(error)})"
+
+    def is_unfit_until(row: int) -> bool:
+        try:
+            column.slice(0, row + 1).cast(kind)
+        except _ERRORS:
+            return True
+        return False
+
+    row = bisect_left(range(len(column) - 1), True, key=is_unfit_until)
+    raise UnfitValue(reason, row)
+
+
+def as_strings(column: pa.Array) -> pa.Array:
+    """Return a plain column as large_string, as Arrow writes numbers, booleans and times."""
+    kind = column.type
+    is_bytes = (
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )
+    if is_bytes or pa.types.is_nested(kind) or pa.types.is_interval(kind):
+        raise UnfitValue(
+            f"has type {kind}; a text is put together from strings, numbers, booleans and times"
+        )
+    strings = cast_column(column, pa.large_string())
+    if pa.types.is_temporal(kind):
+        is_out = pc.starts_with(strings, _OUT_OF_RANGE).fill_null(False)  # pyright: ignore[reportAttributeAccessIssue]
+        if (row := pc.index(is_out, True).as_py()) >= 0:  # pyright: ignore[reportAttributeAccessIssue]
+            raise UnfitValue(f"has a {kind} outside of the calendar", row)
+    return strings
