@@ -81,6 +81,11 @@ class CatalogSettings(BaseModel):
         description="most bytes of a text; a longer one refuses its partition",
     )
     encoding: str = Field("utf-8", description="encoding of CSV files, such as cp1252 or utf-16")
+    escape: str | None = Field(
+        None,
+        description="character before a quote within quotes in CSV files of Spark or MySQL, such "
+        "as a backslash (unset: such a quote is written twice)",
+    )
 
     catalog_name: str | None = Field(
         None,
@@ -95,7 +100,7 @@ class CatalogSettings(BaseModel):
             raise ValueError("expected each column once")
         return value
 
-    @field_validator("text", "columns", "encoding")
+    @field_validator("text", "columns", "encoding", "escape")
     @classmethod
     def _require_selection(cls, value: Any, info: ValidationInfo) -> Any:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import re
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ _LONGEST_ROW = 8 * 1024 * 1024
 _ENCODING = "Set encoding to that of its text, such as cp1252 or utf-16."
 _QUOTE = (
     "Close its quotes, write a quote within quotes twice, and give the row as many values as the "
-    "header has."
+    "header has. If a backslash stands before quotes, set escape to it."
 )
 # Of the whole process, so that it is only ever raised.
 csv.field_size_limit(max(_LONGEST_ROW, csv.field_size_limit()))
@@ -59,7 +60,9 @@ def _header(request: FileRead, stream: io.BufferedReader) -> tuple[str, list[str
         raise request.refused("is empty", "Write its header, or remove it.")
     headers: dict[str, list[str]] = {}
     for delimiter in _DELIMITERS:
-        rows = csv.reader(io.StringIO(head, newline=""), delimiter=delimiter)
+        rows = csv.reader(
+            io.StringIO(head, newline=""), delimiter=delimiter, escapechar=request.escape
+        )
         headers[delimiter] = next(row for row in rows if row)
 
     def fitness(delimiter: str) -> tuple[bool, int]:
@@ -77,7 +80,12 @@ def _header(request: FileRead, stream: io.BufferedReader) -> tuple[str, list[str
 
 def _rows(request: FileRead, text: io.TextIOWrapper, delimiter: str) -> Iterator[list[str]]:
     """Yield the values of each row after the header; empty lines are no rows."""
-    reader = csv.reader(_lines(text), delimiter=delimiter, strict=True)
+    reader = csv.reader(
+        _lines(request, text, delimiter),
+        delimiter=delimiter,
+        escapechar=request.escape,
+        strict=True,
+    )
     row = -1
     width = 0
     try:
@@ -94,11 +102,16 @@ def _rows(request: FileRead, text: io.TextIOWrapper, delimiter: str) -> Iterator
         raise request.refused(f"cannot be read at {row_in_words(row)} ({error})", _QUOTE) from error
 
 
-def _lines(text: io.TextIOWrapper) -> Iterator[str]:
+def _lines(request: FileRead, text: io.TextIOWrapper, delimiter: str) -> Iterator[str]:
+    """Yield the lines; a value that is only an escaped N, MySQL's null, is empty."""
+    null = None
+    if request.escape is not None:
+        value = re.escape(f"{request.escape}N")
+        null = re.compile(rf"(^|{re.escape(delimiter)}){value}(?={re.escape(delimiter)}|\s*$)")
     while line := text.readline(_LONGEST_ROW):
         if len(line) == _LONGEST_ROW:
             raise csv.Error(f"a line of more than {_LONGEST_ROW:,} characters")
-        yield line
+        yield line if null is None else null.sub(r"\1", line)
 
 
 def _batches(

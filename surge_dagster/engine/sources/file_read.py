@@ -29,6 +29,7 @@ class FileRead:
         columns: also fields inside of structs and objects, such as `doc.title`.
         key: partition of the whole file; None for a file of a table.
         encoding: of CSV files, as Python names it.
+        escape: the character of CSV files before a quote in quotes, if they do not write it twice.
         rows: of a Parquet file, the first row and the row after the last; None reads all.
     """
 
@@ -36,6 +37,7 @@ class FileRead:
     columns: list[str]
     key: str | None = None
     encoding: str = "utf-8"
+    escape: str | None = None
     rows: tuple[int, int] | None = None
 
     def refused(self, reason: str, remedy: str) -> SurgeError:

@@ -169,7 +169,14 @@ class FolderCatalog:
     ) -> Iterator[RowBatch]:
         selection = self.selection
         with _of_partition(key):
-            read = batches(file, selection.columns, key=key, encoding=selection.encoding, rows=rows)
+            read = batches(
+                file,
+                selection.columns,
+                key=key,
+                encoding=selection.encoding,
+                escape=selection.escape,
+                rows=rows,
+            )
             yield from selection.rows(key, read, first_row, place)
 
 

@@ -54,6 +54,7 @@ def batches(
     *,
     key: str | None = None,
     encoding: str = "utf-8",
+    escape: str | None = None,
     rows: tuple[int, int] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file in its order; see `FileRead` for the arguments.
@@ -62,7 +63,7 @@ def batches(
         DataError: the file cannot be read; without a key it is a `ConfigError`.
         TransientError: its storage does not return it, or it was replaced since it was listed.
     """
-    request = FileRead(file, list(columns), key, encoding, rows)
+    request = FileRead(file, list(columns), key, encoding, escape, rows)
     if file.refusal:
         raise request.refused(file.refusal, "Replace it by a regular file, or remove it.")
     read = READERS.get(ending_of(file.relative).lower())

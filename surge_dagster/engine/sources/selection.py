@@ -27,6 +27,7 @@ from surge_dagster.engine.sources.rows import (
 )
 from surge_dagster.engine.sources.template import Template
 
+_NO_ESCAPE = '",;\t|\r\n'
 MissingText = Literal["refuse_nulls", "refuse", "skip", "empty"]
 # Columns of an output, which no carried column may be named like.
 OWN_COLUMNS = ("partition", "id", "text", "text_hash", "embedding", "op")
@@ -43,6 +44,7 @@ class Selection:
             it, or embed an empty text; `refuse_nulls` embeds blank texts as they are.
         carried: further columns that travel with the rows into the output, in this order.
         encoding: of CSV files.
+        escape: the character of CSV files before a quote in quotes, as Spark and MySQL write it.
     """
 
     id: str = "id"
@@ -52,12 +54,18 @@ class Selection:
     # names of what is cached are made of the rest
     carried: tuple[str, ...] = field(default=(), repr=False)
     encoding: str = "utf-8"
+    escape: str | None = None
     _template: Template | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         is_template = "{" in self.text or "}" in self.text
         object.__setattr__(self, "_template", Template.compile(self.text) if is_template else None)
         object.__setattr__(self, "encoding", _codec_name(self.encoding))
+        if self.escape is not None and (len(self.escape) != 1 or self.escape in _NO_ESCAPE):
+            raise ConfigError(
+                f"the escape {self.escape!r} cannot be that of a CSV file; expected one character, "
+                "such as a backslash"
+            )
         for place, name in enumerate(self.carried):
             if name in OWN_COLUMNS:
                 raise ConfigError(
@@ -91,6 +99,8 @@ class Selection:
             unusual["columns"] = self.carried
         if self.encoding != "utf-8":
             unusual["encoding"] = self.encoding
+        if self.escape is not None:
+            unusual["escape"] = self.escape
         return f"?{urlencode(unusual, doseq=True, errors='surrogatepass')}" if unusual else ""
 
     def rows(

@@ -22,6 +22,7 @@ class FileColumnSettings(ColumnSettings, total=False):
     """Those of files."""
 
     encoding: str
+    escape: str | None
 
 
 def column_names(names: str | Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.errors import ConfigError, DataError
-from surge_dagster.engine.sources import csv_files, json_files
+from surge_dagster.engine.sources import Selection, csv_files, json_files
 from surge_dagster.engine.sources.formats import READERS, batches, is_source_file
 from surge_dagster.engine.sources.listing import SourceFile
 from surge_dagster.engine.store.local_upload import stored_object
@@ -312,6 +312,26 @@ class TestCsv:
         (tmp_path / "p.csv").write_text(text)
 
         assert reason in refused(tmp_path / "p.csv", ["id", "text"])
+
+    def test_quotes_and_delimiters_may_be_escaped(self, tmp_path: Path) -> None:
+        (tmp_path / "p.csv").write_text(
+            "id,text,price\n"
+            '1,"say \\"hi\\", now\\\\",2\n'
+            "2,a\\,b\\\nc,\\N\n"
+            '\\N,"twice ""quoted""",\\Nx\n'
+        )
+
+        assert rows_in(tmp_path / "p.csv", ["id", "text", "price"], escape="\\") == [
+            ("1", 'say "hi", now\\', "2"),
+            ("2", "a,b\nc", ""),
+            ("", 'twice "quoted"', "Nx"),
+        ]
+
+
+    @pytest.mark.parametrize("escape", ["", "ab", '"', ",", "\n"])
+    def test_escape_that_a_file_cannot_have_is_refused(self, escape: str) -> None:
+        with pytest.raises(ConfigError, match="expected one character, such as a backslash"):
+            Selection(escape=escape)
 
 
 class TestJsonLines:
