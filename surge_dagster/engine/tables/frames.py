@@ -25,7 +25,7 @@ from surge_dagster.engine.support.unreadable import first_line
 from surge_dagster.engine.tables.column_settings import ColumnSettings, column_names, selected
 from surge_dagster.engine.tables.grouped_partitions import grouped_partition
 from surge_dagster.engine.tables.grouping import Block, Gathered, GroupedRows
-from surge_dagster.engine.tables.table_rows import keys_of
+from surge_dagster.engine.tables.table_rows import key_strings, keys_of
 
 # See `_TAKES`; also any other object with `__arrow_c_stream__` that can be read again.
 Frame = Any
@@ -104,10 +104,7 @@ class FrameTable:
         self.url = url
         self.selection = selected(selection, columns)
         self._partition_by = column_names(partition_by)
-        try:
-            self._rows = GroupedRows(self._blocks(frame))
-        except DataError as error:
-            raise ConfigError(f"{url}: {error.reason}. {error.remedy}") from error
+        self._rows = GroupedRows(frame_blocks(url, frame, self._partition_by, self.selection))
 
     def __iter__(self) -> Iterator[Partition]:
         rows = self._rows
@@ -116,25 +113,21 @@ class FrameTable:
                 group, lambda: rows, self.selection, self._partition_by, str, row_in_words
             )
 
-    def _blocks(self, frame: Frame) -> Iterator[Block]:
-        """Yield all rows with their keys, of the selected columns only."""
-        columns = list(dict.fromkeys((*self._partition_by, *self.selection.columns)))
-        first_row = 0
-        for batch in _batches(self.url, frame, columns, "id, text, columns and partition_by"):
-            labels = [_labels(self.url, name, batch.column(name)) for name in self._partition_by]
-            keys, places = keys_of(list(zip(self._partition_by, labels, strict=True)))
-            yield Block(first_row, batch.select(self.selection.columns), keys, places)
-            first_row += len(batch)
 
-
-def _labels(url: str, name: str, column: pa.Array) -> pa.Array:
+def frame_blocks(
+    url: str, frame: Frame, partition_by: Sequence[str], selection: Selection
+) -> Iterator[Block]:
+    """Yield all rows with their keys, of the selected columns only."""
+    columns = list(dict.fromkeys((*partition_by, *selection.columns)))
+    first_row = 0
     try:
-        return column.cast(pa.string())
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
-        raise ConfigError(
-            f"{url}: the column {name!r} has type {column.type}; the values of partition_by must "
-            "be strings, numbers, booleans or dates. Cast it, or name another column."
-        ) from error
+        for batch in _batches(url, frame, columns, "id, text, columns and partition_by"):
+            named = [(name, key_strings(url, name, batch.column(name))) for name in partition_by]
+            keys, places = keys_of(named)
+            yield Block(first_row, batch.select(selection.columns), keys, places)
+            first_row += len(batch)
+    except DataError as error:
+        raise ConfigError(f"{url}: {error.reason}. {error.remedy}") from error
 
 
 def _read(key: str, batches: _Open, selection: Selection) -> Iterator[RowBatch]:

@@ -14,6 +14,7 @@ from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.tables.bigquery import BIGQUERY_SCHEME, open_bigquery
 from surge_dagster.engine.tables.column_settings import FileColumnSettings, column_names, selected
 from surge_dagster.engine.tables.table import TableSource
+from surge_dagster.engine.tables.table_rows import FileTable
 
 
 def open_source(
@@ -45,7 +46,8 @@ def open_source(
         )
     require_no_bigquery(str(url), query=query, updated_at=updated_at)
     if partition_by:
-        return TableSource(open_files(url, storage_options), partition_by, selection)
+        content = FileTable(open_files(url, storage_options), partition_by, selection)
+        return TableSource(content, partition_by, selection)
     return open_folders(url, selection, storage_options)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 from surge_dagster.engine.errors import ConfigError, DataError
 from surge_dagster.engine.sources.casting import plain_column
 from surge_dagster.engine.sources.formats import batches
-from surge_dagster.engine.sources.listing import SourceFile
+from surge_dagster.engine.sources.listing import SourceFile, SourceFiles
 from surge_dagster.engine.sources.rows import canonical_type, together
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support.counts import counted
@@ -24,70 +25,106 @@ _BLOCK_BYTES = 16 * 1024 * 1024
 _BLOCK_ROWS = 256 * 1024
 
 
-class TableRows:
-    """The selected columns of a table; `file_rows` counts the rows of each file read."""
+class FileTable:
+    """Files whose rows are one table.
+
+    Attributes:
+        parts: name and rows of each file that was read last.
+    """
 
     def __init__(
-        self, files: Sequence[SourceFile], partition_by: Sequence[str], selection: Selection
+        self, files: SourceFiles, partition_by: Sequence[str], selection: Selection
     ) -> None:
-        self.file_rows: list[int] = []
+        self.url = files.url
+        self.identity = files.identity
+        self.parts: list[tuple[str, int]] = []
         self._files = files
+        self._listed: list[SourceFile] = []
+        self._types: dict[str, tuple[pa.DataType, str]] = {}
         self._partition_by = partition_by
         self._columns = selection.columns
         self._encoding = selection.encoding
-        self._types: dict[str, tuple[pa.DataType, SourceFile]] = {}
+
+    def version(self) -> str | None:
+        """List the files, and return their version; None if there are none."""
+        self._listed = self._files.list()
+        if not self._listed:
+            return None
+        lines = "".join(f"{file.relative}\0{file.size}\0{file.token}\n" for file in self._listed)
+        return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()[:24]
 
     def blocks(self) -> Iterator[Block]:
-        """Yield all rows in large blocks, with their keys."""
+        """Yield the rows of the listed files in large blocks, with their keys."""
         first_row = 0
-        for rows in together(self._all(), _BLOCK_BYTES, _BLOCK_ROWS):
+        for rows in together(self._rows(), _BLOCK_BYTES, _BLOCK_ROWS):
             named = [(name, rows.column(f"\0{name}")) for name in self._partition_by]
             keys, places = keys_of(named)
-            yield Block(first_row, rows.select(list(self._columns)), keys, places)
+            yield Block(first_row, rows.select(self._columns), keys, places)
             first_row += len(rows)
 
-    def _all(self) -> Iterator[pa.RecordBatch]:
+    def _rows(self) -> Iterator[pa.RecordBatch]:
         needed = list(dict.fromkeys((*self._columns, *self._partition_by)))
-        self.file_rows = []
-        for file in self._files:
-            self.file_rows.append(0)
+        self._types = {}
+        self.parts = []
+        for place, file in enumerate(self._listed):
+            count = 0
             for raw in batches(file, needed, encoding=self._encoding):
-                self.file_rows[-1] += len(raw)
-                batch = self._uniform(file, raw)
-                if len(batch):
-                    yield batch
+                count += len(raw)
+                if len(raw):  # a file without rows states no types
+                    yield self._uniform(place, raw)
+            self.parts.append((file.shown, count))
 
-    def _uniform(self, file: SourceFile, raw: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the selected columns in the types of the first file, and key columns as strings.
+    def _uniform(self, place: int, raw: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the selected columns in one type for all files, and key columns as strings.
 
         The names of key columns begin with NUL, since a column may be both.
         """
         columns: dict[str, pa.Array] = {}
         for name in self._columns:
-            columns[name] = self._in_type(file, name, plain_column(raw.column(name)))
+            columns[name] = self._in_type(place, name, plain_column(raw.column(name)))
         for name in self._partition_by:
-            key = plain_column(raw.column(name))
-            columns[f"\0{name}"] = _key_strings(file, name, key)
+            shown = self._listed[place].shown
+            columns[f"\0{name}"] = key_strings(shown, name, plain_column(raw.column(name)))
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
-    def _in_type(self, file: SourceFile, name: str, column: pa.Array) -> pa.Array:
+    def _in_type(self, place: int, name: str, column: pa.Array) -> pa.Array:
+        if name not in self._types:
+            self._types[name] = self._type(place, name, column.type)
+        kind, first = self._types[name]
         wanted = canonical_type(column.type)
-        kind, first = self._types.setdefault(name, (wanted, file))
         if wanted != kind and not pa.types.is_null(column.type):
+            shown = self._listed[place].shown
             raise ConfigError(
-                f"the column {name!r} has type {kind} in {first.shown} and {wanted} in "
-                f"{file.shown}; a table has one type for each column. Write the files again with "
-                "the same types."
+                f"the column {name!r} has type {kind} in {first} and {wanted} in {shown}; a table "
+                "has one type for each column. Write the files again with the same types."
             )
         return column.cast(kind)
 
+    def _type(self, place: int, name: str, kind: pa.DataType) -> tuple[pa.DataType, str]:
+        """Return a column's type and the file that states it; a column of nulls states none."""
+        shown = self._listed[place].shown
+        for file in self._listed[place + 1 :]:
+            if not pa.types.is_null(kind):
+                break
+            shown = file.shown
+            kind = self._first_type(file, name)
+        return canonical_type(kind), shown
 
-def _key_strings(file: SourceFile, name: str, column: pa.Array) -> pa.Array:
+    def _first_type(self, file: SourceFile, name: str) -> pa.DataType:
+        for batch in batches(file, [name], encoding=self._encoding):
+            if len(batch):
+                return plain_column(batch.column(name)).type
+        return pa.null()
+
+
+def key_strings(place: str, name: str, raw: pa.Array) -> pa.Array:
+    """Return the values of a key's column as strings; `place` names the table for messages."""
+    column = plain_column(raw)
     kind = column.type
     is_plain = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_date(kind)
     if canonical_type(kind) != pa.string() and not is_plain:
         raise ConfigError(
-            f"the column {name!r} of {file.shown} has type {kind} and cannot be a key. Use "
+            f"the column {name!r} of {place} has type {kind} and cannot be a key. Use "
             "strings, integers, booleans or dates: cast it, or partition by another column."
         )
     return column.cast(pa.string())

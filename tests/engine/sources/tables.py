@@ -16,6 +16,7 @@ from surge_dagster.engine.sources import open_files
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.tables.table import TableSource
+from surge_dagster.engine.tables.table_rows import FileTable
 from tests.engine.sources.reading import rows_of
 
 Row = tuple[Any, ...]  # of id, text, key
@@ -45,7 +46,9 @@ def write_parquet(path: Path, rows: Sequence[Row], names: Sequence[str] = NAMES)
 
 def table_of(place: Path | str, *partition_by: str, **options: Any) -> TableSource:
     selection = options.pop("selection", Selection())
-    return TableSource(open_files(place), partition_by or ("category",), selection, **options)
+    columns = partition_by or ("category",)
+    content = FileTable(open_files(place), columns, selection)
+    return TableSource(content, columns, selection, **options)
 
 
 def by_key(rows: Sequence[Row]) -> dict[str, list[tuple[Any, Any]]]:

@@ -226,7 +226,7 @@ def test_one_bad_frame_is_refused_by_name_and_the_others_go_on() -> None:
 def test_a_frame_without_usable_key_columns_is_refused_as_a_whole() -> None:
     frame = pl.DataFrame({"nested": [[1], [2]], "id": [1, 2], "text": ["x", "y"]})
     for given in (frame, frame.lazy()):
-        with pytest.raises(ConfigError, match="products: the column 'nested' has type"):
+        with pytest.raises(ConfigError, match="the column 'nested' of products has type"):
             FrameTable(given, ["nested"], url="products")
         with pytest.raises(
             ConfigError,

@@ -4,7 +4,6 @@ versions by content."""
 from __future__ import annotations
 
 import datetime
-import itertools
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
-from surge_dagster.engine.sources import csv_files
+from surge_dagster.engine.sources import Selection, csv_files
 from surge_dagster.engine.support.keys import joined_key
 from surge_dagster.engine.tables import grouping, table, table_rows
 from surge_dagster.engine.tables.opening import open_source
@@ -236,18 +235,34 @@ def test_rows_of_eight_key_columns_with_many_values_have_their_own_keys(tmp_path
     assert contents(table_of(path, *names)) == expected
 
 
-def test_column_of_nulls_in_a_later_file_refuses_only_its_own_rows(tmp_path: Path) -> None:
-    for name, ids in (("0", [1, 2]), ("1", [3])):
-        columns = {"id": ids, "text": ["x"] * len(ids), "category": ["a"] * len(ids)}
+@pytest.mark.parametrize("place", ["0", "1", "2"])
+def test_column_of_nulls_goes_with_any_type(tmp_path: Path, place: str) -> None:
+    for name in "012":
+        prices = pa.nulls(1) if name == place else pa.array([int(name)])
+        columns = {"id": [name], "text": ["x"], "category": ["a"], "price": prices}
         pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
-    nulls = pa.table({"id": pa.nulls(1), "text": ["x"], "category": ["b"]})
-    pq.write_table(nulls, tmp_path / "2.parquet")
-    partitions = {partition.key: partition for partition in table_of(tmp_path)}
-    assert list(
-        itertools.chain.from_iterable(b.ids.to_pylist() for b in partitions["a"].read())
-    ) == [1, 2, 3]
-    with pytest.raises(DataError, match="the id is null"):
-        list(partitions["b"].read())
+
+    [partition] = table_of(tmp_path, selection=Selection(carried=("price",)))
+
+    carried = [batch.carried for batch in partition.read()]
+    expected = [None if name == place else int(name) for name in "012"]
+    assert pa.Table.from_batches(carried)["price"].to_pylist() == expected
+
+
+def test_null_id_refuses_only_its_own_rows(tmp_path: Path) -> None:
+    for name, ids in (("0", pa.array([1])), ("1", pa.nulls(1))):
+        columns = {"id": ids, "text": ["x"], "category": [name]}
+        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+    one, other = table_of(tmp_path)
+    assert rows_of(one) == [(1, "x")]
+    assert "the id is null" in str(refusal(other))
+
+
+def test_file_without_rows_states_no_type(tmp_path: Path) -> None:
+    empty = {"id": pa.array([], pa.float64()), "text": pa.nulls(0), "category": pa.nulls(0)}
+    pq.write_table(pa.table(empty), tmp_path / "0.parquet")
+    write_parquet(tmp_path / "1.parquet", ROWS)
+    assert contents(table_of(tmp_path)) == by_key(ROWS)
 
 
 def test_csv_table_that_is_not_utf8_is_read_with_its_encoding(
