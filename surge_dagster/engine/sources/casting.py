@@ -65,6 +65,15 @@ def _uuid_text(value: bytes | None) -> str | None:
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
+def is_typeless(kind: pa.DataType) -> bool:
+    """Return whether a column of this type can only have nulls, or lists and structs of nulls."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return is_typeless(kind.value_type)
+    if pa.types.is_struct(kind):
+        return all(is_typeless(field.type) for field in kind.fields)
+    return pa.types.is_null(kind)
+
+
 def cast_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return the column in another type; raise `UnfitValue` if a value does not fit."""
     if column.type == kind:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+
+import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.sources.ahead import AHEAD_BYTES, FilesAhead
+from surge_dagster.engine.sources.casting import is_typeless
 from surge_dagster.engine.sources.footers import End, SourceFooters
 from surge_dagster.engine.sources.formats import ENDINGS_IN_WORDS, batches
 from surge_dagster.engine.sources.layouts import FileGroup, grouped
@@ -24,7 +27,6 @@ from surge_dagster.engine.sources.partition import (
     KEY_METADATA,
     UNREADABLE_VERSION,
     Partition,
-    Place,
     RowBatch,
     within,
 )
@@ -156,28 +158,61 @@ class FolderCatalog:
             _require_own(key, group, file, ends[file.relative])
 
         first_row = start
+        stated = cache(partial(self._stated_types, group))
+        empty: RowBatch | None = None
         for file, rows in _parts(group.files, ends, start, stop):
             opened = file if ahead is None else replace(file, open=partial(ahead.open, file))
             of_file = f" of {file.shown}" if len(group.files) > 1 else ""
             place = partial(_row_of_file, first_row - (rows[0] if rows else 0), of_file)
-            for batch in self._batches(key, opened, first_row, place, rows):
-                first_row += len(batch) + batch.skipped
-                yield batch
+            with _of_partition(key):
+                raw = _typed(self._raw(key, opened, rows), stated)
+                for batch in self.selection.rows(key, raw, first_row, place):
+                    first_row += len(batch) + batch.skipped
+                    if not len(batch) + batch.skipped:
+                        empty = batch
+                        continue
+                    yield batch
+        if first_row == start and empty is not None:
+            yield empty  # with types, as of a file without rows
 
-    def _batches(
-        self, key: str, file: SourceFile, first_row: int, place: Place, rows: tuple[int, int] | None
-    ) -> Iterator[RowBatch]:
+    def _raw(
+        self, key: str, file: SourceFile, rows: tuple[int, int] | None = None
+    ) -> Iterator[pa.RecordBatch]:
         selection = self.selection
-        with _of_partition(key):
-            read = batches(
-                file,
-                selection.columns,
-                key=key,
-                encoding=selection.encoding,
-                escape=selection.escape,
-                rows=rows,
-            )
-            yield from selection.rows(key, read, first_row, place)
+        return batches(
+            file,
+            selection.columns,
+            key=key,
+            encoding=selection.encoding,
+            escape=selection.escape,
+            rows=rows,
+        )
+
+    def _stated_types(self, group: FileGroup) -> dict[str, pa.DataType]:
+        """Return the first type that a file of the partition gives to each column."""
+        types: dict[str, pa.DataType] = {}
+        for file in group.files:
+            if len(types) == len(self.selection.columns):
+                break
+            first = next((batch for batch in self._raw(group.key, file) if len(batch)), None)
+            for field in () if first is None else first.schema:
+                if not is_typeless(field.type):
+                    types.setdefault(field.name, field.type)
+        return types
+
+
+def _typed(
+    raw: Iterator[pa.RecordBatch], stated: Callable[[], dict[str, pa.DataType]]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of a file; columns without values get the type that another file of the
+    partition states."""
+    for batch in raw:
+        for place, field in enumerate(batch.schema):
+            if is_typeless(field.type) and field.name in (types := stated()):
+                kind = types[field.name]
+                column = batch.column(place).cast(kind)
+                batch = batch.set_column(place, pa.field(field.name, kind), column)
+        yield batch
 
 
 @contextlib.contextmanager

@@ -84,7 +84,7 @@ class FileTable:
             columns[name] = self._in_type(place, name, plain_column(raw.column(name)))
         for name in self._partition_by:
             shown = self._listed[place].shown
-            columns[f"\0{name}"] = key_strings(shown, name, plain_column(raw.column(name)))
+            columns[f"\0{name}"] = key_strings(shown, name, raw.column(name))
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
     def _in_type(self, place: int, name: str, column: pa.Array) -> pa.Array:

@@ -3,6 +3,8 @@ can have."""
 
 from __future__ import annotations
 
+import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from surge_dagster.engine.sources import Selection
 from surge_dagster.engine.sources.content import ContentDigest
 from surge_dagster.engine.sources.partition import RowBatch, read_rows
 from surge_dagster.engine.sources.selection import OWN_COLUMNS
+from surge_dagster.engine.support.values import stored_type
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import only
 
@@ -99,6 +102,47 @@ def test_column_with_two_types_in_one_partition_is_refused_with_the_first_row_of
     change = "the column 'price' has type string from this row on, and double"
     with pytest.raises(DataError, match=rf"row 0 of .*b.parquet: {change}"):
         list(read_rows(only(open_source(tmp_path, selection=Selection(carried=("price",))))))
+
+
+@pytest.mark.parametrize(
+    ("prices", "expected"),
+    [
+        ([[None], [2]], pa.int64()),
+        ([[2], [None]], pa.int64()),
+        ([[], [2]], pa.int64()),
+        ([[2], []], pa.int64()),
+        ([[None], [], ["2"]], pa.string()),
+        ([[None], [[]], [[2]]], pa.list_(pa.int64())),
+        ([[{"a": None}], [{"a": 2}]], pa.struct([("a", pa.int64())])),
+        ([[None], [None]], pa.string()),
+    ],
+)
+@pytest.mark.parametrize("ending", ["parquet", "arrow", "jsonl"])
+def test_nulls_and_files_without_rows_go_with_any_type(
+    tmp_path: Path, prices: list[list[Any]], expected: pa.DataType, ending: str
+) -> None:
+    for number, values in enumerate(prices):
+        ids = pa.array([f"{number}"] * len(values), pa.string())
+        table = pa.table({"id": ids, "text": ids, "price": values})
+        path = tmp_path / "partition=k" / f"{number}.{ending}"
+        path.parent.mkdir(exist_ok=True)
+        if ending == "parquet":
+            pq.write_table(table, path)
+        elif ending == "arrow":
+            with pa.ipc.new_file(str(path), table.schema) as writer:
+                writer.write_table(table)
+        else:
+            if pa.types.is_nested(expected):
+                pytest.skip("JSON lines have no lists or objects as values")
+            path.write_text("".join(f"{json.dumps(row)}\n" for row in table.to_pylist()))
+
+    read = list(read_rows(only(open_source(tmp_path, selection=Selection(carried=("price",))))))
+
+    found = [row["price"] for batch in read for row in carried(batch)]
+    assert found == list(chain.from_iterable(prices))
+    for batch in read:
+        assert batch.carried is not None
+        assert batch.carried.schema.field("price").type.equals(stored_type(expected))
 
 
 def test_content_digest_covers_carried_columns() -> None:

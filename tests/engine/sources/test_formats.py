@@ -327,7 +327,6 @@ class TestCsv:
             ("", 'twice "quoted"', "Nx"),
         ]
 
-
     @pytest.mark.parametrize("escape", ["", "ab", '"', ",", "\n"])
     def test_escape_that_a_file_cannot_have_is_refused(self, escape: str) -> None:
         with pytest.raises(ConfigError, match="expected one character, such as a backslash"):
