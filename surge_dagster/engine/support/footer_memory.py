@@ -3,7 +3,6 @@ file once."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -11,11 +10,8 @@ from typing import Any, Generic, TypeVar
 Tag = tuple[int, str]
 T = TypeVar("T")
 
-_MOST_PLACES = 256
-
-# tag and footer by name; the place looked at last is the last
+# of each place, tag and footer by name
 _places: dict[str, dict[str, tuple[Tag, Any]]] = {}
-_lock = threading.Lock()
 
 
 class FooterMemory(Generic[T]):
@@ -27,39 +23,30 @@ class FooterMemory(Generic[T]):
     """
 
     def __init__(self, identity: str) -> None:
-        self._identity = identity
+        self._entries: dict[str, tuple[Tag, T]] = _places.setdefault(identity, {})
 
     def known(self, tags: Mapping[str, Tag]) -> dict[str, T]:
         """Return what is known of these versions of files; a file that is not among them has to be
         read."""
-        entries = self._entries()
         footers: dict[str, T] = {}
         for name, tag in tags.items():
-            entry = entries.get(name)
+            entry = self._entries.get(name)
             if entry is not None and entry[0] == tag:
                 footers[name] = entry[1]
         return footers
 
     def remember(self, name: str, tag: Tag, footer: T) -> None:
         """Keep what was read of a version of a file; its next version must have another tag."""
-        self._entries()[name] = tag, footer
+        self._entries[name] = tag, footer
 
     def forget_others(self, names: Collection[str]) -> None:
         """Forget the files that the last listing of the whole place does not have."""
-        entries = self._entries()
-        # a copy: other threads change it
-        for name in [name for name in list(entries) if name not in names]:
-            entries.pop(name, None)
-
-    def _entries(self) -> dict[str, tuple[Tag, T]]:
-        with _lock:
-            entries = _places[self._identity] = _places.pop(self._identity, {})
-            if len(_places) > _MOST_PLACES:
-                del _places[next(iter(_places))]
-        return entries
+        for name in list(self._entries):  # a copy: other threads change it
+            if name not in names:
+                self._entries.pop(name, None)
 
 
 def forget_all() -> None:
     """Forget what the process remembers, as if it had just started."""
-    with _lock:
-        _places.clear()
+    for entries in _places.values():
+        entries.clear()

@@ -9,7 +9,6 @@ from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions
 from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.support import footer_memory
 from surge_dagster.engine.support.footer_memory import FooterMemory, forget_all
 from tests.engine.outputs import publish_two_rows as publish
 from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, always
@@ -120,18 +119,6 @@ def test_files_that_are_no_longer_listed_are_forgotten() -> None:
     assert FooterMemory[str]("this").known({"a": TAG, "b": (1000, "other"), "c": TAG}) == {"a": "a"}
     first.forget_others({"a"})
     assert FooterMemory[str]("this").known(dict.fromkeys("ab", TAG)) == {"a": "a"}
-
-
-def test_places_not_looked_at_of_late_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(footer_memory, "_MOST_PLACES", 2)
-    forget_all()
-    left, *others = (FooterMemory[str](name) for name in ("left", "second", "third"))
-    left.remember("a", TAG, "footer")
-    others[0].remember("a", TAG, "footer")
-    assert left.known({"a": TAG}) == {"a": "footer"}, "which makes it the one looked at last"
-    others[1].remember("a", TAG, "footer")
-    assert left.known({"a": TAG}) == {"a": "footer"}
-    assert others[0].known({"a": TAG}) == {}
 
 
 def test_two_memory_stores_do_not_share_a_cache() -> None:
