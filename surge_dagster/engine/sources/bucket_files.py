@@ -55,4 +55,4 @@ class BucketFiles(SourceFiles):
             return []
 
     def _open(self, stored: StoredObject) -> pa.NativeFile:
-        return self._bucket.open(stored.name, stored, tail_bytes=FIRST_BYTES, ahead=True)
+        return self._bucket.open(stored.name, stored, tail_bytes=FIRST_BYTES)

@@ -34,9 +34,9 @@ from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support.keys import encode_key
 from surge_dagster.engine.support.unreadable import not_given
 
-# In addition to pages: of an open object its end, the piece that is read and two that are
-# requested, and the files that are opened ahead.
-_BUCKET_BYTES = 4 * FIRST_BYTES + AHEAD_BYTES
+# In addition to pages: of an open object its end and the piece that is read, and the files that
+# are opened ahead.
+_BUCKET_BYTES = 2 * FIRST_BYTES + AHEAD_BYTES
 _BLOCKS_BYTES = 48 * 1024 * 1024  # of a file without a footer: the blocks that its reader holds
 _Ends = dict[str, End]  # by a file's relative name
 

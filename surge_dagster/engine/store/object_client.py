@@ -11,7 +11,6 @@ needs no client.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -157,7 +156,6 @@ def _s3_credentials(options: StorageOptions) -> tuple[Any, Any]:
         ) from error
     from obstore.auth.boto3 import Boto3CredentialProvider
 
-    logging.getLogger("botocore.credentials").addFilter(_without_traceback)
     try:
         session = boto3.Session(
             aws_access_key_id=options.access_key_id,
@@ -209,11 +207,3 @@ def _connect_gcs(
         **_common(endpoint, limits),
     )
     return store, endpoint or _GCS_ENDPOINT
-
-
-def _without_traceback(record: logging.LogRecord) -> bool:
-    """Let a record pass without its traceback, which quotes the error of the program that provides
-    credentials."""
-    record.exc_info = None
-    record.exc_text = None
-    return True

@@ -8,8 +8,6 @@ while it is read.
 from __future__ import annotations
 
 import io
-from collections import deque
-from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -18,11 +16,9 @@ from obstore.exceptions import BaseError, NotSupportedError, PreconditionError
 
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.store.requests import Requests
-from surge_dagster.engine.support.waiting import in_background, result_of
 
 TAIL_BYTES = 64 * 1024
-READ_AHEAD_BYTES = 1024 * 1024
-_STREAMS = 2  # places of an object that are read in turns, as two columns of a Parquet file are
+_PIECE_BYTES = 1024 * 1024  # of small reads that follow each other
 
 
 class ObjectReader(io.RawIOBase):
@@ -30,17 +26,10 @@ class ObjectReader(io.RawIOBase):
 
     Args:
         tail_bytes: of the object's end, which the first request brings and which are kept.
-        ahead: whether the next piece is requested while one is read, if pieces follow each other.
     """
 
     def __init__(
-        self,
-        store: Any,
-        key: str,
-        requests: Requests,
-        tail_bytes: int = TAIL_BYTES,
-        *,
-        ahead: bool = False,
+        self, store: Any, key: str, requests: Requests, tail_bytes: int = TAIL_BYTES
     ) -> None:
         super().__init__()
         self._store = store
@@ -50,9 +39,6 @@ class ObjectReader(io.RawIOBase):
         self._size, self.etag, self._tail = fetch_end(store, key, requests, tail_bytes)
         self._start = 0
         self._buffer = b""
-        self._ahead = ahead
-        self._ends: deque[int] = deque(maxlen=_STREAMS)  # of the last pieces
-        self._next: dict[int, Future[bytes]] = {}  # pieces requested ahead, by their starts
 
     def readable(self) -> bool:
         return True
@@ -84,28 +70,9 @@ class ObjectReader(io.RawIOBase):
             return self._tail[begin - tail_start : begin - tail_start + wanted]
 
         if begin < self._start or begin + wanted > self._start + len(self._buffer):
-            self._buffer = self._piece(begin, min(max(wanted, READ_AHEAD_BYTES), remaining))
+            self._buffer = self._fetch(begin, min(max(wanted, _PIECE_BYTES), remaining))
             self._start = begin
         return self._buffer[begin - self._start : begin - self._start + wanted]
-
-    def _piece(self, start: int, length: int) -> bytes:
-        """Return `length` bytes or more from `start`; a column of a Parquet file is read piece by
-        piece."""
-        answer = self._next.pop(start, None)
-        piece = b"" if answer is None else result_of(answer)
-        if len(piece) < length:
-            piece = self._fetch(start, length)
-        if self._ahead:
-            self._request_next(start, start + len(piece))
-        return piece
-
-    def _request_next(self, start: int, end: int) -> None:
-        if start in self._ends and end < self._size:
-            while len(self._next) >= _STREAMS:
-                self._next.pop(next(iter(self._next)))
-            size = min(READ_AHEAD_BYTES, self._size - end)
-            self._next[end] = in_background(partial(self._fetch, end, size), "surge-source")
-        self._ends.append(end)
 
     def _fetch(self, start: int, length: int) -> bytes:
         request = partial(_range, self._store, self._key, start, length, self.etag)

@@ -92,11 +92,10 @@ class ObjectStore(Store):
         listed: StoredObject | None = None,
         *,
         tail_bytes: int = TAIL_BYTES,
-        ahead: bool = False,
     ) -> pa.NativeFile:
         """See `Store` and `ObjectReader`; the object's end, which holds its footer, comes with the
         first request."""
-        reader = ObjectReader(self._store, self._key(name), self._requests, tail_bytes, ahead=ahead)
+        reader = ObjectReader(self._store, self._key(name), self._requests, tail_bytes)
         if listed is not None:
             has_etags = listed.etag and reader.etag
             is_same = not has_etags or plain_etag(reader.etag) == listed.etag

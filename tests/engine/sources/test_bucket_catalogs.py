@@ -11,7 +11,6 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
-from surge_dagster.engine.sources import open_files
 from surge_dagster.engine.sources.ahead import AHEAD_BYTES
 from surge_dagster.engine.sources.listing import FIRST_BYTES
 from surge_dagster.engine.store import object_store
@@ -21,7 +20,7 @@ from surge_dagster.engine.support.footer_memory import forget_all
 from tests.engine.runs import finish_receipts, make_run
 from tests.engine.sources.reading import rows_of
 from tests.engine.sources.shops import Shop
-from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, RandomFaults, always
+from tests.engine.store.object_server import Fault, ObjectServer, RandomFaults, always
 from tests.small_catalogs import Rows, numbered_rows
 
 # A file that takes several requests: random letters, which do not compress.
@@ -170,20 +169,3 @@ class TestReadingAhead:
         object_server.settle()
         touched = set(object_server.requests("GET"))
         assert len(touched) <= 6 + AHEAD_BYTES // FIRST_BYTES
-
-    def test_next_piece_of_a_large_object_is_requested_while_one_is_read(
-        self, bucket: Shop, object_server: ObjectServer
-    ) -> None:
-        object_server.put(
-            "cat/a.csv",
-            b"id,text\n" + b"".join(b"%d,%01000d\n" % (row, row) for row in range(6_000)),
-        )
-        [file] = open_files(f"s3://{BUCKET}/cat/a.csv", bucket.options).list()
-        begun = threading.Semaphore(0)
-        with file.open() as opened:
-            object_server.before = lambda *_: begun.release()
-            content = opened.read(FIRST_BYTES) + opened.read(FIRST_BYTES)
-            for _ in range(3):  # the third piece was not asked for
-                assert begun.acquire(timeout=30)
-            content += opened.read()
-        assert content == object_server.content("cat/a.csv")
