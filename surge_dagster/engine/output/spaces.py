@@ -44,7 +44,11 @@ def list_spaces(store: Store) -> list[Space]:
 
 def find_space(store: Store, spec: EncodingSpec) -> Space | None:
     """Return the space that was claimed for this spec last, or None if the output has none yet;
-    never a derived one."""
+    never a derived one.
+
+    Raises:
+        ConfigError: the model is a folder that is missing, so that its space is not known.
+    """
     known = [described for described in _all_described(store) if not described.space.derived]
     request = spec.as_dict()
     answering = [described for described in known if request in described.requests]
@@ -53,6 +57,11 @@ def find_space(store: Store, spec: EncodingSpec) -> Space | None:
     if known and expanded(spec.model).is_dir():
         own = _of_spec(known, spec.resolve().spec_sha256)
         return None if own is None else own.space
+    if known and spec.model.startswith(("/", "~", ".")):
+        raise ConfigError(
+            f"the model's folder {spec.model!r} is not there. Put it back, or correct the setting "
+            "model."
+        )
     return None
 
 

@@ -236,6 +236,15 @@ class TestFinding:
         assert found(store, missing) == space.name
 
 
+@pytest.mark.parametrize("model", ["/models/gone", "./gone", "~/gone"])
+def test_missing_folder_of_a_model_is_no_other_model(tmp_path: Path, model: str) -> None:
+    store = open_store(tmp_path)
+    claim_space(store, EncodingSpec("hash://8").resolve())
+
+    with pytest.raises(ConfigError, match=r"the model's folder '.*gone' is not there"):
+        find_space(store, EncodingSpec(model))
+
+
 def test_nearest_space_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model").mkdir()
     monkeypatch.chdir(tmp_path)
