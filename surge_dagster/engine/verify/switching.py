@@ -17,7 +17,7 @@ from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import named
-from surge_dagster.engine.verify.verification import Kind, Verified, Violation, verify
+from surge_dagster.engine.verify.verification import Compared, Kind, Verified, Violation, verify
 
 _INCOMPLETE: dict[str, tuple[Kind, str, str]] = {
     "stale": ("stale", "its file was made from an earlier source version.", ""),
@@ -50,15 +50,16 @@ class SwitchRefused(SurgeError):
         which = named((f"{violation.key!r} ({violation.kind})" for violation in violations), 10)
         super().__init__(
             f"the space {space!r} does not become the current one: of {partitions:,} partitions, "
-            f"{what}: {which}. The first one: {violations[0].reason} Embed into it what it lacks, "
-            "then switch again."
+            f"{what}: {which}. The first one: {violations[0].reason} Remove damaged files, embed "
+            "what is missing then, and switch again."
         )
 
 
 def switch_space(source: Source, store: Store, space: Space) -> Switched:
     """Make a space the one that readers use, if it is complete and every file in it is valid.
 
-    No model is needed. Files of partitions that were removed from the source are ignored.
+    No model is needed. Valid files of partitions that were removed from the source are ignored, and
+    partitions that the current space lacks, too, such as those with bad data.
 
     Raises:
         SwitchRefused: partitions are missing, stale, refused or damaged, or differ from the source.
@@ -67,16 +68,18 @@ def switch_space(source: Source, store: Store, space: Space) -> Switched:
     seen = read_current(store)
     if seen is not None and seen.space == space.name:
         return Switched(seen, changed=False)
-    _require_complete(source, store, space)
+    lacking = _require_complete(source, store, space, seen)
 
     violations: list[Violation] = []
     verified = 0
     rows = 0
     for event in verify(source, store, space):
+        if isinstance(event, Compared) or event.key in lacking:
+            continue
         if isinstance(event, Verified):
             verified += 1
             rows += event.rows
-        elif isinstance(event, Violation) and event.kind not in ("orphan", "unused"):
+        elif event.kind not in ("orphan", "unused"):
             violations.append(event)
     if violations and all(violation.kind == "unread" for violation in violations):
         raise TransientError(
@@ -89,9 +92,14 @@ def switch_space(source: Source, store: Store, space: Space) -> Switched:
     return Switched(write_current(store, space.name, seen=seen), True, verified, rows)
 
 
-def _require_complete(source: Source, store: Store, space: Space) -> None:
-    """Compare the footers of a space with the catalog."""
+def _require_complete(
+    source: Source, store: Store, space: Space, current: CurrentSpace | None
+) -> set[str]:
+    """Compare the footers of a space with the catalog; return the keys that the current space
+    lacks, too."""
     outputs = OutputState(store, space.name)
+    readers_files = OutputState(store, current.space) if current is not None else None
+    lacking: set[str] = set()
     violations: list[Violation] = []
     partitions = 0
     for partition in outputs.looked_at(source):
@@ -99,7 +107,10 @@ def _require_complete(source: Source, store: Store, space: Space) -> None:
         freshness = outputs.freshness(partition)
         if freshness.error is not None:
             raise freshness.error
-        if freshness.status in _INCOMPLETE:
+        is_missing = freshness.status == "missing" and freshness.invalid is None
+        if is_missing and readers_files and readers_files.freshness(partition).status == "missing":
+            lacking.add(partition.key)
+        elif freshness.status in _INCOMPLETE:
             violations.append(Violation(partition.key, *_INCOMPLETE[freshness.status]))
     if not partitions:
         raise ConfigError(
@@ -107,3 +118,4 @@ def _require_complete(source: Source, store: Store, space: Space) -> None:
         )
     if violations:
         raise SwitchRefused(space.name, violations, partitions)
+    return lacking

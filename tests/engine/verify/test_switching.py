@@ -14,7 +14,13 @@ from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.output.current_space import CurrentSpace, SwitchedMeanwhile, read_current
 from surge_dagster.engine.sources.partition import Partition, Source
 from surge_dagster.engine.verify.switching import SwitchRefused, switch_space
-from tests.small_catalogs import FailingStore, numbered_rows, write_partition
+from tests.small_catalogs import (
+    FailingStore,
+    Rows,
+    numbered_rows,
+    partition_folder,
+    write_partition,
+)
 from tests.spaces import KEYS, ROWS, Spaces
 
 
@@ -53,12 +59,6 @@ def flip_a_bit(made: Spaces) -> None:
     [
         (lambda made: made.file("hash://24", "b").unlink(), "b", "missing"),
         (change_the_source, "b", "stale"),
-        (
-            lambda made: write_partition(made.root / "catalog", "d", numbered_rows("d", 3)),
-            "d",
-            "missing",
-        ),
-        (lambda made: write_partition(made.root / "catalog", "d", [("x", None)]), "d", "missing"),
         (lambda made: os.truncate(made.file("hash://24", "b"), 1000), "b", "missing"),
         (flip_a_bit, "b", "damaged"),
         (
@@ -77,6 +77,33 @@ def test_incomplete_space_is_refused_with_the_key_of_the_partition(
         switch_space(made.source, made.store, made.of("hash://24"))
     assert [(found.key, found.kind) for found in refused.value.violations] == [(key, kind)]
     assert read_current(made.store) == before
+
+
+@pytest.fixture
+def current(made: Spaces) -> Spaces:
+    """Three spaces, of which that of hash://16 is current."""
+    switch_space(made.source, made.store, made.of("hash://16"))
+    return made
+
+
+@pytest.mark.parametrize("rows", [[("x", None)], numbered_rows("d", 3)], ids=["bad", "new"])
+def test_partition_that_the_current_space_lacks_too_does_not_block_a_switch(
+    current: Spaces, rows: Rows
+) -> None:
+    write_partition(current.root / "catalog", "d", rows)
+
+    switched = switch_space(current.source, current.store, current.of("hash://24"))
+
+    assert switched.changed
+    assert switched.partitions == len(KEYS)
+
+
+def test_damaged_file_of_a_removed_partition_is_refused_with_a_remedy(current: Spaces) -> None:
+    shutil.rmtree(partition_folder(current.root / "catalog", "b"))
+    os.truncate(current.file("hash://24", "b"), 1000)
+
+    with pytest.raises(SwitchRefused, match=r"removed from the source: remove it\. Remove damaged"):
+        switch_space(current.source, current.store, current.of("hash://24"))
 
 
 def test_unreadable_file_is_a_transient_error_and_not_a_refusal(made: Spaces) -> None:
