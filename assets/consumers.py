@@ -54,7 +54,7 @@ def target_asset(
 
     @dg.asset(
         key=key,
-        deps=[names.embeddings],
+        deps=[names.embeddings, names.current_space],
         check_specs=[check],
         group_name=names.group,
         kinds={key.path[-1]},
@@ -85,6 +85,9 @@ def target_asset(
         )
         if done.failures:
             reasons = " ".join(map(str, list(done.failures.values())[:_NAMED]))
+            if compared.wrong:
+                differing = counted(len(compared.wrong), "partition")
+                reasons += f" {differing} of the table differ from the files as well."
             raise run_failure(
                 context.op_execution_context,
                 f"{counted(len(done.failures), 'partition')} could not be handed over; the "

@@ -2,10 +2,10 @@
 another one current.
 
 The asset is external, so that neither "Materialize all" nor a backfill changes what readers get.
-The job asks for a space or a confirmation, refuses a space that lacks a partition, and logs each
-switch as a materialization. Runs that embed report the first space, and what was switched or begun
-elsewhere. The asset's data version is the space: only another space for readers makes downstream
-assets stale.
+The job asks for a space or a confirmation, refuses a space that lacks a partition, reports the
+space's files as materializations of `embeddings`, and logs each switch as one of `current_space`.
+Runs that embed report the first space, and what was switched or begun elsewhere. The asset's data
+version is the space: only another space for readers makes downstream assets stale.
 """
 # Dagster reads annotations when it makes an asset or an op, so they must not be strings here.
 
@@ -25,7 +25,7 @@ from surge_dagster.orchestration.failures import errors_as_failures, failure_tab
 from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.launch import job_of
 from surge_dagster.orchestration.names import CatalogNames, CatalogResources
-from surge_dagster.orchestration.readers_space import report_readers_space
+from surge_dagster.orchestration.readers_space import report_files, report_readers_space
 
 
 class SwitchConfig(dg.Config):
@@ -41,7 +41,7 @@ def current_space(names: CatalogNames) -> dg.AssetSpec:
     """Return the external asset that stands for the space that readers use."""
     return dg.AssetSpec(
         names.current_space,
-        deps=[names.embeddings],
+        deps=[names.embeddings, names.next_space],
         group_name=names.group,
         kinds={"json"},
         description=(
@@ -49,6 +49,23 @@ def current_space(names: CatalogNames) -> dg.AssetSpec:
             "command `surge-dagster switch` change it. Each switch of the job is an event here, "
             f"and each run of `{names.refresh_job}` or `{names.embed_job}` reports what has "
             "changed otherwise."
+        ),
+    )
+
+
+def next_space(names: CatalogNames) -> dg.AssetSpec:
+    """Return the external asset of the files that readers do not use, with the partitions of
+    `embeddings`."""
+    return dg.AssetSpec(
+        names.next_space,
+        deps=[names.source_partitions, names.superbatches],
+        partitions_def=names.partitions,
+        group_name=names.group,
+        kinds={"parquet"},
+        description=(
+            "The files of a vector space that readers do not use, such as that of a new model: "
+            f"`{names.refresh_job}` and `{names.embed_job}` report them here instead of "
+            f"`{names.embeddings.path[-1]}`, until `{names.switch_job}` makes the space current."
         ),
     )
 
@@ -81,6 +98,8 @@ def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
         if switched.changed:
             verb = "is now"
         context.log.info(f"{space.title} ({space.name}) {verb} the current space of {store.url}")
+        with errors_as_failures(context):
+            report_files(names, context, store)
         report_readers_space(names, context, store, _of_switch(switched))
 
     return job_of(

@@ -28,7 +28,7 @@ from surge_dagster.orchestration.failures import (
     report_failures,
 )
 from surge_dagster.orchestration.heartbeats import executing
-from surge_dagster.orchestration.launch import POOL, LaunchConfig, MistypedKeys, job_of
+from surge_dagster.orchestration.launch import POOL, LaunchConfig, job_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome, Truncation
 from surge_dagster.orchestration.refresh import Refresh
@@ -180,7 +180,7 @@ class _Run:
         self._policy = policy
         self._context = context
         self._config = config
-        self._outcome = Outcome(Truncation(policy.max_truncated_share))
+        self._outcome = Outcome(Truncation(policy.max_truncated_share), names.embeddings)
 
     def embed(self, chosen: Sequence[str] | None) -> list[dg.AssetCheckResult]:
         """Embed what the run was launched for; return the results of its checks."""
@@ -205,7 +205,6 @@ class _Run:
         context = self._context
         outcome = self._outcome
         try:
-            self._config.require_keys()
             keys = chosen if self._config.keys is None else self._config.keys
             Refresh(names, context, self._config, outcome).run(keys)
         except Exception as error:
@@ -213,11 +212,7 @@ class _Run:
             # also those whose events the run has not received
             for failure in outcome.report.partitions_failed:
                 outcome.fail(failure)
-            # A launch with a mistyped key leaves the checks as they are.
-            if isinstance(error, MistypedKeys):
-                context.log.info(outcome.sum_up())
-            else:
-                self._report_end()
+            self._report_end()
             if isinstance(error, SurgeError):
                 raise self._failure() from error
             allow_run_retry(context, _is_passing(error))
@@ -258,12 +253,10 @@ class _Run:
         """Return what a terminated run has published, and what embeds the rest."""
         names = self._names
         done = self._outcome.sum_up() if self._outcome.partitions else "Nothing was begun"
-        then = "requests what is missing, if it is on"
-        if self._context.run_tags.get("dagster/sensor_name") == names.sensor:
-            then = "leaves it alone until its source changes"
         return (
             f"Terminated. {done}. Launch {names.refresh_job} for the rest, or wait for the "
-            f"schedule {names.schedule}, if it is on; the sensor {names.sensor} {then}."
+            f"schedule {names.schedule}, if it is on; the sensor {names.sensor} leaves it alone "
+            "until its source changes."
         )
 
 

@@ -14,7 +14,7 @@ import dagster as dg
 from surge_dagster.assets.catalog_check import catalog_check, catalog_checks
 from surge_dagster.assets.changes_input import ChangesInput
 from surge_dagster.assets.consumers import target_asset
-from surge_dagster.assets.current_space import current_space, switch_current_space
+from surge_dagster.assets.current_space import current_space, next_space, switch_current_space
 from surge_dagster.assets.derived_spaces import derive_job, derived_spaces
 from surge_dagster.assets.embeddings import (
     embedding_jobs,
@@ -71,6 +71,7 @@ def _definitions(settings: Settings, names: CatalogNames) -> dg.Definitions:
         source_partitions(names, resources[names.catalog_resource]),
         superbatches(names),
         embeddings(names, policy, settings.max_partitions_per_run),
+        next_space(names),
         current_space(names),
         *derived_spaces(names, settings.derived),
     ]

@@ -69,25 +69,34 @@ def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDef
         default_status=dg.DefaultSensorStatus.RUNNING,
     )
     def sensor(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        cursor = json.loads(context.cursor or "{}")
-        seen: dict[str, int] = cursor.get("seen", {})
-        new = list(_of_runs(names, assets, context.instance, seen))
-        failing = _failing(context, names)
-        for name, message in failing.items():
-            if name not in cursor.get("failing", []):
-                new.append(_alert(names, message))
-
-        now = time.time()
-        kept = [each for each in cursor.get("kept", []) if each["since"] > now - _KEPT_SECONDS]
-        kept += [{"since": now, "alert": alert} for alert in new]
-        kept = _deliver(context, url, kept)
-        context.update_cursor(json.dumps({"seen": seen, "failing": list(failing), "kept": kept}))
-        return dg.SkipReason(
-            f"{counted(len(kept), 'alert')} to be delivered; ticks fail of: "
-            f"{', '.join(failing) or 'nothing'}"
-        )
+        return _look(context, names, assets, url)
 
     return [sensor]
+
+
+def _look(
+    context: dg.SensorEvaluationContext,
+    names: CatalogNames,
+    assets: Set[dg.AssetKey],
+    url: str,
+) -> dg.SkipReason:
+    cursor = json.loads(context.cursor or "{}")
+    seen: dict[str, int] = cursor.get("seen", {})
+    new = list(_of_runs(names, assets, context.instance, seen))
+    failing = _failing(context, names)
+    for name, message in failing.items():
+        if name not in cursor.get("failing", []):
+            new.append(_alert(names, message))
+
+    now = time.time()
+    kept = [each for each in cursor.get("kept", []) if each["since"] > now - _KEPT_SECONDS]
+    kept += [{"since": now, "alert": alert} for alert in new]
+    kept = _deliver(context, url, kept)
+    context.update_cursor(json.dumps({"seen": seen, "failing": list(failing), "kept": kept}))
+    return dg.SkipReason(
+        f"{counted(len(kept), 'alert')} to be delivered; ticks fail of: "
+        f"{', '.join(failing) or 'nothing'}"
+    )
 
 
 def _of_runs(

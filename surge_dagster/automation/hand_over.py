@@ -1,8 +1,8 @@
 """The sensor `hand_over_changes`: derived spaces and tables follow the embeddings that runs have
 changed.
 
-Derived spaces come before tables, because a table may follow one. One that cannot be brought up to
-date keeps back no table.
+A table that follows a derived space is brought up to date again when that has changed. A derived
+space that cannot be brought up to date keeps back no table.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import dagster as dg
 
 from surge_dagster.config.settings import Settings
+from surge_dagster.engine.output.current_space import space_of_readers
 from surge_dagster.orchestration.active_runs import active_runs, embeds
 from surge_dagster.orchestration.launch import RUN_TAGS, config_of
 from surge_dagster.orchestration.names import CatalogNames
@@ -42,10 +43,6 @@ def hand_over_changes(
         return []
     job_names = [job.name for job in jobs]
     derived = [names.derived(each.label) for each in settings.derived]
-    follows = {
-        names.derive_job: [names.embeddings],
-        names.hand_over_job: [names.embeddings, *derived],
-    }
     deletes = settings.removed_partitions == "delete"
     configs = {names.derive_job: config_of(names.derive_all_op, {"delete_removed": deletes})}
 
@@ -54,12 +51,13 @@ def hand_over_changes(
         jobs=jobs,
         minimum_interval_seconds=_SENSOR_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
+        required_resource_keys=names.resource_keys,
         description=(
-            f"Launches {' and '.join(job_names)} when runs have changed embeddings and none is "
-            "active."
+            f"Launches {' and '.join(job_names)} when runs have changed embeddings, or readers "
+            "use another space, and no run is active."
         ),
     )
-    def sensor(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+    def sensor(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
         instance = context.instance
 
         def is_concerned(run: dg.DagsterRun) -> bool:
@@ -69,33 +67,43 @@ def hand_over_changes(
         if run is not None:
             return dg.SkipReason(f"waiting for run {run.run_id}, which embeds or hands over")
 
+        requests: list[dg.RunRequest] = []
         reasons: list[str] = []
-        # The one whose turn is longer ago: embeddings that change all the time keep no job back.
-        for job_name in sorted(job_names, key=lambda name: _last_time(instance, name)):
-            newest = _newest_event(instance, follows[job_name])
-            if newest is None:
+        for job_name in job_names:
+            target = _target(names, context, job_name, derived)
+            if target is None:
                 return dg.SkipReason("nothing is embedded")
-            if has_succeeded(instance, job_name, newest):
+            if has_succeeded(instance, job_name, target):
                 reasons.append(f"{job_name}: no embeddings have changed since it succeeded")
                 continue
-            requested = request_for(instance, job_name, newest, configs.get(job_name))
+            requested = request_for(instance, job_name, target, configs.get(job_name))
             if isinstance(requested, dg.RunRequest):
-                return requested
-            reasons.append(f"{job_name}: {requested.skip_message}")
-        return dg.SkipReason("; ".join(reasons))
+                requests.append(requested)
+            else:
+                reasons.append(f"{job_name}: {requested.skip_message}")
+        return requests or dg.SkipReason("; ".join(reasons))
 
     return [sensor]
 
 
+def _target(
+    names: CatalogNames,
+    context: dg.SensorEvaluationContext,
+    job_name: str,
+    derived: Sequence[dg.AssetKey],
+) -> str | None:
+    """Return what a run of a job would bring other files up to date with: the newest event of the
+    assets that the job follows, and for tables the space that readers use. None if nothing is
+    embedded."""
+    newest = _newest_event(context.instance, [names.embeddings])
+    if newest is None or job_name == names.derive_job:
+        return newest
+    newest = _newest_event(context.instance, [names.embeddings, *derived])
+    return f"{newest} {space_of_readers(names.resources(context).output.open()).name}"
+
+
 def _newest_event(instance: dg.DagsterInstance, assets: Sequence[dg.AssetKey]) -> str | None:
-    """Return the id of the newest event of these assets; None if the first one has none."""
+    """Return the id of the newest event of these assets; None if they have none."""
     events = [instance.fetch_materializations(asset, limit=1).records for asset in assets]
-    if not events[0]:
-        return None
-    return str(max(records[0].storage_id for records in events if records))
-
-
-def _last_time(instance: dg.DagsterInstance, job_name: str) -> float:
-    """Return when the newest run of a job was created, in seconds; 0 if there was none."""
-    records = instance.get_run_records(dg.RunsFilter(job_name=job_name), limit=1)
-    return records[0].create_timestamp.timestamp() if records else 0.0
+    ids = [records[0].storage_id for records in events if records]
+    return str(max(ids)) if ids else None

@@ -17,7 +17,7 @@ output.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import dagster as dg
@@ -30,12 +30,14 @@ from surge_dagster.orchestration.discovery import (
     known_space,
     list_catalog,
     report_changes,
+    require_first_space,
     states_of_unfinished,
 )
 from surge_dagster.orchestration.divided import cut_keys
 from surge_dagster.orchestration.failures import refusal_fingerprint, still_refused
 from surge_dagster.orchestration.launch import config_of
 from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.readers_space import asset_of
 from surge_dagster.orchestration.removed_partitions import removed_keys
 from surge_dagster.orchestration.requests import (
     Undone,
@@ -69,7 +71,6 @@ def new_partitions(
     names: CatalogNames, settings: Settings, job: dg.JobDefinition
 ) -> dg.SensorDefinition:
     """Return the sensor that embeds new partitions, and with `refresh_stale` changed ones."""
-    wanted = {"missing", "unknown", "stale"} if settings.refresh_stale else {"missing", "unknown"}
 
     @dg.sensor(
         name=names.sensor,
@@ -84,41 +85,49 @@ def new_partitions(
     def sensor(
         context: dg.SensorEvaluationContext,
     ) -> list[dg.RunRequest] | dg.RunRequest | dg.SkipReason:
-        instance = context.instance
-        resources = names.resources(context)
-        fingerprint = refusal_fingerprint(resources)
-        # before the output is listed: a run may end in the time between
-        held = held_by_active_runs(names, instance)
-        try:
-            listing = list_catalog(names, instance, resources.catalog.open())
-        except NotListed as unlisted:
-            return _request_listing(names, settings, context, unlisted, held, fingerprint)
-
-        unreported = report_changes(names, instance, listing)
-        store = resources.output.open()
-        space = known_space(names, resources, store)
-        states = states_of_unfinished(listing, store, space)
-        refused = still_refused(listing.catalogued, listing.partitions, fingerprint)
-        needed = [key for key, state in states.items() if state in wanted and key not in refused]
-        undone = find_undone(names, instance, set(needed), listing.catalogued, fingerprint)
-        free = (key for key in needed if key not in held and key not in unreported)
-        attempt, keys = next_attempt(free, undone)
-        summary = _message(listing, states, held, refused, undone, unreported)
-        if not keys:
-            return dg.SkipReason(summary)
-
-        context.log.info(summary)
-        keys = keys[: settings.max_runs * _KEYS_PER_RUN]
-        pieces = cut_keys(listing, keys, settings.max_runs)
-        tags = request_tags(names, instance, listing.catalogued, attempt, fingerprint)
-        tags |= settings.run_tags
-        requests = []
-        for piece in pieces:
-            config = config_of(names.embeddings_op, {"keys": piece, "unattended": True})
-            requests.append(dg.RunRequest(run_config=config, tags=tags))
-        return requests
+        return _look(names, settings, context)
 
     return sensor
+
+
+def _look(
+    names: CatalogNames, settings: Settings, context: dg.SensorEvaluationContext
+) -> list[dg.RunRequest] | dg.RunRequest | dg.SkipReason:
+    instance = context.instance
+    resources = names.resources(context)
+    fingerprint = refusal_fingerprint(resources)
+    # before the output is listed: a run may end in the time between
+    held = held_by_active_runs(names, instance)
+    store = resources.output.open()
+    space = known_space(resources, store)
+    asset = asset_of(names, store, space)
+    try:
+        listing = list_catalog(names, asset, instance, resources.catalog.open())
+    except NotListed as unlisted:
+        return _request_listing(names, settings, context, unlisted, held, fingerprint)
+
+    unreported = report_changes(names, instance, listing)
+    if space is None:
+        require_first_space(names, resources, store)
+    states = states_of_unfinished(listing, store, space)
+    refused = still_refused(listing.catalogued, listing.partitions, fingerprint)
+    wanted = {"missing", "unknown", "stale"} if settings.refresh_stale else {"missing", "unknown"}
+    needed = [key for key, state in states.items() if state in wanted and key not in refused]
+    undone = find_undone(names, instance, set(needed), listing.catalogued, fingerprint)
+    free = (key for key in needed if key not in held and key not in unreported)
+    attempt, keys = next_attempt(free, undone)
+    summary = _message(listing, states, held, refused, undone, unreported)
+    if not keys:
+        return dg.SkipReason(summary)
+
+    context.log.info(summary)
+    pieces = cut_keys(listing, keys[: settings.max_runs * _KEYS_PER_RUN], settings.max_runs)
+    tags = request_tags(names, instance, listing.catalogued, attempt, fingerprint)
+    requests = []
+    for piece in pieces:
+        config = config_of(names.embeddings_op, {"keys": piece, "unattended": True})
+        requests.append(dg.RunRequest(run_config=config, tags=tags | settings.run_tags))
+    return requests
 
 
 def _request_listing(
@@ -159,9 +168,9 @@ def _message(
     counts["removed"] = len(removed_keys(listing))
 
     details = {"held": f" {held.by}"}
-    waiting = _until([each for key, each in undone.items() if key not in held])
-    if waiting:
-        details["waiting"] = waiting
+    due = [each.due for each in undone.values() if each.due is not None and not each.is_due]
+    if due:
+        details["waiting"] = f" until {min(due):%Y-%m-%d %H:%M:%S}"
     parts = list[str]()
     for state, text in _TEXTS.items():
         if counts[state] or state == "up_to_date":
@@ -191,16 +200,3 @@ def _state_of(
     if before is not None and not before.is_due:
         return "canceled" if before.due is None else "waiting"
     return "not_on_record" if state == "unknown" else state
-
-
-def _until(undone: Iterable[Undone]) -> str:
-    """Return how often partitions were tried that wait, and when the first of them is requested
-    again."""
-    waiting = [each for each in undone if each.due is not None and not each.is_due]
-    if not waiting:
-        return ""
-    first = min(each.due for each in waiting if each.due is not None)
-    attempt = max(each.attempt for each in waiting)
-    return (
-        f" (attempt {attempt}), the next ones until {first.isoformat(sep=' ', timespec='seconds')}"
-    )

@@ -140,7 +140,8 @@ def require_columns(
             raise DataError(
                 batch.column("partition")[0].as_py(),
                 f"its column {column.name!r} is of type {expected} and {in_table} in {place}",
-                "Drop that table, so that the next hand-over makes it again, or name another one.",
+                "If all files have it so, drop that table: the next hand-over makes it again. "
+                "Otherwise give the column one type in the source.",
             )
 
 

@@ -53,9 +53,8 @@ _SUPERBATCH_METRICS = (
 )
 _OF_RECEIPT = (
     *("rows", "truncated", "skipped_rows", "blank_texts", "rows_reused", "rows_encoded"),
-    *("source_version", "content_digest", "etag"),
+    *("source_version", "content_digest", "etag", "oldest_encoded_at"),
 )
-_WHERE_KNOWN = ("oldest_encoded_at", "superbatch")
 _MOST_MACHINES = 100  # in the table of machines
 _WHERE_MEASURED = ("texts_per_second", "pace_ratio")
 
@@ -106,9 +105,9 @@ def _of_source(
 
 def embedding(
     names: CatalogNames,
+    asset: dg.AssetKey,
     receipt: Receipt,
     source_event_id: int | None,
-    superbatch_event_id: int | None = None,
     *,
     space_title: str,
     reused: bool = False,
@@ -124,17 +123,14 @@ def embedding(
         | {name: getattr(receipt, name) for name in _OF_RECEIPT}
         | {"space_title": space_title}
     )
-    metadata |= {
-        name: value for name in _WHERE_KNOWN if (value := getattr(receipt, name)) not in (None, "")
-    }
-    if receipt.texts_per_second is not None:
-        metadata["texts_per_second"] = float(round(receipt.texts_per_second, 1))
+    if receipt.superbatch is not None:
+        metadata["superbatch"] = receipt.superbatch
     if adopted:
         metadata["action"] = "adopted"
     if reused:
         metadata["reused"] = True
     return dg.AssetMaterialization(
-        names.embeddings,
+        asset,
         partition=to_partition_key(receipt.key),
         metadata=metadata,
         tags={
@@ -142,7 +138,7 @@ def embedding(
             **_USER_VERSION,
             "dagster/code_version": CODE_VERSION,
             **_made_from(names.source_partitions, receipt.source_version, source_event_id),
-            **_made_from(names.superbatches, _SUPERBATCHES_VERSION, superbatch_event_id),
+            **_made_from(names.superbatches, _SUPERBATCHES_VERSION, None),
         },
     )
 

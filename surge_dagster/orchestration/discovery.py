@@ -37,11 +37,13 @@ class Listing:
     catalogued: Catalogued
 
 
-def list_catalog(names: CatalogNames, instance: dg.DagsterInstance, source: Source) -> Listing:
-    """List the source, then read Dagster's records."""
+def list_catalog(
+    names: CatalogNames, asset: dg.AssetKey, instance: dg.DagsterInstance, source: Source
+) -> Listing:
+    """List the source, then read Dagster's records, with the files that an asset shows."""
     # In this order a run that ends in the time between is not missed.
     listed = list(source)
-    catalogued = read_catalogued(names, instance)
+    catalogued = read_catalogued(names, asset, instance)
     short = with_short_keys(listed)
     return Listing({to_partition_key(partition.key): partition for partition in short}, catalogued)
 
@@ -74,29 +76,27 @@ def report_changes(names: CatalogNames, instance: dg.DagsterInstance, listing: L
     return remaining
 
 
-def known_space(
-    names: CatalogNames, resources: CatalogResources, store: Store, *, unattended: bool = True
-) -> Space | None:
+def known_space(resources: CatalogResources, store: Store) -> Space | None:
     """Return the space of the settings, without loading a model; None if a run would begin it."""
-    spec = resources.encoder.encoding_spec()
-    space = find_space(store, spec)
-    if space is not None or not unattended:
-        return space
-    others = _nearest(store, spec)
+    return find_space(store, resources.encoder.encoding_spec())
+
+
+def require_first_space(names: CatalogNames, resources: CatalogResources, store: Store) -> None:
+    """Raise unless a space that is begun would be the first one of the output."""
+    others = _nearest(store, resources.encoder.encoding_spec())
     if others:
         raise ConfigError(
             f"the settings mean none of the spaces of the output {store.url!r}: {others}. Correct "
             f"the setting, or launch {names.refresh_job} by hand once: a space is never begun "
             "unattended, since that encodes the whole catalog."
         )
-    return None
 
 
 def existing_space(
     names: CatalogNames, resources: CatalogResources, store: Store, then: str
 ) -> Space:
     """Return the space of the settings, for a job that needs one."""
-    space = known_space(names, resources, store, unattended=False)
+    space = known_space(resources, store)
     if space is None:
         others = _nearest(store, resources.encoder.encoding_spec())
         held = f"; it holds {others}" if others else ""

@@ -26,6 +26,7 @@ from surge_dagster.orchestration.discovery import (
 from surge_dagster.orchestration.launch import config_of
 from surge_dagster.orchestration.names import CatalogNames, CatalogResources
 from surge_dagster.orchestration.partition_keys import to_partition_key
+from surge_dagster.orchestration.readers_space import asset_of
 from surge_dagster.orchestration.records import failed_on_record
 
 LEAST_BYTES = 16 << 20  # of text, which is worth the start of another encoder
@@ -87,9 +88,10 @@ def _pieces_to_do(
     max_runs: int,
 ) -> list[list[str]]:
     """Return the partition keys that need work and that no active run holds, in pieces."""
-    space = known_space(names, resources, store)
-    listing = list_catalog(names, instance, resources.catalog.open())
-    todo = states_of_unfinished(listing, store, space).keys() | failed_on_record(names, instance)
+    space = known_space(resources, store)
+    asset = asset_of(names, store, space)
+    listing = list_catalog(names, asset, instance, resources.catalog.open())
+    todo = states_of_unfinished(listing, store, space).keys() | failed_on_record(asset, instance)
     keys = [key for key in listing.partitions if key in todo and key not in held]
     return cut_keys(listing, keys, max_runs)
 

@@ -119,12 +119,12 @@ def report_failures(names: CatalogNames, context: dg.OpExecutionContext, outcome
         return
     fingerprint = refusal_fingerprint(names.resources(context))
     refusals: list[Event] = [
-        refusal(names, outcome.partitions[failure.key], failure.reason, fingerprint)
+        refusal(outcome.asset, outcome.partitions[failure.key], failure.reason, fingerprint)
         for failure in outcome.refused.values()
     ]
     report_events(context.instance, context, refusals)
     report_events(
-        context.instance, context, [Planned(names.embeddings, key) for key in outcome.failures]
+        context.instance, context, [Planned(outcome.asset, key) for key in outcome.failures]
     )
 
 
@@ -138,11 +138,11 @@ def refusal_fingerprint(resources: CatalogResources) -> str:
 
 
 def refusal(
-    names: CatalogNames, partition: Partition, reason: str, fingerprint: str
+    asset: dg.AssetKey, partition: Partition, reason: str, fingerprint: str
 ) -> dg.AssetObservation:
     """Return the event that reports the refusal of a partition, with these settings."""
     return dg.AssetObservation(
-        names.embeddings,
+        asset,
         partition=to_partition_key(partition.key),
         description="Refused; not requested again until its source or a setting changes.",
         metadata={

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import dagster as dg
 
 from surge_dagster.engine.support.waiting import every
+from surge_dagster.orchestration.engine_warnings import engine_warnings
 
 # "<run id> <host> <counter>": Dagster copies the tags of a run to the run that retries it. Its UI
 # leaves out tags with this prefix.
@@ -52,7 +53,7 @@ TIMES = HeartbeatTimes()
 def executing(
     context: dg.OpExecutionContext, times: HeartbeatTimes | None = None
 ) -> Iterator[None]:
-    """Renew the heartbeat of a run while the block works.
+    """Renew the heartbeat of a run, and log the engine's warnings, while the block works.
 
     A database that is away does not stop the run: the next heartbeat is written when the database
     answers again. The last heartbeat of a run without other steps stays, because its machine may
@@ -69,7 +70,10 @@ def executing(
 
     beat(0)
     try:
-        with every(times.beat_seconds, lambda: beat(next(counter)), "surge-heartbeat"):
+        with (
+            engine_warnings(context),
+            every(times.beat_seconds, lambda: beat(next(counter)), "surge-heartbeat"),
+        ):
             yield
     finally:
         if len(context.job_def.nodes) > 1:

@@ -19,7 +19,6 @@ import dagster as dg
 from pydantic import Field, field_validator
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.output.freshness import Status
 from surge_dagster.engine.support.counts import counted, named
 
 POOL = "gpu"
@@ -35,11 +34,6 @@ class Select(Enum):
     stale = "stale"
     failed = "failed"
 
-    def takes(self, status: Status, has_failed: bool) -> bool:
-        if self is Select.failed:
-            return has_failed
-        return self is Select.all or status == self.value
-
 
 class RemovedPartitions(Enum):
     """What becomes of partitions that the source no longer lists."""
@@ -49,16 +43,13 @@ class RemovedPartitions(Enum):
     delete = "delete"
 
 
-class MistypedKeys(ConfigError):
-    """An operator mistyped the partition keys of a launch."""
-
-
 class LaunchConfig(dg.Config):
     """Options of a run; a launch by hand needs none of them."""
 
     force: bool = Field(False, description="encode partitions that are up to date too")
     keys: list[str] | None = Field(
         None,
+        min_length=1,
         description="touch only these partition keys, as the asset source_partitions shows them",
     )
     select: Select = Field(
@@ -92,20 +83,12 @@ class LaunchConfig(dg.Config):
         """Whether an operator typed the partition keys."""
         return self.keys is not None and not self.unattended
 
-    def require_keys(self) -> None:
-        """Refuse an empty list of an operator."""
-        if self.is_typed and not self.keys:
-            raise MistypedKeys(
-                "keys holds no partition key, so that there is nothing to do. Name at least one, "
-                "or leave keys out for everything that the run was launched for."
-            )
-
 
 def require_known(typed: Iterable[str], known: Collection[str], catalog: str) -> None:
     """Refuse partition keys of an operator that the catalog does not have."""
     unknown = [repr(key) for key in typed if key not in known]
     if unknown:
-        raise MistypedKeys(
+        raise ConfigError(
             f"the catalog {catalog!r} does not have {counted(len(unknown), 'key')}: "
             f"{named(unknown)}. Nothing was encoded. Write keys as the asset source_partitions "
             "shows them, and launch again."

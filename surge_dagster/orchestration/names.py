@@ -70,6 +70,7 @@ class CatalogNames:
         self.source_partitions = self._asset_key("source_partitions")
         self.superbatches = self._asset_key("superbatches")
         self.embeddings = self._asset_key("embeddings")
+        self.next_space = self._asset_key("next_space")
         self.current_space = self._asset_key("current_space")
         self.lancedb = self._asset_key("lancedb")
         self.pgvector = self._asset_key("pgvector")
@@ -88,11 +89,7 @@ class CatalogNames:
         self.hand_over_job = f"{prefix}hand_over"
         self.derive_job = f"{prefix}derive_embeddings"  # if the settings list derived spaces
 
-        self.sensor = f"{prefix}new_partitions"
-        self.hand_over_sensor = f"{prefix}hand_over_changes"
-        self.alerts = f"{prefix}alerts"
-        self.schedule = f"{prefix}nightly_refresh"
-        self.check_schedule = f"{prefix}scheduled_check"
+        self._name_automation(prefix)
 
         self.catalog_resource = f"{prefix}catalog"
         self.encoder_resource = f"{prefix}encoder"
@@ -101,6 +98,13 @@ class CatalogNames:
         self.changes_resource = f"{prefix}changes"
         self.gcs_resource = f"{prefix}gcs"  # this and the next one if the setting `gcp` is given
         self.bigquery_resource = f"{prefix}bigquery"
+
+    def _name_automation(self, prefix: str) -> None:
+        self.sensor = f"{prefix}new_partitions"
+        self.hand_over_sensor = f"{prefix}hand_over_changes"
+        self.alerts = f"{prefix}alerts"
+        self.schedule = f"{prefix}nightly_refresh"
+        self.check_schedule = f"{prefix}scheduled_check"
 
     @property
     def group(self) -> str:
@@ -119,8 +123,9 @@ class CatalogNames:
     @property
     def assets(self) -> frozenset[dg.AssetKey]:
         """All assets of the catalog, without those of derived spaces."""
-        files = (self.source_partitions, self.superbatches, self.embeddings, self.current_space)
-        return frozenset((*files, self.lancedb, self.pgvector))
+        sources = (self.source_partitions, self.superbatches)
+        spaces = (self.embeddings, self.next_space, self.current_space)
+        return frozenset((*sources, *spaces, self.lancedb, self.pgvector))
 
     @property
     def run_check(self) -> dg.AssetCheckKey:

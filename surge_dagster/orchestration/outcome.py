@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import dagster as dg
+
 from surge_dagster.cluster.machine_work import MachineWork
 from surge_dagster.engine.run.report import (
     Event,
@@ -110,6 +112,7 @@ class PaceOfRun:
 @dataclass(slots=True)
 class Outcome:
     truncation: Truncation
+    asset: dg.AssetKey  # that shows the files of the run's space
     drift: Drift = field(default_factory=Drift)
     files: FileChecks = field(default_factory=FileChecks)
     pace: PaceOfRun = field(default_factory=PaceOfRun)

@@ -16,7 +16,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import TypeVar
 from urllib.parse import quote, unquote
 
@@ -34,7 +34,6 @@ _DOTS = re.compile(r"\.{3,}")
 T = TypeVar("T")
 
 
-@lru_cache(maxsize=1 << 16)  # every listing has the same keys
 def to_partition_key(key: str) -> str:
     """Return the Dagster partition key of a catalog key.
 

@@ -1,4 +1,10 @@
-"""What the asset `current_space` shows: the space that readers use, and all spaces."""
+"""The space that readers use, in Dagster: which asset shows the files of a space, and what the
+asset `current_space` shows.
+
+`embeddings` shows the files that readers get. Otherwise an asset that depends on it would be
+materialized for a file that it does not read. The files of any other space are shown by
+`next_space`, until a switch reports them as materializations of `embeddings`.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +13,71 @@ from typing import Any
 
 import dagster as dg
 
-from surge_dagster.engine.errors import SurgeError
+from surge_dagster.engine.errors import ConfigError, SurgeError
+from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.current_space import space_of_readers
+from surge_dagster.engine.output.current_space import named_space, space_of_readers
+from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import list_spaces
+from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.store.store import Store
-from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
+from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG, embedding
+from surge_dagster.orchestration.dagster_internals import Event
 from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.partition_keys import in_chunks, to_partition_key
+from surge_dagster.orchestration.records import read_catalogued
+
+
+def asset_of(names: CatalogNames, store: Store, space: Space | None) -> dg.AssetKey:
+    """Return the asset that shows the files of a space.
+
+    Args:
+        space: None for one that is not begun yet.
+    """
+    try:
+        current = space_of_readers(store)
+    except ConfigError:  # there is no space yet, or readers have to name one
+        return names.embeddings
+    if space is None:
+        return names.next_space
+    if current.derived:
+        is_read = space.name == current.derived.parent
+    else:
+        is_read = space.spec_sha256 == current.spec_sha256
+    return names.embeddings if is_read else names.next_space
+
+
+def report_files(names: CatalogNames, context: dg.OpExecutionContext, store: Store) -> None:
+    """Report the files of the space that readers use as materializations of `embeddings`, unless
+    they are on record."""
+    space = space_of_readers(store)
+    if space.derived:
+        space = named_space(store, space.derived.parent)
+    catalogued = read_catalogued(names, names.embeddings, context.instance)
+    source_ids = context.instance.get_latest_storage_id_by_partition(
+        names.source_partitions, dg.DagsterEventType.ASSET_MATERIALIZATION
+    )
+    events: list[Event] = []
+    for name, file in OutputState(store, space.name).files().items():
+        if not isinstance(file, PublishedFile):
+            continue
+        key = to_partition_key(file.facts.partition_key)
+        is_on_record = catalogued.embedded.get(key) == file.facts.desired_version
+        if is_on_record or key not in catalogued.registered:
+            continue
+        receipt = Receipt.of(file.facts, file.stored, store.location(name), action="fresh")
+        event = embedding(
+            names,
+            names.embeddings,
+            receipt,
+            source_ids.get(key),
+            space_title=space.title,
+            adopted=True,
+        )
+        events.append(event)
+    for batch in in_chunks(events):
+        report_events(context.instance, context, batch)
 
 
 def report_readers_space(

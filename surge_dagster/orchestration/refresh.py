@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
+from functools import partial
 
 import dagster as dg
 import pyarrow as pa
@@ -27,18 +28,24 @@ from surge_dagster.engine.run.staging import remove_staged
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted, named
 from surge_dagster.engine.tables.opening import release
-from surge_dagster.orchestration.discovery import known_space
+from surge_dagster.orchestration.discovery import known_space, require_first_space
+from surge_dagster.orchestration.failures import refusal_fingerprint
 from surge_dagster.orchestration.launch import LaunchConfig, RemovedPartitions
 from surge_dagster.orchestration.names import PUBLISH_SHARE, CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import (
-    from_partition_key,
     in_chunks,
     to_partition_key,
 )
-from surge_dagster.orchestration.readers_space import report_readers_space
-from surge_dagster.orchestration.records import failed_on_record, last_embeddings, read_catalogued
+from surge_dagster.orchestration.readers_space import asset_of, report_readers_space
+from surge_dagster.orchestration.records import (
+    Catalogued,
+    failed_on_record,
+    last_embeddings,
+    read_catalogued,
+)
 from surge_dagster.orchestration.removed_partitions import handle_removed_partitions
+from surge_dagster.orchestration.requests import ATTEMPT_TAG, request_tags
 from surge_dagster.orchestration.run_events import FAILURES_LOGGED, RunEvents
 from surge_dagster.orchestration.worklist import (
     OnRecord,
@@ -70,12 +77,6 @@ class Refresh:
         # Dagster ends a backfill as failed when a partition that it covers has no event from its
         # run.
         self._in_backfill = "dagster/backfill" in context.run_tags
-        self._catalogued = read_catalogued(names, context.instance)
-        failed = set(map(from_partition_key, failed_on_record(names, context.instance)))
-        since = forced_since(context) if config.force else None
-        self._record = OnRecord(self._catalogued, failed, since)
-        events_seconds = (1 - PUBLISH_SHARE) * self._resources.encoder.grace_seconds
-        self._events = RunEvents(names, context, self._catalogued, outcome, events_seconds)
 
     def run(self, partition_keys: Sequence[str] | None) -> None:
         """Embed what is missing or stale and report it to Dagster; None is the whole catalog."""
@@ -84,10 +85,10 @@ class Refresh:
         is_typed = self._config.is_typed
         requested = requested_partitions(source, partition_keys, is_typed=is_typed)
         self._outcome.partitions = requested.partitions
-        self._register(requested.partitions)
-        with self._events:
-            self._skip_removed(requested.removed)
-            space = self._bring_up_to_date(list(requested.partitions.values()))
+        self._outcome.removed = requested.removed
+        with self._resources.encoder.pool() as pool:
+            space = self._space_of(pool)
+            space = self._bring_up_to_date(list(requested.partitions.values()), space, pool)
         report_readers_space(self._names, self._context, self._store)
 
         action = self._config.removed_partitions
@@ -99,40 +100,42 @@ class Refresh:
             )
         release(source)
 
-    def _register(self, partitions: Iterable[str]) -> None:
-        keys = map(to_partition_key, partitions)
-        new = [key for key in keys if key not in self._catalogued.registered]
-        for chunk in in_chunks(new):
-            self._context.instance.add_dynamic_partitions(self._names.partitions_name, chunk)
+    def _space_of(self, pool: EncoderPool) -> Space:
+        """Return the space of the settings, which may be a new one.
 
-    def _skip_removed(self, removed: list[str]) -> None:
-        """Leave partitions as they are that were removed from the source."""
-        self._outcome.removed = removed
-        if not removed:
-            return
-        self._context.log.warning(
-            f"{len(removed):,} skipped, removed from the source: {named(map(repr, removed))}. "
-            "Their files and events stay as they are; the setting removed_partitions decides "
-            "about them."
+        Raises:
+            ConfigError: an unattended run would begin another space than the first one.
+        """
+        known = known_space(self._resources, self._store)
+        if known is not None and known.spec_sha256 == pool.space.spec_sha256:
+            return known
+        if known is None and self._config.unattended:
+            require_first_space(self._names, self._resources, self._store)
+        if known is not None and self._config.unattended:
+            raise ConfigError(
+                f"the model {self._resources.encoder.model!r} is not as it was for the space "
+                f"{known.name!r}: {model_difference(pool.space, known)}. Nothing was encoded. "
+                f"Launch {self._names.refresh_job} by hand to begin a space for what it is now."
+            )
+        return pool.space
+
+    def _bring_up_to_date(
+        self, candidates: Sequence[Partition], space: Space, pool: EncoderPool
+    ) -> Space:
+        """Embed what needs it; return the space as the output has it."""
+        shown_as = partial(asset_of, self._names, self._store, space)
+        catalogued = read_catalogued(self._names, shown_as(), self._context.instance)
+        self._outcome.asset = catalogued.asset
+        self._register(candidates, catalogued)
+        self._tag_attempt(catalogued)
+
+        events_seconds = (1 - PUBLISH_SHARE) * self._resources.encoder.grace_seconds
+        self._events = RunEvents(
+            self._names, self._context, catalogued, self._outcome, shown_as, events_seconds
         )
-        if self._in_backfill:  # unchanged, so that what was out of date stays so
-            instance = self._context.instance
-            for event in last_embeddings(self._names, instance, self._catalogued, removed):
-                self._events.repeated(event)
-
-    def _bring_up_to_date(self, candidates: Sequence[Partition]) -> Space:
-        unattended = self._config.unattended
-        known = known_space(self._names, self._resources, self._store, unattended=unattended)
-        with self._resources.encoder.pool() as pool:
-            self._require_same_model(pool, known)
-            space = pool.space
-            # Otherwise a new space: the first run of one, or the content of the model has changed.
-            if known is not None and known.spec_sha256 == space.spec_sha256:
-                space = known
-            outputs = OutputState(self._store, space.name)
-            files = self._outcome.files
-            work = make_worklist(candidates, outputs, space, self._config, self._record, files)
-            self._report_worklist(work)
+        with self._events:
+            self._leave_removed(candidates)
+            work = self._worklist(candidates, space, catalogued)
             opened = open_run(
                 self._resources.run_setup(force=self._config.force),
                 work.todo,
@@ -140,36 +143,70 @@ class Refresh:
                 self._store,
                 self._context.log.warning,
                 known=work.known,
-                outputs=outputs,
+                outputs=work.outputs,
             )
             self._outcome.report = opened.run.report
             self._outcome.machines = opened.machines
             self._embed(opened, work.todo)
-        self._events.end_of_superbatches()
-        self._report_fresh(work)
+            self._events.end_of_superbatches()
+            self._report_fresh(work)
         return opened.run.space
 
-    def _report_worklist(self, work: Worklist) -> None:
+    def _worklist(
+        self, candidates: Sequence[Partition], space: Space, catalogued: Catalogued
+    ) -> Worklist:
+        """Decide what needs work, and report what is known without it."""
+        failed = failed_on_record(catalogued.asset, self._context.instance)
+        since = forced_since(self._context) if self._config.force else None
+        record = OnRecord(catalogued, failed, since)
+        outputs = OutputState(self._store, space.name)
+        files = self._outcome.files
+        work = make_worklist(candidates, outputs, space, self._config, record, files)
+
         log = self._context.log
         for difference in work.differing[:FAILURES_LOGGED]:
             log.warning(difference)
         if len(work.differing) > FAILURES_LOGGED:
-            files = counted(len(work.differing), "file")
-            log.warning(f"{files} in all, each unlike its facts or its source")
+            count = counted(len(work.differing), "file")
+            log.warning(f"{count} in all, each unlike its facts or its source")
 
         fresh = {receipt.key for receipt in (*work.fresh, *work.adopted)}
-        remove_staged(self._store, work.outputs.space, fresh)
+        remove_staged(self._store, outputs.space, fresh)
         self._outcome.fresh |= fresh
         for failure in work.failures:
             self._events.failure(failure)
+        return work
 
-    def _require_same_model(self, pool: EncoderPool, space: Space | None) -> None:
-        if self._config.unattended and space and pool.space.spec_sha256 != space.spec_sha256:
-            raise ConfigError(
-                f"the model {self._resources.encoder.model!r} is not as it was for the space "
-                f"{space.name!r}: {model_difference(pool.space, space)}. Nothing was encoded. "
-                f"Launch {self._names.refresh_job} by hand to begin a space for what it is now."
+    def _tag_attempt(self, catalogued: Catalogued) -> None:
+        """Let the sensor know of a run that it did not request, in case that it is terminated."""
+        if ATTEMPT_TAG not in self._context.run_tags:
+            instance = self._context.instance
+            settings = refusal_fingerprint(self._resources)
+            tags = request_tags(self._names, instance, catalogued, 1, settings)
+            instance.add_run_tags(self._context.run_id, tags)
+
+    def _register(self, partitions: Iterable[Partition], catalogued: Catalogued) -> None:
+        keys = [to_partition_key(partition.key) for partition in partitions]
+        new = [key for key in keys if key not in catalogued.registered]
+        for chunk in in_chunks(new):
+            self._context.instance.add_dynamic_partitions(self._names.partitions_name, chunk)
+
+    def _leave_removed(self, candidates: Iterable[Partition]) -> None:
+        """Leave `embeddings` as it is for partitions that this run does not bring up to date there:
+        those that were removed from the source, and all of a space that readers do not use."""
+        removed = self._outcome.removed
+        if removed:
+            self._context.log.warning(
+                f"{len(removed):,} skipped, removed from the source: {named(map(repr, removed))}. "
+                "Their files and events stay as they are; the setting removed_partitions decides "
+                "about them."
             )
+        left = list(removed)
+        if self._outcome.asset != self._names.embeddings:
+            left += [partition.key for partition in candidates]
+        if self._in_backfill:  # unchanged, so that what was out of date stays so
+            for event in last_embeddings(self._names, self._context.instance, left):
+                self._events.repeated(event)
 
     def _embed(self, opened: OpenedRun, todo: Sequence[Partition]) -> None:
         """Run, and report to Dagster."""
@@ -203,8 +240,6 @@ class Refresh:
             self._context.log.info(_encoder_line(run.report))
             # Now and not at the end: the run may take days.
             report_readers_space(self._names, self._context, self._store)
-        if superbatch.is_slow:
-            self._context.log.warning(superbatch.slow_message)
         self._events.superbatch(superbatch, run.space)
 
     def _report_fresh(self, work: Worklist) -> None:

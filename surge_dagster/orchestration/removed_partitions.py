@@ -46,7 +46,7 @@ def handle_removed_partitions(
         outputs: as they are now; the source is listed after them.
     """
     held = held_by_active_runs(names, context.instance, besides=context.run_id)
-    listing = list_catalog(names, context.instance, source)
+    listing = list_catalog(names, names.embeddings, context.instance, source)
     listed = {partition.key for partition in listing.partitions.values()}
     removed = removed_keys(listing)
     without_file = list(map(from_partition_key, removed))

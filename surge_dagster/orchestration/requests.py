@@ -1,15 +1,17 @@
-"""Earlier requests of the sensors: what their runs left undone, and how long that waits.
+"""What earlier runs left undone, and how long that waits.
 
-The sensors keep no state of their own. Their runs are on record with the partitions in their
-config, and tags say the rest; an operator sees them on the page of a run:
+The sensors keep no state of their own. Runs are on record with the partitions in their config, and
+tags say the rest. Dagster's UI leaves out those that begin with a dot:
 
-    surge/attempt        how often the same was requested in a row without success
-    surge/settings       fingerprint of the settings: with other settings no partition waits
-    surge/newest_event   storage id of the catalog's newest event at the request
-    surge/target         what a run is for that has no partitions in its config
+    surge/attempt                 how often the same was requested in a row without success
+    .dagster/surge/settings       catalog and fingerprint of the settings: with others no partition
+                                  waits
+    .dagster/surge/newest_event   storage id of the catalog's newest event at the request
+    .dagster/surge/target         what a run is for that has no partitions in its config
 
-Dagster copies the tags of a run to the run that it launches in its place. What no failed run holds,
-because it was deleted or is older than the newest 500, is requested as if for the first time.
+The sensor gives its runs these tags, and other runs that embed get them when they begin. Dagster
+copies the tags of a run to the run that it launches in its place. What no failed run holds, because
+it was deleted or is older than the newest 500, is requested as if for the first time.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ from surge_dagster.orchestration.active_runs import held_keys
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.records import Catalogued
 
-_ATTEMPT_TAG = "surge/attempt"
-_SETTINGS_TAG = "surge/settings"
-_EVENT_TAG = "surge/newest_event"
-_TARGET_TAG = "surge/target"
+ATTEMPT_TAG = "surge/attempt"
+_SETTINGS_TAG = ".dagster/surge/settings"
+_EVENT_TAG = ".dagster/surge/newest_event"
+_TARGET_TAG = ".dagster/surge/target"
 _UNDONE = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _RUNS_READ = 500
 _RUNS_PER_PAGE = 20  # a run of 10,000 keys takes a megabyte
@@ -47,7 +49,7 @@ class Undone:
     @classmethod
     def of(cls, record: dg.RunRecord) -> Self:
         run = record.dagster_run
-        attempt = int(run.tags[_ATTEMPT_TAG])
+        attempt = int(run.tags[ATTEMPT_TAG])
         canceled = run.status is dg.DagsterRunStatus.CANCELED
         return cls(attempt, None if canceled else due_after(attempt, record.end_time or 0.0))
 
@@ -59,15 +61,18 @@ def request_tags(
     attempt: int,
     settings: str,
 ) -> dict[str, str]:
-    """Return the tags of a run that is requested now; `settings` is their fingerprint."""
-    changes = instance.fetch_observations(names.source_partitions, limit=1).records
+    """Return the tags of a run that begins or is requested now; `settings` is their fingerprint."""
+    reported = instance.fetch_materializations(names.source_partitions, limit=1).records
     ids = [
         *catalogued.embedding_ids.values(),
         *catalogued.refusal_ids.values(),
-        *(each.storage_id for each in changes),
+        *(each.storage_id for each in reported),
     ]
-    newest = max(ids, default=0)
-    return {_ATTEMPT_TAG: str(attempt), _SETTINGS_TAG: settings, _EVENT_TAG: str(newest)}
+    return {
+        ATTEMPT_TAG: str(attempt),
+        _SETTINGS_TAG: f"{names.partitions_name} {settings}",
+        _EVENT_TAG: str(max(ids, default=0)),
+    }
 
 
 def find_undone(
@@ -78,16 +83,16 @@ def find_undone(
     settings: str,
 ) -> dict[str, Undone]:
     """Return the needed partitions that runs with these settings have left undone."""
-    filters = dg.RunsFilter(
-        tags={_SETTINGS_TAG: settings}, statuses=_UNDONE, job_name=names.embed_job
-    )
+    tags = {_SETTINGS_TAG: f"{names.partitions_name} {settings}"}
+    filters = dg.RunsFilter(tags=tags, statuses=_UNDONE)
     newest: dict[str, Undone | None] = {}
     for record in _newest_first(instance, filters) if needed else ():
         run = record.dagster_run
         undone = Undone.of(record)
         since = int(run.tags[_EVENT_TAG])
-        for key in held_keys(run, {}, (names.embeddings_op,)) or ():
-            if key in needed and key not in newest:
+        keys = held_keys(run, catalogued.registered, (names.embeddings_op, names.refresh_op))
+        for key in needed if keys is None else keys.intersection(needed):
+            if key not in newest:
                 has_changed = _changed_since(key, since, catalogued, undone.due is None)
                 newest[key] = None if has_changed else undone
         if len(newest) == len(needed):
@@ -129,7 +134,7 @@ def request_for(
                 f"waiting after a failure (attempt {before.attempt}) until {until}"
             )
         attempt = before.attempt + 1
-    tags = {_ATTEMPT_TAG: str(attempt), _TARGET_TAG: target, **(tags or {})}
+    tags = {ATTEMPT_TAG: str(attempt), _TARGET_TAG: target, **(tags or {})}
     return dg.RunRequest(job_name=job_name, run_config=run_config, tags=tags)
 
 
@@ -173,5 +178,5 @@ def _changed_since(key: str, event: int, catalogued: Catalogued, canceled: bool)
     whether its source changed."""
     ids = [catalogued.embedding_ids.get(key, -1), catalogued.refusal_ids.get(key, -1)]
     if canceled:
-        ids.append(catalogued.change_ids.get(key, -1))
+        ids.append(catalogued.source_ids.get(key, -1))
     return max(ids) > event

@@ -1,13 +1,12 @@
 """The events of a run: what it found in the source, published, adopted and could not embed.
 
 An event is queued as soon as there is something to report, and a thread stores batches of them. A
-partition's event points at the event of its source version and at that of its SuperBatch, so it is
-made when these are stored.
+partition's event points at the event of its source version, so it is made when that is stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import dagster as dg
@@ -35,7 +34,11 @@ class _Embedding:
 
 
 class RunEvents(EventWriter[Event | _Embedding]):
-    """Reports a run to Dagster and enters failures in the outcome."""
+    """Reports a run to Dagster and enters failures in the outcome.
+
+    Args:
+        shown_as: returns the asset that shows the files of the run's space at that moment.
+    """
 
     def __init__(
         self,
@@ -43,10 +46,13 @@ class RunEvents(EventWriter[Event | _Embedding]):
         context: dg.OpExecutionContext,
         catalogued: Catalogued,
         outcome: Outcome,
+        shown_as: Callable[[], dg.AssetKey],
         grace_seconds: float,
     ) -> None:
         super().__init__(context, self._store_batch, grace_seconds)
         self._names = names
+        self._asset = catalogued.asset
+        self._shown_as = shown_as
         self._sources = dict(catalogued.sources)
         source_ids = context.instance.get_latest_storage_id_by_partition(
             names.source_partitions, _MATERIALIZATION
@@ -57,13 +63,9 @@ class RunEvents(EventWriter[Event | _Embedding]):
         # naming the run that failed.
         planned = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
         self._planned = context.instance.get_latest_storage_id_by_partition(
-            names.embeddings, planned
+            self._asset, planned
         ).keys()
         self._outcome = outcome
-        # storage ids by index of the SuperBatch
-        self._superbatch_ids: dict[int | None, int] = {}
-        newest = context.instance.fetch_materializations(names.superbatches, limit=1).records
-        self._newest_superbatch = newest[0].storage_id if newest else 0
 
     def superbatch(self, report: SuperBatchReport, space: Space) -> None:
         self.put(asset_events.superbatch(self._names, report, space))
@@ -77,9 +79,9 @@ class RunEvents(EventWriter[Event | _Embedding]):
         they are."""
         assert event.partition
         if event.partition in self._planned:
-            self.put(Planned(self._names.embeddings, event.partition))
+            self.put(Planned(event.asset_key, event.partition))
         metadata = {**event.metadata, "reused": True}
-        text = "The source does not list this partition; this is its last event once more."
+        text = "This run left the partition as it is; this is its last event once more."
         self.put(
             dg.AssetMaterialization(
                 event.asset_key,
@@ -94,7 +96,7 @@ class RunEvents(EventWriter[Event | _Embedding]):
         self.unchanged(receipt)
         partition_key = to_partition_key(receipt.key)
         if partition_key in self._planned:
-            self.put(Planned(self._names.embeddings, partition_key))
+            self.put(Planned(self._asset, partition_key))
         self.put(_Embedding(receipt, reused, adopted))
 
     def unchanged(self, receipt: Receipt) -> None:
@@ -147,31 +149,14 @@ class RunEvents(EventWriter[Event | _Embedding]):
         self, embeddings: Sequence[_Embedding]
     ) -> Iterator[dg.AssetMaterialization]:
         """Yield the events of partitions, after the events that they point at are stored."""
-        superbatches = {each.receipt.superbatch for each in embeddings} - {None}
-        if superbatches - self._superbatch_ids.keys():
-            self._read_superbatch_ids()
+        asset = self._shown_as()  # for each batch: a switch may take place during the run
         for each in embeddings:
-            receipt = each.receipt
             yield asset_events.embedding(
                 self._names,
-                receipt,
-                self._source_ids.get(to_partition_key(receipt.key)),
-                self._superbatch_ids.get(receipt.superbatch),
+                asset,
+                each.receipt,
+                self._source_ids.get(to_partition_key(each.receipt.key)),
                 space_title=self._outcome.report.space_title,
                 reused=each.reused,
                 adopted=each.adopted,
             )
-
-    def _read_superbatch_ids(self) -> None:
-        has_more = True
-        while has_more:  # other runs may report SuperBatches at the same time
-            since = dg.AssetRecordsFilter(
-                self._names.superbatches, after_storage_id=self._newest_superbatch
-            )
-            page = self._context.instance.fetch_materializations(since, limit=1_000, ascending=True)
-            for record in page.records:
-                self._newest_superbatch = record.storage_id
-                metrics = asset_events.superbatch_metrics(record.asset_materialization)
-                if record.run_id == self._context.run_id and metrics is not None:
-                    self._superbatch_ids[metrics["superbatch"]] = record.storage_id
-            has_more = page.has_more

@@ -14,11 +14,11 @@ import dagster as dg
 
 from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.freshness import Freshness, OutputState
+from surge_dagster.engine.output.freshness import Freshness, OutputState, Status
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.sources.partition import Partition, Source
 from surge_dagster.orchestration.file_checks import FileChecks
-from surge_dagster.orchestration.launch import LaunchConfig, require_known
+from surge_dagster.orchestration.launch import LaunchConfig, Select, require_known
 from surge_dagster.orchestration.partition_keys import (
     from_partition_key,
     to_partition_key,
@@ -70,7 +70,7 @@ class OnRecord:
     """What Dagster has on record before a run.
 
     Attributes:
-        failed: catalog keys that Dagster shows as failed.
+        failed: partition keys that Dagster shows as failed.
         forced_since: a forced run does not encode again what was encoded since then, in UTC.
     """
 
@@ -79,11 +79,10 @@ class OnRecord:
     forced_since: str | None = None
 
     def shows(self, file: PublishedFile, source_version: str) -> bool:
-        key = file.facts.partition_key
+        key = to_partition_key(file.facts.partition_key)
         if key in self.failed:
             return False
-        partition_key = to_partition_key(key)
-        return self.catalogued.knows(partition_key, file.facts.desired_version, source_version)
+        return self.catalogued.knows(key, file.facts.desired_version, source_version)
 
     def has_forced(self, file: PublishedFile | None) -> bool:
         """Return whether an earlier attempt of a forced run has encoded a file."""
@@ -146,7 +145,8 @@ def make_worklist(
     for partition in outputs.looked_at(candidates):
         freshness = _judged(partition, work, space, checks)
         fresh_file = freshness.file if freshness.status == "fresh" else None
-        is_selected = config.select.takes(freshness.status, partition.key in record.failed)
+        has_failed = to_partition_key(partition.key) in record.failed
+        is_selected = _is_selected(config.select, freshness.status, has_failed)
         must_be_forced = config.force and not record.has_forced(fresh_file)
 
         if freshness.error is not None:
@@ -160,6 +160,12 @@ def make_worklist(
             receipts = work.fresh if is_on_record else work.adopted
             receipts.append(work.receipt(fresh_file))
     return work
+
+
+def _is_selected(select: Select, status: Status, has_failed: bool) -> bool:
+    if select is Select.failed:
+        return has_failed
+    return select is Select.all or status == select.value
 
 
 def _judged(partition: Partition, work: Worklist, space: Space, checks: FileChecks) -> Freshness:

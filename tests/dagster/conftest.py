@@ -20,7 +20,9 @@ from surge_dagster.config.settings import load_settings
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.run import report
+from surge_dagster.engine.run.following import Follower
 from surge_dagster.engine.run.meters import Pace
+from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.asset_events import superbatch_metrics
 from surge_dagster.orchestration.launch import job_of
@@ -431,6 +433,19 @@ def _settings() -> dict[str, Any]:
     return yaml.safe_load((ROOT / ".dagster" / "dagster.yaml").read_text()) | {
         "compute_logs": nothing
     }
+
+
+@pytest.fixture
+def terminated(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are terminated when they report their first partition."""
+
+    def interrupt(follower: Follower, event: object) -> None:
+        if isinstance(event, Receipt):
+            [run] = bench.instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]))
+            bench.instance.report_run_canceling(run)
+            raise dg.DagsterExecutionInterruptedError
+
+    monkeypatch.setattr(Follower, "count", interrupt)
 
 
 @pytest.fixture

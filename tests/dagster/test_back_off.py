@@ -27,7 +27,7 @@ def test_partition_whose_run_failed_is_requested_again_after_a_minute(bench: Wor
 
     assert requested(waiting) == []
 
-    waits = "1 waiting after a failure (attempt 1), the next ones until 2"
+    waits = "1 waiting after a failure until 2"
     assert waits in waiting.skip_message
     assert requested(bench.later(seconds=30)) == []
 
@@ -80,8 +80,8 @@ def test_run_that_dagster_launches_again_counts_as_the_same_attempt(bench: Workb
     waiting = bench.tick()
 
     assert requested(waiting) == []
-    assert "(attempt 1)" in waiting.skip_message
-    assert requested(bench.later(minutes=1)) == [["a"]]
+    [request] = bench.later(minutes=1).run_requests
+    assert request.tags["surge/attempt"] == "2"
 
 
 @pytest.mark.parametrize("deleted", [False, True])
@@ -116,15 +116,20 @@ def test_partitions_of_a_canceled_run_wait_until_their_source_changes(bench: Wor
     assert requested(bench.tick()) == [["a"]], "b has not changed"
 
 
-def test_partitions_of_another_canceled_run_are_requested(bench: Workbench) -> None:
-    bench.write("a")
+def test_partitions_of_a_terminated_run_of_an_operator_are_left_alone(
+    bench: Workbench, terminated: None
+) -> None:
+    bench.settings |= {"b_min": 3, "b_max": 3}
+    bench.fill("abcd")
+    bench.tick()
 
-    run = bench.pretend_run("catalog_refresh", STARTED)
+    assert not bench.refresh().success
 
-    assert requested(bench.tick()) == []
+    assert requested(bench.later(days=2)) == []
 
-    bench.instance.report_run_canceled(run)
-    assert requested(bench.tick()) == [["a"]]
+    bench.write("new")
+    bench.tick()
+    assert requested(bench.tick()) == [["new"]]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,9 @@ from surge_dagster import Changes, EmbeddingCatalog, changes
 from surge_dagster.config.settings import load_settings
 from surge_dagster.consumers.lance import LanceTable
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.output.current_space import read_current, write_current
+from surge_dagster.engine.output.spaces import list_spaces
+from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.heartbeats import HEARTBEAT_TAG
 from tests.dagster.conftest import NAMES, Ran, Workbench, values_of
 
@@ -126,6 +129,28 @@ def test_hand_over_is_requested_once_nothing_embeds_any_more(
 
     hand_overs.begin()
     assert hand_overs.attempts() == [], "it is active"
+
+
+def test_hand_over_is_requested_after_a_switch_and_brings_the_new_vectors(
+    bench: Workbench, hand_overs: HandOvers, table: LanceTable
+) -> None:
+    assert bench.refresh().success
+    assert hand_overs.attempts() == ["1"]
+    assert bench.run(NAMES.hand_over_job, tags=hand_overs.tags).success
+
+    bench.settings["model"] = "hash://24"
+    assert bench.refresh().success
+    assert hand_overs.attempts() == [], "readers stay with the old space"
+
+    store = open_store(bench.output)
+    [second] = [space for space in list_spaces(store) if space.dimension == 24]
+    write_current(store, second.name, seen=read_current(store))
+    assert hand_overs.attempts() == ["1"]
+
+    ran = bench.run(NAMES.hand_over_job, tags=hand_overs.tags)
+    assert ran.checks()[CHECK].passed
+    [vector] = table.vectors("a", ["id-0"]).values()
+    assert len(vector) == 24
 
 
 def test_hand_over_that_failed_is_requested_again_after_a_wait(

@@ -111,43 +111,22 @@ def test_catalog_check_says_how_far_derived_spaces_lag(bench: Workbench, made: S
     assert found == (False, f"0 of 3 partitions up to date, {counts}")
 
 
-def test_tables_are_handed_over_after_derived_spaces_even_where_these_fail(
-    bench: Workbench, made: Spaces
-) -> None:
+def test_one_tick_requests_derived_spaces_and_tables(bench: Workbench, made: Spaces) -> None:
     bench.settings["lancedb"] = {"uri": str(bench.root / "lance")}
 
-    def tick() -> dg.RunRequest | None:
-        requests = bench.tick(NAMES.hand_over_sensor).run_requests
-        return requests[0] if requests else None
+    requests = bench.tick(NAMES.hand_over_sensor).run_requests
 
-    derive = tick()
+    assert [each.job_name for each in requests] == [NAMES.derive_job, NAMES.hand_over_job]
 
-    assert derive is not None
-    assert derive.job_name == NAMES.derive_job
 
-    ran = bench.run(NAMES.derive_job, derive.run_config, derive.tags)
-
-    hand_over = tick()
-
-    assert ran.success
-    assert hand_over is not None
-    assert hand_over.job_name == NAMES.hand_over_job
-
-    bench.pretend_run(NAMES.hand_over_job, dg.DagsterRunStatus.SUCCESS, tags=hand_over.tags)
-    bench.write("a", 5, version="v2")
-
-    assert bench.refresh().success
-
-    derive = tick()
-    assert derive is not None
-    assert derive.job_name == NAMES.derive_job
+def test_derived_spaces_that_fail_keep_back_no_table(bench: Workbench, made: Spaces) -> None:
+    bench.settings["lancedb"] = {"uri": str(bench.root / "lance")}
+    derive, _ = bench.tick(NAMES.hand_over_sensor).run_requests
 
     bench.pretend_run(NAMES.derive_job, dg.DagsterRunStatus.FAILURE, tags=derive.tags)
 
-    waiting = tick()
-
-    assert waiting is not None
-    assert waiting.job_name == NAMES.hand_over_job
+    [request] = bench.tick(NAMES.hand_over_sensor).run_requests
+    assert request.job_name == NAMES.hand_over_job
 
 
 @pytest.mark.parametrize("removed", ["report", "delete"])

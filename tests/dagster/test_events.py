@@ -16,7 +16,7 @@ from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.sources.parquet_files import _VERSION_BYTES
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration import asset_events, run_events
-from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG, superbatch_metrics
+from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
 from surge_dagster.orchestration.dagster_internals import Event
 from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.partition_keys import MOST_BYTES, with_short_keys
@@ -41,11 +41,6 @@ def ids_of(bench: Workbench, asset: dg.AssetKey, kind: dg.DagsterEventType) -> d
 def assert_complete_record(bench: Workbench, keys: Sequence[str]) -> None:
     """Every partition has one event, which points at older events that it was made from."""
     sources = ids_of(bench, NAMES.source_partitions, MATERIALIZATION)
-    batches: dict[Any, int] = {}
-    for record in bench.instance.fetch_materializations(NAMES.superbatches, limit=1_000).records:
-        if metrics := superbatch_metrics(record.asset_materialization):
-            batches[metrics["superbatch"]] = record.storage_id
-
     records = bench.instance.fetch_materializations(NAMES.embeddings, limit=1_000).records
     events = {record.partition_key: record for record in records}
     assert len(records) == len(keys)
@@ -53,11 +48,8 @@ def assert_complete_record(bench: Workbench, keys: Sequence[str]) -> None:
     for key, record in events.items():
         event = record.asset_materialization
         assert event is not None
-        batch = batches[event.metadata["superbatch"].value]
         tags = event.tags or {}
-        assert tags["dagster/input_event_pointer/superbatches"] == str(batch)
         assert tags["dagster/input_event_pointer/source_partitions"] == str(sources[str(key)])
-        assert record.storage_id > batch
         assert record.storage_id > sources[str(key)]
     assert shown(bench) == (set(keys), set())
 
@@ -106,7 +98,12 @@ def events_of_every_kind() -> list[Event]:
         )
         events.append(
             asset_events.embedding(
-                NAMES, receipt, number, None, space_title="title", reused=number % 2 == 0
+                NAMES,
+                NAMES.embeddings,
+                receipt,
+                number,
+                space_title="title",
+                reused=number % 2 == 0,
             )
         )
         metadata: dict[str, Any] = {
@@ -179,7 +176,7 @@ def test_postgres_has_room_for_the_longest_key_and_version(postgres_bench: Workb
     receipt = Receipt(key, "encoded", "/a", 1, 8, 2**60, "d", 0, version, "c", "w", "space")
     events = [
         *asset_events.source_version(NAMES, partition, changed=True),
-        asset_events.embedding(NAMES, receipt, 1, space_title="title"),
+        asset_events.embedding(NAMES, NAMES.embeddings, receipt, 1, space_title="title"),
     ]
     instance = postgres_bench.instance
     instance.add_dynamic_partitions(NAMES.partitions_name, [key])

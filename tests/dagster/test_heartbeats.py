@@ -20,7 +20,7 @@ from surge_dagster.orchestration.heartbeats import (
 )
 from surge_dagster.orchestration.launch import job_of
 from surge_dagster.orchestration.names import LOST_RUNS
-from tests.dagster.conftest import NAMES, Workbench, execute, requested, tick_for_a_minute
+from tests.dagster.conftest import NAMES, Workbench, execute, run_op, tick_for_a_minute
 from tests.service.lanes import until
 
 STARTED, CANCELING, QUEUED = (
@@ -42,7 +42,7 @@ def statuses(instance: dg.DagsterInstance, runs: list[dg.DagsterRun]) -> list[st
 
 
 def test_run_renews_its_heartbeat_though_the_database_was_away(
-    monkeypatch: pytest.MonkeyPatch,
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = dg.DagsterInstance.add_run_tags
     refused = threading.Event()
@@ -67,9 +67,7 @@ def test_run_renews_its_heartbeat_though_the_database_was_away(
             until(lambda: heartbeat() >= 3)
         values.append(heartbeat())
 
-    with dg.DagsterInstance.ephemeral() as instance:
-        assert execute(instance, job_of("work", work, "")).success
-
+    assert run_op(bench, work).success
     assert values[0] >= 3
 
 
@@ -128,18 +126,6 @@ def test_silent_run_that_is_being_canceled_ends_as_canceled(bench: Workbench) ->
     tick_for_a_minute(bench)
 
     assert statuses(bench.instance, [run]) == ["CANCELED"]
-
-
-def test_run_that_is_declared_lost_holds_its_partitions_no_longer(bench: Workbench) -> None:
-    bench.write("a")
-    dead = bench.pretend_run(NAMES.refresh_job, STARTED)
-
-    beating(bench.instance, dead, 3)
-
-    assert requested(bench.tick()) == [], "it may touch everything"
-
-    tick_for_a_minute(bench)
-    assert requested(bench.tick()) == [["a"]]
 
 
 def test_sensor_that_finds_lost_runs_is_on_from_the_start(bench: Workbench) -> None:

@@ -201,7 +201,7 @@ def test_partition_removed_while_its_run_waits_is_no_failure(bench: Workbench) -
     assert set(ran.materialized()) == {"a", "c"}
     assert ran.metrics()["partitions_removed"] == 1
     assert any("'b'" in line for line in ran.logged()), "the log names it"
-    assert failed_on_record(NAMES, bench.instance) == set()
+    assert failed_on_record(NAMES.embeddings, bench.instance) == set()
 
 
 @pytest.mark.parametrize("model", ["hash://16", "hash://24"])
@@ -226,7 +226,7 @@ def test_backfill_leaves_a_removed_partition_as_it_is(bench: Workbench, model: s
     assert dict(repeated.metadata) == {**before.metadata, "reused": REUSED}
     assert [stale_status(bench, key) for key in "abc"] == ["FRESH", "STALE", "FRESH"]
     assert history(bench, "b") == ["removed", "v1"]
-    assert failed_on_record(NAMES, bench.instance) == set()
+    assert failed_on_record(NAMES.embeddings, bench.instance) == set()
 
 
 @pytest.mark.parametrize("backfill", ["x", None])

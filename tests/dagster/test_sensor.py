@@ -49,7 +49,7 @@ def test_message_of_a_tick_counts_each_partition_once(bench: Workbench) -> None:
     found = bench.tick()
 
     assert found.skip_message.startswith(
-        "4 partitions: 1 up to date, 1 stale, 1 refused, 1 waiting after a failure (attempt 1), "
+        "4 partitions: 1 up to date, 1 stale, 1 refused, 1 waiting after a failure until "
     )
 
 
@@ -224,7 +224,7 @@ def test_space_that_was_begun_by_hand_is_continued_by_the_sensor(bench: Workbenc
     [ran] = bench.launch(bench.tick())
 
     assert ran.success
-    assert ran.materialized()["b"].metadata["dimension"].value == 24
+    assert ran.materialized(NAMES.next_space)["b"].metadata["dimension"].value == 24
 
 
 def test_tick_fails_when_source_or_store_does_not_answer(

@@ -73,7 +73,13 @@ def look(bench: Workbench, both: dg.Definitions, names: CatalogNames) -> Tick:
 def test_catalog_without_a_name_has_plain_names(bench: Workbench) -> None:
     found = everything_named(embedding_catalog(source="c", output="o"))
 
-    assert found["assets"] == {"source_partitions", "superbatches", "embeddings", "current_space"}
+    assert found["assets"] == {
+        "source_partitions",
+        "superbatches",
+        "embeddings",
+        "next_space",
+        "current_space",
+    }
     assert "embeddings:published_partitions_are_valid" in found["checks"]
     assert found["groups"] == {"surge"}
     assert found["partitions"] == {"catalog"}

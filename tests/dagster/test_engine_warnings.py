@@ -1,0 +1,47 @@
+"""Warnings of the engine are lines of the run in which they occur."""
+
+from __future__ import annotations
+
+import logging
+
+import dagster as dg
+import pytest
+
+from surge_dagster.orchestration.heartbeats import executing
+from tests.dagster.conftest import Ran, Workbench, run_op
+
+ENGINE = logging.getLogger("surge_dagster.engine.encoder.dispatcher")
+
+
+@dg.op
+def work(context) -> None:
+    with executing(context):
+        ENGINE.info("worker %d started", 7)
+        ENGINE.warning("worker %d died", 7)
+    ENGINE.warning("worker %d died later", 7)
+
+
+def lines(ran: Ran) -> list[str]:
+    return [line for line in ran.logged() if line.startswith("worker 7")]
+
+
+def test_warning_of_the_engine_is_in_the_log_of_the_run(bench: Workbench) -> None:
+    assert lines(run_op(bench, work)) == ["worker 7 died"]
+
+
+def test_warning_is_logged_once_if_dagster_manages_the_logger(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dg.DagsterInstance, "managed_python_loggers", ["surge_dagster"])
+
+    assert lines(run_op(bench, work)).count("worker 7 died") == 1
+
+
+def test_run_logs_no_more_than_a_hundred_warnings(bench: Workbench) -> None:
+    @dg.op
+    def warn(context) -> None:
+        with executing(context):
+            for _ in range(120):
+                ENGINE.warning("worker %d died", 7)
+
+    assert len(lines(run_op(bench, warn))) == 100
