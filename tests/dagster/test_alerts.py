@@ -23,7 +23,7 @@ from surge_dagster.definitions import embedding_catalog
 from surge_dagster.orchestration.launch import job_of
 from surge_dagster.orchestration.names import CatalogNames
 from tests.dagster import private_dagster
-from tests.dagster.conftest import NAMES, Workbench, execute
+from tests.dagster.conftest import NAMES, Workbench, evaluate, execute
 
 SECRET = "hunter2"
 SHOP = CatalogNames("shop")
@@ -81,32 +81,60 @@ def listener() -> Iterator[Listener]:
 
 
 class Ticks:
-    """A sensor with the cursor that Dagster keeps for it."""
+    """A sensor with the cursor that Dagster keeps for it, in the code location `shop`."""
 
     def __init__(
         self, bench: Workbench, name: str, definitions: dg.Definitions | None = None
     ) -> None:
-        self._bench = bench
-        self._sensor = (definitions or bench.definitions).get_repository_def().get_sensor_def(name)
+        self._instance = bench.instance
+        self._repository = (definitions or bench.definitions).get_repository_def()
+        self._name = name
         self._cursor: str | None = None
 
-    def look(self) -> str | None:
-        with dg.build_sensor_context(self._bench.instance, self._cursor) as context:
-            found = self._sensor.evaluate_tick(context)
-        self._cursor = found.cursor
-        return found.skip_message
+    def look(self) -> None:
+        with dg.SensorEvaluationContext(
+            *(None, None, None, self._cursor, None),
+            repository_name=self._repository.name,
+            repository_def=self._repository,
+            instance=self._instance,
+            code_location_origin=private_dagster.origin_of_location("shop"),
+        ) as context:
+            sensor = self._repository.get_sensor_def(self._name)
+            self._cursor = sensor.evaluate_tick(context).cursor
+
+    def store(self, status: str, failures: int, location: str = "shop") -> None:
+        """Store a tick of the sensor `new_partitions`."""
+        private_dagster.store_tick(
+            self._instance,
+            NAMES.sensor,
+            status,
+            location=location,
+            repository=self._repository.name,
+            failures=failures,
+            error="ConfigError: the folder 'catalog' is not there",
+        )
+
+    def fail(self, first: int, last: int, location: str = "shop") -> None:
+        for failures in range(first, last + 1):
+            self.store("FAILURE", failures, location)
+
+
+@pytest.fixture
+def ticks(bench: Workbench, listener: Listener) -> Ticks:
+    """The sensor of alerts of a catalog that posts to the listener."""
+    bench.settings["alert_webhook"] = listener.url
+    made = Ticks(bench, NAMES.alerts)
+    made.look()  # what failed before the first tick is not posted
+    return made
 
 
 def test_failed_run_is_posted_once_with_its_partitions(
-    bench: Workbench, listener: Listener
+    bench: Workbench, listener: Listener, ticks: Ticks
 ) -> None:
-    bench.settings["alert_webhook"] = listener.url
     bench.write("good")
     bad = [f"bad{number:02}" for number in range(25)]
     for key in bad:
         bench.write(key, [("x", None)])
-    ticks = Ticks(bench, NAMES.alerts)
-    ticks.look()  # runs that failed before the first tick are not posted
 
     ran = bench.refresh()
     ticks.look()
@@ -205,16 +233,12 @@ def test_errors_that_a_check_of_the_catalog_finds_are_posted(
 
 
 def test_failed_check_of_one_table_is_posted_if_that_of_another_passes(
-    bench: Workbench, listener: Listener
+    bench: Workbench, listener: Listener, ticks: Ticks
 ) -> None:
     @dg.op
     def compare(context) -> None:
         context.log_event(dg.AssetCheckEvaluation(NAMES.lancedb, CHECK, False, {}))
         context.log_event(dg.AssetCheckEvaluation(NAMES.pgvector, CHECK, True, {}))
-
-    bench.settings["alert_webhook"] = listener.url
-    ticks = Ticks(bench, NAMES.alerts)
-    ticks.look()
 
     assert execute(bench.instance, job_of(NAMES.hand_over_job, compare, "")).success
     ticks.look()
@@ -224,15 +248,9 @@ def test_failed_check_of_one_table_is_posted_if_that_of_another_passes(
 
 
 def test_run_of_the_ui_for_a_table_is_posted_with_the_asset(
-    bench: Workbench, listener: Listener
+    bench: Workbench, listener: Listener, ticks: Ticks
 ) -> None:
-    bench.settings |= {
-        "alert_webhook": listener.url,
-        "pgvector": {"dsn": "postgresql://127.0.0.1/shop", "table": "products"},
-    }
-    ticks = Ticks(bench, NAMES.alerts)
-    ticks.look()
-
+    bench.settings["pgvector"] = {"dsn": "postgresql://127.0.0.1/shop", "table": "products"}
     job = bench.definitions.resolve_implicit_global_asset_job_def()
     run = bench.instance.create_run_for_job(job, asset_selection={NAMES.pgvector}, tags=FOR_GOOD)
     bench.instance.report_run_failed(run, "The process is gone.")
@@ -283,99 +301,43 @@ def test_alert_that_was_delivered_at_last_is_not_posted_again(
     assert len(listener.posted) == 2
 
 
-class SensorTicks:
-    """Ticks of the catalog's sensor, and the alerts of its failing ticks."""
-
-    def __init__(self, bench: Workbench, listener: Listener) -> None:
-        self._bench = bench
-        self._listener = listener
-        self._repository = bench.definitions.get_repository_def()
-        self._cursor: str | None = None
-
-    def store(self, status: str, failures: int, location: str = "shop") -> None:
-        private_dagster.store_tick(
-            self._bench.instance,
-            NAMES.sensor,
-            status,
-            location=location,
-            repository=self._repository.name,
-            failures=failures,
-            error="ConfigError: the folder 'catalog' is not there",
-        )
-
-    def fail(self, first: int, last: int, location: str = "shop") -> None:
-        for failures in range(first, last + 1):
-            self.store("FAILURE", failures, location)
-
-    def posted(self) -> int:
-        """Evaluate the sensor of alerts; returns how many were posted by now."""
-        origin = private_dagster.origin_of_location("shop")
-        with dg.SensorEvaluationContext(
-            *(None, None, None, self._cursor, None),
-            repository_name=self._repository.name,
-            repository_def=self._repository,
-            instance=self._bench.instance,
-            code_location_origin=origin,
-        ) as context:
-            sensor = self._repository.get_sensor_def(NAMES.alerts)
-            self._cursor = sensor.evaluate_tick(context).cursor
-        return len(self._listener.posted)
-
-
-@pytest.fixture
-def sensor_ticks(bench: Workbench, listener: Listener) -> SensorTicks:
-    bench.settings["alert_webhook"] = listener.url
-    return SensorTicks(bench, listener)
-
-
 def test_ticks_that_fail_ten_times_in_a_row_are_posted_once(
-    sensor_ticks: SensorTicks, listener: Listener
+    ticks: Ticks, listener: Listener
 ) -> None:
-    sensor_ticks.fail(1, 9)
+    ticks.fail(1, 9)
+    ticks.look()
 
-    assert sensor_ticks.posted() == 0
+    assert listener.posted == []
 
-    sensor_ticks.fail(10, 10)
-    assert sensor_ticks.posted() == 1
-
-    sensor_ticks.fail(11, 12)
-    assert sensor_ticks.posted() == 1
+    ticks.fail(10, 10)
+    ticks.look()
+    ticks.fail(11, 12)
+    ticks.look()
 
     [alert] = listener.alerts()
     assert alert["message"].startswith("The last 10 ticks of new_partitions failed.\nConfigError: ")
 
 
-def test_ticks_that_fail_again_after_a_success_are_posted_again(sensor_ticks: SensorTicks) -> None:
-    sensor_ticks.fail(1, 10)
-
-    assert sensor_ticks.posted() == 1
-
-    sensor_ticks.store("SKIPPED", 0)
-    assert sensor_ticks.posted() == 1
-
-    sensor_ticks.fail(1, 10)
-    assert sensor_ticks.posted() == 2
-
-
-def test_failing_ticks_of_another_code_location_are_not_posted(sensor_ticks: SensorTicks) -> None:
-    sensor_ticks.fail(1, 12, location="another")
-
-    assert sensor_ticks.posted() == 0
-
-
-def test_alert_of_failing_ticks_is_posted_until_it_is_delivered(
-    sensor_ticks: SensorTicks, listener: Listener
+def test_ticks_that_fail_again_after_a_success_are_posted_again(
+    ticks: Ticks, listener: Listener
 ) -> None:
-    listener.status = 500
+    ticks.fail(1, 10)
+    ticks.look()
+    ticks.store("SKIPPED", 0)
+    ticks.look()
+    ticks.fail(1, 10)
+    ticks.look()
 
-    sensor_ticks.fail(1, 10)
+    assert len(listener.posted) == 2
 
-    assert sensor_ticks.posted() == 1
-    assert sensor_ticks.posted() == 2
 
-    listener.status = 200
-    assert sensor_ticks.posted() == 3
-    assert sensor_ticks.posted() == 3
+def test_failing_ticks_of_another_code_location_are_not_posted(
+    ticks: Ticks, listener: Listener
+) -> None:
+    ticks.fail(1, 12, location="another")
+    ticks.look()
+
+    assert listener.posted == []
 
 
 def test_without_a_webhook_there_is_no_sensor(bench: Workbench) -> None:
@@ -408,11 +370,11 @@ def test_slack_gets_the_failed_partitions_through_its_own_package(
     monkeypatch.setattr(slack.sensors, "WebClient", partial(client, base_url=url))
     sensor = slack.make_slack_on_run_failure_sensor("#embeddings", SECRET, text_fn=failure_text)
     definitions = dg.Definitions.merge(bench.definitions, dg.Definitions(sensors=[sensor]))
-    ticks = Ticks(bench, sensor.name, definitions)
-    ticks.look()
+    repository = definitions.get_repository_def()
+    first = evaluate(bench.instance, repository, None, sensor.name)
     bench.write("bad", [("x", None)])
     ran = bench.refresh()
-    ticks.look()
+    evaluate(bench.instance, repository, None, sensor.name, first.cursor)
 
     [(path, body)] = listener.posted
 
