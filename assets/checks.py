@@ -219,6 +219,8 @@ def _run_check_metadata(outcome: Outcome) -> dict[str, Any]:
         is_rounded = isinstance(value, float) and name not in _COSTS
         metrics[name] = round(value, 4) if is_rounded else value
 
+    if outcome.machines:
+        metrics["machines"] = outcome.table_of_machines()
     failures = list(outcome.failures.values())
     failed = [{"key": failure.key, "reason": failure.reason} for failure in failures]
     if outcome.removed:

@@ -68,7 +68,7 @@ def superbatches(names: CatalogNames) -> dg.AssetSpec:
         description=(
             "The input of each encode call: many small partitions together, or a piece of a large "
             f"one. Runs of `{names.refresh_job}` and `{names.embed_job}` report one event per "
-            "SuperBatch, with its metrics, and one at their end, with its totals."
+            "SuperBatch, with its metrics."
         ),
     )
 

@@ -24,7 +24,6 @@ from surge_dagster.definitions import embedding_catalog
 from surge_dagster.engine.readers.search import search
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.urls import local_path
-from surge_dagster.orchestration.asset_events import superbatch_metrics
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.terminal import one_line, progress_bar
 
@@ -134,9 +133,8 @@ class _SuperBatchLines:
     def show(self, event: dg.DagsterEvent) -> None:
         if not event.is_step_materialization or event.asset_key != _NAMES.superbatches:
             return
-        metrics = superbatch_metrics(event.step_materialization_data.materialization)
-        if metrics is None:
-            return
+        metadata = event.step_materialization_data.materialization.metadata
+        metrics: dict[str, Any] = {name: value.value for name, value in metadata.items()}
         self._texts += metrics["texts"]
         self._out.print(
             f"  SuperBatch {metrics['superbatch']}: {counted(metrics['texts'], 'text')} of "

@@ -51,19 +51,10 @@ from surge_dagster.resources.upstream_asset import NotListed
 
 _SENSOR_SECONDS = 30
 _KEYS_PER_RUN = 10_000  # they are in the run's config
-_TEXTS = {
-    "up_to_date": "up to date",
-    "missing": "missing",
-    "stale": "stale",
-    "not_on_record": "whose file is not on record",
-    "held": "held by",
-    "refused": "refused",
-    "of_another_space": "whose place is taken by a file of another space",
-    "unreadable": "with a file that cannot be read now",
-    "unregistered": "to be registered by the next ticks",
-    "waiting": "waiting after a failure",
-    "canceled": "left alone after a canceled run",
-    "removed": "removed from the source",
+_STATES = {
+    None: "with a file that cannot be read now",
+    "foreign": "whose place is taken by a file of another space",
+    "unknown": "whose file is not on record",
 }
 
 
@@ -161,20 +152,14 @@ def _message(
     unregistered: Collection[str],
 ) -> str:
     """Return one line with the number of partitions in each state."""
-    counts = Counter[str]()
+    counts = Counter({"up to date": len(listing.partitions) - len(states)})
     for key, state in states.items():
         counts[_state_of(key, state, held, refused, undone.get(key), unregistered)] += 1
-    counts["up_to_date"] = len(listing.partitions) - len(states)
-    counts["removed"] = len(removed_keys(listing))
+    removed = len(removed_keys(listing))
+    if removed:
+        counts["removed from the source"] = removed
 
-    details = {"held": f" {held.by}"}
-    due = [each.due for each in undone.values() if each.due is not None and not each.is_due]
-    if due:
-        details["waiting"] = f" until {min(due):%Y-%m-%d %H:%M:%S}"
-    parts = list[str]()
-    for state, text in _TEXTS.items():
-        if counts[state] or state == "up_to_date":
-            parts.append(f"{counts[state]:,} {text}{details.get(state, '')}")
+    parts = [f"{count:,} {state}" for state, count in counts.items()]
     return f"{counted(counts.total(), 'partition')}: {', '.join(parts)}"
 
 
@@ -187,16 +172,16 @@ def _state_of(
     unregistered: Collection[str],
 ) -> str:
     """Return the first state that applies; a partition that is due again is missing or stale."""
-    if state is None:
-        return "unreadable"
-    if state == "foreign":
-        return "of_another_space"
+    if state in (None, "foreign"):
+        return _STATES[state]
     if key in refused:
         return "refused"
     if key in held:
-        return "held"
+        return f"held by {held.by}"
     if key in unregistered:
-        return "unregistered"
-    if before is not None and not before.is_due:
-        return "canceled" if before.due is None else "waiting"
-    return "not_on_record" if state == "unknown" else state
+        return "to be registered by the next ticks"
+    if before is not None and before.due is None:
+        return "left alone after a canceled run"
+    if before is not None and before.due is not None and not before.is_due:
+        return f"waiting after a failure until {before.due:%Y-%m-%d %H:%M:%S}"
+    return _STATES.get(state, state)

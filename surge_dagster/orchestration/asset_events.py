@@ -12,19 +12,16 @@ another is observed first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import dagster as dg
 
-from surge_dagster.cluster.machine_work import MachineWork
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.report import Receipt, SuperBatchReport
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import from_partition_key, to_partition_key
 
 DATA_VERSION_TAG = "dagster/data_version"
@@ -55,7 +52,6 @@ _OF_RECEIPT = (
     *("rows", "truncated", "skipped_rows", "blank_texts", "rows_reused", "rows_encoded"),
     *("source_version", "content_digest", "etag", "oldest_encoded_at"),
 )
-_MOST_MACHINES = 100  # in the table of machines
 _WHERE_MEASURED = ("texts_per_second", "pace_ratio")
 
 SourceEvent = dg.AssetObservation | dg.AssetMaterialization
@@ -197,60 +193,6 @@ def superbatch(
             "space": space.name,
         },
     )
-
-
-def whole_run(names: CatalogNames, outcome: Outcome) -> dg.AssetMaterialization:
-    """Return the event that follows those of a run's SuperBatches.
-
-    Its metrics have other names than theirs: Dagster plots every number over all events of an
-    asset, and a run's would stand among those of SuperBatches.
-    """
-    report = outcome.report
-    times = {
-        name: getattr(report, name)
-        for name in ("predicted_wall_seconds", "wall_seconds", "prediction_error")
-    }
-    costs = {name: getattr(report, name) for name in ("cost", "cost_per_million_texts")}
-    superbatches = counted(report.superbatches, "SuperBatch")
-    texts = counted(report.texts_encoded, "text")
-    machines = _machines(outcome.machines.values()) if outcome.machines else {}
-    return dg.AssetMaterialization(
-        names.superbatches,
-        description=f"Run: {superbatches} with {texts}",
-        metadata={
-            **machines,
-            "superbatches": report.superbatches,
-            "partitions_written": report.partitions_written,
-            "texts_encoded": report.texts_encoded,
-            "rows_reused": report.costs.rows_reused,
-            "texts_deduplicated": report.costs.texts_deduplicated,
-            **{name: round(value, 4) for name, value in times.items() if value is not None},
-            **{name: value for name, value in costs.items() if value is not None},
-            "space_title": report.space_title,
-            "space": report.space,
-        },
-    )
-
-
-def _machines(machines: Iterable[MachineWork]) -> dict[str, dg.TableMetadataValue]:
-    """Return a table of a cluster's machines: work done, speed, and when a machine was lost."""
-    rows: list[dg.TableRecord] = []
-    for work in islice(machines, _MOST_MACHINES):
-        row = {
-            "machine": work.facts.host,
-            "texts": work.texts,
-            "texts_per_second": round(work.texts / work.seconds) if work.seconds else 0,
-            "seconds_at_work": round(work.seconds, 1),
-            "lost_after_seconds": ", ".join(f"{seconds:,.0f}" for seconds in work.lost_at),
-        }
-        rows.append(dg.TableRecord(row))
-    return {"machines": dg.MetadataValue.table(rows)}
-
-
-def superbatch_metrics(event: dg.AssetMaterialization | None) -> dict[str, Any] | None:
-    """The metrics of a SuperBatch's event; None for the event of a whole run."""
-    metrics = {name: value.value for name, value in event.metadata.items()} if event else {}
-    return metrics if "superbatch" in metrics else None
 
 
 def _made_from(asset: dg.AssetKey, version: str, storage_id: int | None) -> dict[str, str]:

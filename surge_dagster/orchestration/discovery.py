@@ -53,27 +53,25 @@ def report_changes(names: CatalogNames, instance: dg.DagsterInstance, listing: L
     until = time.monotonic() + _REPORT_SECONDS
     registered = listing.catalogued.registered
     sources = listing.catalogued.sources
-    unreported: list[str] = []
+    unreported: dict[str, Partition] = {}
     for key, partition in listing.partitions.items():
         if key not in registered or sources.get(key) != partition.source_version:
-            unreported.append(key)
+            unreported[key] = partition
 
-    remaining = set(unreported)
-    for start in range(0, len(unreported), _BATCH):
+    keys = list(unreported)
+    for start in range(0, len(keys), _BATCH):
         if time.monotonic() > until:
             break
-        keys = unreported[start : start + _BATCH]
         events: list[SourceEvent] = []
-        for key in keys:
-            partition = listing.partitions[key]
+        for key in keys[start : start + _BATCH]:
+            partition = unreported.pop(key)
             if sources.get(key) != partition.source_version:
                 events += source_version(names, partition, changed=key in sources)
         report_events(instance, None, list(events))
-        new = [key for key in keys if key not in registered]
+        new = [key for key in keys[start : start + _BATCH] if key not in registered]
         if new:
             instance.add_dynamic_partitions(names.partitions_name, new)
-        remaining.difference_update(keys)
-    return remaining
+    return set(unreported)
 
 
 def known_space(resources: CatalogResources, store: Store) -> Space | None:

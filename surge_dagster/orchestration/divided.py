@@ -7,8 +7,8 @@ Equal pieces wait for the slowest machine: a cluster divides work among unequal 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 
 import dagster as dg
 
@@ -60,7 +60,11 @@ def refresh_requests(
 
     pieces: Sequence[list[str] | None] = [None]  # the whole catalog
     if settings.max_runs > 1 or held.keys:
-        with suppress(SurgeError, Cancelled), _set_after(_LOOK_SECONDS) as over:
+        over = threading.Event()
+        timer = threading.Timer(_LOOK_SECONDS, over.set)
+        timer.daemon = True
+        timer.start()
+        with suppress(SurgeError, Cancelled):
             store = resources.output.open().until(over)
             found = _pieces_to_do(names, instance, resources, store, held, settings.max_runs)
             if held.keys or len(found) > 1:
@@ -94,15 +98,3 @@ def _pieces_to_do(
     todo = states_of_unfinished(listing, store, space).keys() | failed_on_record(asset, instance)
     keys = [key for key in listing.partitions if key in todo and key not in held]
     return cut_keys(listing, keys, max_runs)
-
-
-@contextmanager
-def _set_after(seconds: float) -> Iterator[threading.Event]:
-    over = threading.Event()
-    timer = threading.Timer(seconds, over.set)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield over
-    finally:
-        timer.cancel()

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Any
 
 import dagster as dg
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.support.counts import counted, named
@@ -71,12 +71,6 @@ class LaunchConfig(dg.Config):
             "the setting of this name"
         ),
     )
-
-    @field_validator("select", mode="before")
-    @classmethod
-    def _all_when_left_empty(cls, value: Any) -> Any:
-        # `select:` in the launchpad, which Dagster lets through
-        return Select.all.value if value is None else value
 
     @property
     def is_typed(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import dagster as dg
@@ -23,6 +24,7 @@ from surge_dagster.engine.support.counts import counted, named
 from surge_dagster.orchestration.file_checks import FileChecks
 from surge_dagster.orchestration.partition_keys import to_partition_key
 
+_MOST_MACHINES = 100  # in the table of machines
 _NAMED = 5  # failed partitions, in the line of a run
 Violations = list[tuple[str, str]]  # partitions that violate a check: catalog key and reason
 
@@ -181,6 +183,20 @@ class Outcome:
             for key, failure in self.failures.items()
             if failure.in_source and not failure.transient and failure.key in self.partitions
         }
+
+    def table_of_machines(self) -> dg.TableMetadataValue:
+        """Return a table of a cluster's machines: work, speed, and when a machine was lost."""
+        rows: list[dg.TableRecord] = []
+        for work in islice((self.machines or {}).values(), _MOST_MACHINES):
+            row = {
+                "machine": work.facts.host,
+                "texts": work.texts,
+                "texts_per_second": round(work.texts / work.seconds) if work.seconds else 0,
+                "seconds_at_work": round(work.seconds, 1),
+                "lost_after_seconds": ", ".join(f"{seconds:,.0f}" for seconds in work.lost_at),
+            }
+            rows.append(dg.TableRecord(row))
+        return dg.MetadataValue.table(rows)
 
     def fail(self, failure: Failure) -> None:
         self.failures[to_partition_key(failure.key)] = failure

@@ -148,7 +148,6 @@ class Refresh:
             self._outcome.report = opened.run.report
             self._outcome.machines = opened.machines
             self._embed(opened, work.todo)
-            self._events.end_of_superbatches()
             self._report_fresh(work)
         return opened.run.space
 

@@ -70,10 +70,6 @@ class RunEvents(EventWriter[Event | _Embedding]):
     def superbatch(self, report: SuperBatchReport, space: Space) -> None:
         self.put(asset_events.superbatch(self._names, report, space))
 
-    def end_of_superbatches(self) -> None:
-        if self._outcome.report.superbatches:
-            self.put(asset_events.whole_run(self._names, self._outcome))
-
     def repeated(self, event: dg.AssetMaterialization) -> None:
         """Report the last event of a partition again, as that of this run; its versions stay what
         they are."""

@@ -24,7 +24,6 @@ from surge_dagster.engine.run.following import Follower
 from surge_dagster.engine.run.meters import Pace
 from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.store import open_store
-from surge_dagster.orchestration.asset_events import superbatch_metrics
 from surge_dagster.orchestration.launch import job_of
 from surge_dagster.orchestration.names import LOST_RUNS, CatalogNames
 from surge_dagster.resources import EncoderResource
@@ -70,20 +69,10 @@ class Ran:
         }
 
     def superbatches(self) -> list[dict[str, Any]]:
-        return [
-            metrics for event in self._of_superbatches() if (metrics := superbatch_metrics(event))
-        ]
-
-    def totals(self) -> dict[str, Any]:
-        """Return the metadata of the run's own event; {} if it encoded nothing."""
-        found = [event for event in self._of_superbatches() if superbatch_metrics(event) is None]
-        assert len(found) <= 1
-        return values_of(found[0]) if found else {}
-
-    def _of_superbatches(self) -> list[dg.AssetMaterialization]:
+        """Return the metadata of the run's events of SuperBatches."""
         events = self._events(dg.DagsterEventType.ASSET_MATERIALIZATION)
         return [
-            e.step_materialization_data.materialization
+            values_of(e.step_materialization_data.materialization)
             for e in events
             if e.asset_key == NAMES.superbatches
         ]

@@ -81,14 +81,14 @@ def test_settings_of_the_encoder_reach_the_machines(
     assert setup.encoder.precision == "fp16"
 
 
-def test_event_of_the_run_lists_what_each_machine_did(
+def test_check_of_the_run_lists_what_each_machine_did(
     bench: Workbench, connections: Connections
 ) -> None:
     ran = bench.refresh()
 
     assert "the machine 10.0.0.7 was lost; 1 partition done again" in ran.logged()
 
-    machines = [record.data for record in ran.totals()["machines"].records]
+    machines = [record.data for record in ran.metrics()["machines"].records]
     assert sum(machine["texts"] for machine in machines) == 15
     assert sum(bool(machine["lost_after_seconds"]) for machine in machines) == 1
 

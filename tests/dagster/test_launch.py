@@ -7,7 +7,6 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from surge_dagster.orchestration.launch import LaunchConfig, Select
 from surge_dagster.orchestration.partition_keys import to_partition_key
 from tests.dagster.conftest import NAMES, Ran, Workbench
 
@@ -50,12 +49,6 @@ def test_launch_with_an_empty_list_of_keys_is_refused(bench: Workbench) -> None:
     assert not ran.success
     assert "keys" in ran.failure()
     assert "at least 1 item" in ran.failure()
-
-
-def test_state_that_is_left_empty_is_not_given() -> None:
-    given: dict[str, Any] = {"select": None}
-
-    assert LaunchConfig(**given).select is Select.all
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,8 @@ def test_lineage_of_the_assets_is_shown(server: DevServer) -> None:
         "source_partitions": set(),
         "superbatches": {"source_partitions"},
         "embeddings": {"source_partitions", "superbatches"},
-        "current_space": {"embeddings"},
+        "next_space": {"source_partitions", "superbatches"},
+        "current_space": {"embeddings", "next_space"},
     }
     assert [name for name, node in nodes.items() if node["isExecutable"]] == ["embeddings"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from surge_dagster.engine.errors import StoreUnavailable
-from surge_dagster.orchestration.run_events import RunEvents
+from surge_dagster.orchestration.refresh import Refresh
 from tests.dagster.conftest import Workbench, requested, shown
 from tests.dagster.test_failures import NULL_TEXT
 
@@ -21,7 +21,7 @@ def test_refusals_are_reported_by_a_run_that_another_error_ends(
 
     bench.write("bad", NULL_TEXT)
     bench.write("good")
-    monkeypatch.setattr(RunEvents, "end_of_superbatches", down)
+    monkeypatch.setattr(Refresh, "_report_fresh", down)
 
     ran = bench.refresh()
 

@@ -53,22 +53,6 @@ def test_check_of_a_run_has_its_metrics(bench: Workbench) -> None:
     assert metrics["device"] == "cpu"
 
 
-def test_totals_of_a_run_have_other_names_than_its_superbatches(bench: Workbench) -> None:
-    bench.settings |= {"b_min": 10, "b_max": 20}
-    bench.fill("ab", 25)
-
-    ran = bench.refresh()
-
-    totals = ran.totals()
-
-    assert totals["superbatches"] == len(ran.superbatches())
-    assert totals["texts_encoded"] == 50
-    assert totals["predicted_wall_seconds"] > 0
-
-    plotted = set(ran.superbatches()[0]) - {"space", "space_title"}
-    assert not plotted & set(totals)
-
-
 def test_partitions_are_fresh_when_the_settings_go_back_to_a_space(bench: Workbench) -> None:
     bench.fill("ab")
     bench.refresh()
