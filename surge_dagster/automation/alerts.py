@@ -48,14 +48,16 @@ def failure_text(context: dg.RunFailureSensorContext) -> str:
 def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDefinition]:
     """Return the sensor that posts an alert for failed runs, failed checks, and failed ticks.
 
-    The posted JSON object holds `catalog` (the catalog's name or ""), `run_id` (of ticks ""),
-    `message`, `failed_partitions` (the first 20 keys), `failed_count`, and `text`, which combines
-    them. Runs that Dagster launches again are left out, and so are checks of severity warn, except
-    `encode_not_slow`. Without the setting `alert_webhook` there is none.
+    The posted JSON object holds `catalog` (the catalog's name or ""), `source`, `run_id`,
+    `run_path` (of the run's page; both are "" for ticks), `message`, `failed_partitions` (the first
+    20 keys), `failed_count`, and `text`, which combines them. Runs that Dagster launches again are
+    left out, and so are checks of severity warn, except `encode_not_slow`. Without the setting
+    `alert_webhook` there is none.
     """
     if settings.alert_webhook is None:
         return []
     url = settings.alert_webhook.get_secret_value()
+    common = {"catalog": names.name or "", "source": settings.source}
     assets = names.assets | {names.derived(each.label) for each in settings.derived}
 
     @dg.sensor(
@@ -69,7 +71,7 @@ def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDef
         default_status=dg.DefaultSensorStatus.RUNNING,
     )
     def sensor(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        return _look(context, names, assets, url)
+        return _look(context, names, assets, url, common)
 
     return [sensor]
 
@@ -79,18 +81,24 @@ def _look(
     names: CatalogNames,
     assets: Set[dg.AssetKey],
     url: str,
+    common: Alert,
 ) -> dg.SkipReason:
+    """Post what is new or was not delivered.
+
+    Args:
+        common: what all alerts of the catalog have.
+    """
     cursor = json.loads(context.cursor or "{}")
     seen: dict[str, int] = cursor.get("seen", {})
     new = list(_of_runs(names, assets, context.instance, seen))
     failing = _failing(context, names)
     for name, message in failing.items():
         if name not in cursor.get("failing", []):
-            new.append(_alert(names, message))
+            new.append(_alert(message))
 
     now = time.time()
     kept = [each for each in cursor.get("kept", []) if each["since"] > now - _KEPT_SECONDS]
-    kept += [{"since": now, "alert": alert} for alert in new]
+    kept += [{"since": now, "alert": common | alert} for alert in new]
     kept = _deliver(context, url, kept)
     context.update_cursor(json.dumps({"seen": seen, "failing": list(failing), "kept": kept}))
     return dg.SkipReason(
@@ -125,9 +133,9 @@ def _of_runs(
             if kind is dg.DagsterEventType.RUN_SUCCESS:
                 wrong = list(filter(_is_alerted, checks))
                 if wrong:
-                    yield _alert(names, _findings(instance, run, wrong), wrong, run.run_id)
+                    yield _alert(_findings(instance, run, wrong), wrong, run.run_id)
             elif run.tags.get(_WILL_RETRY_TAG) != "true":
-                yield _alert(names, _failure(instance, run), checks, run.run_id)
+                yield _alert(_failure(instance, run), checks, run.run_id)
 
 
 def _failing(context: dg.SensorEvaluationContext, names: CatalogNames) -> dict[str, str]:
@@ -147,17 +155,12 @@ def _failing(context: dg.SensorEvaluationContext, names: CatalogNames) -> dict[s
     return failing
 
 
-def _alert(
-    names: CatalogNames,
-    message: str,
-    checks: Iterable[dg.AssetCheckEvaluation] = (),
-    run_id: str = "",
-) -> Alert:
+def _alert(message: str, checks: Iterable[dg.AssetCheckEvaluation] = (), run_id: str = "") -> Alert:
     message = message[:_MESSAGE_CHARACTERS]
     keys = _failed_keys(checks)
     return {
-        "catalog": names.name or "",
         "run_id": run_id,
+        "run_path": f"/runs/{run_id}" if run_id else "",
         "message": message,
         "failed_partitions": keys[:_PARTITIONS_NAMED],
         "failed_count": len(keys),

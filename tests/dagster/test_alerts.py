@@ -143,7 +143,9 @@ def test_failed_run_is_posted_once_with_its_partitions(
     [alert] = listener.alerts()
 
     assert alert["catalog"] == ""
+    assert alert["source"] == "catalog"
     assert alert["run_id"] == ran.run_id
+    assert alert["run_path"] == f"/runs/{ran.run_id}"
     assert alert["failed_count"] == 25
     assert alert["failed_partitions"] == bad[:20]
     assert alert["message"].startswith("catalog_refresh failed.\n25 partitions failed")
