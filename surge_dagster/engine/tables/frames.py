@@ -144,7 +144,8 @@ def _listed(
             gathered.add(batch)
     except (DataError, TransientError) as error:
         reason = hashlib.sha256(str(error).encode("utf-8", "surrogatepass")).hexdigest()
-        return Partition(key, f"refused-{reason[:24]}{suffix}", read, lambda: None)
+        version = f"refused-{reason[:24]}{suffix}"
+        return Partition(key, version, read, partial(str, version))
     group = gathered.group()
     version = group.digest + suffix
     return Partition(key, version, read, partial(str, version), group.rows, group.value_bytes)

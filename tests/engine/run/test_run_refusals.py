@@ -25,6 +25,7 @@ from surge_dagster.engine.sources.file_read import FileRead
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.support.keys import encode_key
+from surge_dagster.engine.tables.frames import FrameCatalog
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.runs import (
     completed,
@@ -109,7 +110,7 @@ def write_bad_partitions(root: Path) -> dict[str, str]:
         "ten megabytes": "row 5: the text has 10,000,000 bytes",
         "no text column": "has no column 'text'",
         "ids are numbers with a point": "the id column has type double",
-        "mixed ids": "ids are string in partition=mixed%20ids/0.parquet but int64 in ",
+        "mixed ids": "mixed%20ids/1.parquet: the column 'id' has type int64 from this row on",
         "misplaced": "belongs to partition 'good'",
         "two folders": "all stand for this key",
         undeclared.parent.name.removeprefix("partition="): "does not declare the key",
@@ -308,6 +309,21 @@ def test_error_in_a_source_that_is_being_replaced_is_transient(
     assert failure.transient
     assert "row 3: this row is refused" in failure.reason
     assert "source changed while it was read" in failure.reason
+
+
+def test_frame_that_cannot_be_computed_is_refused_for_what_is_wrong(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    frame = pa.table({"id": ["1"], "text": ["one"]})
+    frames = FrameCatalog({"bad": lambda: 1 / 0, "good": frame})  # pyright: ignore[reportArgumentType]
+
+    events = finish(make_run(hash_pool, frames, tmp_path))
+
+    [failure] = failures(events)
+    assert failure.key == "bad"
+    assert not failure.transient
+    assert "its frame could not be computed (ZeroDivisionError: division by zero)" in failure.reason
+    assert keys_of(receipts(events)) == ["good"]
 
 
 class SpoilingPool:
