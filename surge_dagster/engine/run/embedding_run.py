@@ -27,7 +27,7 @@ from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.output.current_space import keep_current
 from surge_dagster.engine.output.freshness import Freshness, OutputState
-from surge_dagster.engine.output.spaces import claim_space, list_spaces
+from surge_dagster.engine.output.spaces import claim_space, list_spaces, recorded_catalog
 from surge_dagster.engine.run.deciding import decide
 from surge_dagster.engine.run.encoding import ReadAhead, encoded_superbatches
 from surge_dagster.engine.run.events import EventStream
@@ -128,6 +128,7 @@ class EmbeddingRun:
         self._memory: RunMemory | None = None
         self._events: EventStream | None = None
         self._started = False
+        self._has_new_selection = False
         self._describe_space()
 
     @property
@@ -243,10 +244,18 @@ class EmbeddingRun:
 
     def begin_space(self, space: Space | None = None) -> None:
         """Make a space the one of the settings, also if it answers another request, and remove what
-        dead runs left."""
+        dead runs left.
+
+        How the rows of a catalog are selected is recorded again once a file was published.
+        """
         space = space or self.pool.space
         keep_current(self.store, space)
-        self.space = claim_space(self.store, space, self.catalog)
+        catalog = self.catalog
+        recorded = recorded_catalog(self.store, self.space)
+        if catalog is not None and recorded is not None:
+            catalog = replace(catalog, settings=recorded.settings)
+        self._has_new_selection = catalog != self.catalog
+        self.space = claim_space(self.store, space, catalog)
         sweep_orphan_files(self.store)
         self._describe_space()
 
@@ -280,7 +289,10 @@ class EmbeddingRun:
             )
             try:
                 stages.start()
-                yield from events
+                for event in events:
+                    if isinstance(event, Receipt) and event.action != "fresh":
+                        self._record_selection()
+                    yield event
             finally:
                 if not events.ended:
                     self.stop()
@@ -289,6 +301,12 @@ class EmbeddingRun:
                 except BaseException:  # interrupted again: the caller waits no longer
                     self._stop.abandon()
                     raise
+
+    def _record_selection(self) -> None:
+        """Record how the rows of published files were selected, once per run."""
+        if self._has_new_selection:
+            claim_space(self.store, self.space, self.catalog)
+            self._has_new_selection = False
 
     def _start_pool(self) -> None:
         """Start the pool, which takes no time if another run or asset has started it."""
