@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,7 @@ from surge_dagster.engine.run.observer import ObservedRows, PublicationObserver
 from surge_dagster.engine.run.old_values import LOOKUP_BYTES, NO_ROW, OldValues
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.space_target import SpaceTarget
-from surge_dagster.engine.run.superbatch import PartitionToRead
+from surge_dagster.engine.run.superbatch import PartitionToRead, StagedRows
 from surge_dagster.engine.sources.content import IdSet
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.support.text_hash import HASH_BYTES, TEXT_HASH, text_hashes
@@ -56,13 +56,17 @@ class OldRows:
         memory: _Memory,
         observer: PublicationObserver | None,
         reuse: bool,
+        reused: Callable[[StagedRows], np.ndarray] | None,
     ) -> None:
         self._space = target.space
         self._reader = reader
         self._partition = partition
         self._memory = memory
         self._hashes: OldValues | None = None
-        if reuse and reader.facts.rows and reader.facts.precision == target.precision:
+        self._takes_vectors = reuse
+        self._reused = reused
+        needs_texts = reuse or (observer is not None and reused is not None)
+        if needs_texts and reader.facts.rows and reader.facts.precision == target.precision:
             if memory.reserve(_reading_bytes(reader, self._space)):
                 self._hashes, self._group_ends = read_hashes(reader)
             else:
@@ -73,6 +77,7 @@ class OldRows:
         self._observed = None if observer is None else observer.follow(reader, memory.reserve)
         self._group: tuple[int, np.ndarray] | None = None
         self._readings = 0
+        self._flags: tuple[StagedRows, np.ndarray] | None = None
 
     @property
     def held(self) -> int:
@@ -95,11 +100,29 @@ class OldRows:
                 self._observed.add(by_id, is_same, piece.carried)
             yield piece, vectors
 
-    def skip(self, batch: RowBatch) -> None:
-        """Leave out the next rows of the partition, which have new vectors already."""
+    def skip(self, batch: RowBatch, staged: StagedRows, place: int) -> None:
+        """Leave out the next rows of the partition, which are staged.
+
+        Args:
+            place: of the first one among the staged rows.
+        """
         by_id = self._by_id(batch)
-        if self._observed is not None and by_id is not None:
-            self._observed.add(by_id, np.zeros(len(batch), np.bool_), batch.carried)
+        if self._observed is None or by_id is None:
+            return
+        is_same = np.zeros(len(batch), np.bool_)
+        is_of_this_file = staged.old_version == self._reader.facts.rows_version
+        if self._hashes is not None and is_of_this_file:
+            has_same_text = self._hashes.rows(text_hashes(batch.texts), by_id) == by_id
+            reused = self._flags_of(staged)[place : place + len(batch)]
+            is_same = reused & has_same_text & (by_id != NO_ROW)
+        self._observed.add(by_id, is_same, batch.carried)
+
+    def _flags_of(self, staged: StagedRows) -> np.ndarray:
+        """Return which staged rows have vectors of an old file; those of one segment are kept."""
+        assert self._reused is not None
+        if self._flags is None or self._flags[0] is not staged:
+            self._flags = staged, self._reused(staged)
+        return self._flags[1]
 
     def changes(self) -> ObservedRows | None:
         """Return how the rows differ from those of the old file, after the last one, if known."""
@@ -114,7 +137,7 @@ class OldRows:
         """Return the old file's vectors of some rows, and which of its rows have them."""
         nothing = None, np.empty(0, np.int64)
         is_exhausted = self._readings >= _MOST_READINGS * self._reader.groups
-        if self._hashes is None or is_exhausted or not len(batch):
+        if self._hashes is None or not self._takes_vectors or is_exhausted or not len(batch):
             return nothing
         old = self._hashes.rows(text_hashes(batch.texts), by_id)
         truncated, is_certain = truncation(self._reader.facts, np.diff(batch.text_offsets))
@@ -131,7 +154,7 @@ class OldRows:
                 self._partition.key,
                 first_line(error),
             )
-            self._hashes = None
+            self._takes_vectors = False
             self._group = None
             return nothing
         return KnownVectors(rows, matrix, truncated[rows]), old[rows]
@@ -184,11 +207,13 @@ def open_old_rows(
     observer: PublicationObserver | None,
     *,
     reuse: bool,
+    reused: Callable[[StagedRows], np.ndarray] | None = None,
 ) -> Iterator[OldRows | None]:
     """Yield the rows of a partition's old file; None if it has no file that can be used.
 
     Args:
         reuse: whether its vectors may be used.
+        reused: returns which staged rows have vectors of an old file; None if no rows are staged.
     """
     file = partition.old_file
     if file is None or not (reuse or observer is not None):
@@ -202,7 +227,7 @@ def open_old_rows(
         try:
             published = open_published(target.store, target.space, file.stored.name, file)
             reader = opened.enter_context(published)
-            old_rows = OldRows(target, reader, partition, booked, observer, reuse)
+            old_rows = OldRows(target, reader, partition, booked, observer, reuse, reused)
         except StoreUnavailable:
             raise
         except UNUSABLE as error:

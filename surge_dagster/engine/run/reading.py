@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -150,7 +151,7 @@ class _RowReader:
             staged = self._staged(partition)
             if staged is None:
                 return
-            old_rows = opened.enter_context(self._old_rows(partition))
+            old_rows = opened.enter_context(self._old_rows(partition, staged))
             rows = self.memory.batches(partition.source, partition.range)
             batches = opened.enter_context(contextlib.closing(rows))
             ids = opened.enter_context(_Ids(partition, self.memory, old_rows))
@@ -167,11 +168,14 @@ class _RowReader:
         yield read  # after the memory of reading it was given back
 
     def _old_rows(
-        self, partition: PartitionToRead
+        self, partition: PartitionToRead, staged: Sequence[StagedRows]
     ) -> contextlib.AbstractContextManager[OldRows | None]:
         observer = self.observer if partition.range is None else None
         reuse = partition.reuse and partition.old_file is not None and self.reuse.allows_reuse()
-        return open_old_rows(partition, self.target, self.memory, observer, reuse=reuse)
+        reused = partial(self.staging.reused, partition.source) if staged else None
+        return open_old_rows(
+            partition, self.target, self.memory, observer, reuse=reuse, reused=reused
+        )
 
     def _staged(self, partition: PartitionToRead) -> list[StagedRows] | None:
         """Return rows that earlier runs staged and that can be used; None for a divided partition
@@ -194,11 +198,11 @@ def _with_vectors(
     batch: RowBatch, check: StagedRowsCheck, old_rows: OldRows | None
 ) -> Iterator[_Piece]:
     """Yield the next rows of a partition in pieces, with the vectors that they have already."""
-    for rows, is_staged in check.cut(batch):
-        if is_staged and old_rows is not None:
-            old_rows.skip(rows)
-        if is_staged or old_rows is None:
-            yield _Piece(rows, is_staged=is_staged)
+    for rows, staged in check.cut(batch):
+        if staged is not None and old_rows is not None:
+            old_rows.skip(rows, staged, check.row - len(rows) - staged.start)
+        if staged is not None or old_rows is None:
+            yield _Piece(rows, is_staged=staged is not None)
         else:
             for piece, vectors in old_rows.known(rows):
                 yield _Piece(piece, vectors)

@@ -60,14 +60,9 @@ class SpaceTarget:
         self, partition: PartitionToRead, read: ReadPartition, vectors: VectorFacts
     ) -> FileFacts:
         rows_version = secrets.token_hex(16)
-        old_file = partition.old_file
         columns = self.columns(read.id_type, read.carried_columns)
-        if (
-            old_file is not None
-            and old_file.columns == columns
-            and partition.has_same_rows(read.content_digest, vectors)
-        ):
-            rows_version = old_file.facts.rows_version
+        if partition.has_same_rows(read.content_digest, vectors, columns):
+            rows_version = partition.old_version
         return FileFacts(
             partition_key=partition.key,
             space=self.space.name,

@@ -35,6 +35,7 @@ from surge_dagster.engine.files.parquet import FileWriter, OutputFile
 from surge_dagster.engine.files.rows import (
     READ_BYTES,
     carried_columns,
+    in_words,
     require_carried,
     rows_at_a_time,
 )
@@ -55,6 +56,7 @@ from surge_dagster.engine.support.keys import encode_key
 log = logging.getLogger(__name__)
 
 STAGING = ".staging"
+_REUSED = "surge.reused"  # whether a row's vector is that of the old file
 _NAME = re.compile(r"(?P<start>\d{1,18})-(?P<stop>\d{1,18})\.parquet")
 
 
@@ -139,25 +141,45 @@ class Staging:
         partition = segment.partition
         start = segment.first_row
         name = self._name(partition.source, start, start + row)
-        carried_columns = segment.carried_columns
         read = ReadPartition(
-            row, digest.hexdigest(), segment.id_type, carried_columns=carried_columns
+            row, digest.hexdigest(), segment.id_type, carried_columns=segment.carried_columns
         )
-        facts = replace(self._target.facts(partition, read, vectors), space=name)
-        columns = self._target.columns(segment.id_type, carried_columns)
+        columns = self._target.columns(segment.id_type, segment.carried_columns)
         table = self._target.rows(batch, segment, matrix).table(columns)
+        reused = batch.slot.known(segment.start, segment.stop)
+        if reused is None:
+            reused = np.zeros(row, np.bool_)
+        table = table.add_column(table.num_columns - 1, _REUSED, pa.array(reused, pa.bool_()))
+        facts = replace(
+            self._target.facts(partition, read, vectors),
+            space=name,
+            carried_columns=in_words(carried_columns(table.schema)),
+            rows_version=partition.old_version,
+        )
 
         self._staged_keys.add(encode_key(partition.key))
-        with self._store.create(name) as upload, FileWriter(upload.sink, columns, facts) as writer:
+        with (
+            self._store.create(name) as upload,
+            FileWriter(upload.sink, table.schema, facts) as writer,
+        ):
             for begin, end in pairwise(_group_borders(np.concatenate(sizes))):
                 writer.append_table(table.slice(begin, end - begin))
             writer.close()
             upload.publish(lambda: None)
         self._store.sync(self._folder(partition.source))
-        return StagedRows(start, start + row, facts.content_digest, vectors)
+        return StagedRows(start, start + row, facts.content_digest, vectors, partition.old_version)
 
-    def rows(self, partition: Partition, staged: StagedRows) -> Iterator[pa.RecordBatch]:
-        """Yield staged rows, about a megabyte or one row at a time.
+    def reused(self, partition: Partition, staged: StagedRows) -> np.ndarray:
+        """Return which staged rows have the vector of the old file, bool [rows]; raises as
+        `rows`."""
+        batches = self.rows(partition, staged, [_REUSED])
+        flags = [batch.column(_REUSED).to_numpy(zero_copy_only=False) for batch in batches]
+        return np.concatenate(flags)
+
+    def rows(
+        self, partition: Partition, staged: StagedRows, columns: list[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield staged rows, about a megabyte or one row at a time, with the columns of a file.
 
         Raises:
             StagedRowsGone: they were removed, or the system does not give them.
@@ -173,9 +195,10 @@ class Staging:
             with self._opened(name) as reader:
                 if reader.facts.content_digest != staged.digest:
                     raise InvalidFile("it holds other rows than those that were staged")
+                names = columns or [name for name in reader.columns.names if name != _REUSED]
                 rows = 0
                 for group in range(reader.groups):
-                    for batch in reader.read(batch_rows=batch_rows, groups=[group]):
+                    for batch in reader.read(columns=names, batch_rows=batch_rows, groups=[group]):
                         rows += len(batch)
                         yield batch
                 if rows != staged.rows:
@@ -256,16 +279,19 @@ class StagedRowsCheck:
     Args:
         staged: ascending, none empty, no two overlapping.
         row: the first row that is read; no staged row is before it.
+
+    Attributes:
+        row: the first row after the last piece.
     """
 
     def __init__(self, key: str, staged: Sequence[StagedRows], row: int = 0) -> None:
         self._key = key
-        self._row = row
+        self.row = row
         self._coming = deque(staged)
         self._digest = ContentDigest()
 
-    def cut(self, batch: RowBatch) -> Iterator[tuple[RowBatch, bool]]:
-        """Yield the next rows in order, in pieces that are staged (True) or not.
+    def cut(self, batch: RowBatch) -> Iterator[tuple[RowBatch, StagedRows | None]]:
+        """Yield the next rows in order, in pieces, each with the staged rows that it is part of.
 
         Raises:
             StagedRowsDiffer: staged rows ended here and were not these.
@@ -273,19 +299,19 @@ class StagedRowsCheck:
         done = 0
         while done < len(batch):
             staged = self._coming[0] if self._coming else None
-            is_staged = staged is not None and staged.start <= self._row
+            is_staged = staged is not None and staged.start <= self.row
             stop = len(batch)
             if staged is not None:
                 border = staged.stop if is_staged else staged.start
-                stop = min(stop, done + border - self._row)
+                stop = min(stop, done + border - self.row)
             piece = batch if stop - done == len(batch) else batch.rows(done, stop)
-            self._row += len(piece)
+            self.row += len(piece)
             done = stop
             if staged is not None and is_staged:
                 self._digest.update(piece)
-                if self._row == staged.stop:
+                if self.row == staged.stop:
                     self._end(staged)
-            yield piece, is_staged
+            yield piece, staged if is_staged else None
 
     def _end(self, staged: StagedRows) -> None:
         if self._digest.hexdigest() != staged.digest:
@@ -303,7 +329,7 @@ class StagedRowsCheck:
         if self._coming:
             last = self._coming[-1].stop
             raise StagedRowsDiffer(
-                self._key, f"it has {self._row:,} rows, and {last:,} were there when it was staged"
+                self._key, f"it has {self.row:,} rows, and {last:,} were there when it was staged"
             )
 
 
@@ -311,7 +337,8 @@ def _staged_rows(reader: OutputFile, start: int, stop: int) -> StagedRows:
     vectors = VectorFacts(
         **{each.name: getattr(reader.facts, each.name) for each in fields(VectorFacts)}
     )
-    return StagedRows(start, stop, reader.facts.content_digest, vectors)
+    facts = reader.facts
+    return StagedRows(start, stop, facts.content_digest, vectors, facts.rows_version)
 
 
 def _without_overlap(segments: Iterable[StagedRows]) -> list[StagedRows]:

@@ -25,12 +25,14 @@ class StagedRows:
     Attributes:
         digest: content digest over the (id, text) rows.
         vectors: where their vectors come from.
+        old_version: of the rows of the old file that the reused ones come from; "" for none.
     """
 
     start: int
     stop: int
     digest: str
     vectors: VectorFacts
+    old_version: str = ""
 
     @property
     def rows(self) -> int:
@@ -64,20 +66,23 @@ class PartitionToRead:
     def first_row(self) -> int:
         return 0 if self.range is None else self.range.start
 
-    def has_same_rows(self, content_digest: str, vectors: VectorFacts) -> bool:
-        """Return whether its rows and vectors are those of the file that it replaces."""
+    @property
+    def old_version(self) -> str:
+        """The version of the rows of the file that it replaces; "" for none."""
+        return "" if self.old_file is None else self.old_file.facts.rows_version
+
+    def has_same_rows(self, content_digest: str, vectors: VectorFacts, columns: pa.Schema) -> bool:
+        """Return whether its rows, vectors and columns are those of the file that it replaces."""
         is_forced = not (self.reuse or self.is_divided)
         if self.old_file is None or vectors.rows_encoded or is_forced:
             return False
-        return self.old_file.facts.content_digest == content_digest
+        has_same_columns = self.old_file.columns == columns
+        return has_same_columns and self.old_file.facts.content_digest == content_digest
 
     def action(self, facts: FileFacts) -> Action:
         """Return what was done to publish a file with these facts: if its rows are those of the
         old file, only the source version had moved."""
-        is_same = self.old_file is not None and (
-            self.old_file.facts.rows_version == facts.rows_version
-        )
-        return "republished" if is_same else "encoded"
+        return "republished" if self.old_version == facts.rows_version else "encoded"
 
 
 @dataclass(frozen=True, slots=True)

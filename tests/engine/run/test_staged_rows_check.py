@@ -26,9 +26,9 @@ def cut(rows: Rows, staged: list[StagedRows], batch_rows: int = 7) -> list[bool]
     """For each row whether it is staged; rows and their order are checked."""
     check, found, ids = StagedRowsCheck("k", staged), [], []
     for start in range(0, len(rows), batch_rows):
-        for piece, is_staged in check.cut(row_batch_of(rows[start : start + batch_rows])):
+        for piece, segment in check.cut(row_batch_of(rows[start : start + batch_rows])):
             assert len(piece)
-            found += [is_staged] * len(piece)
+            found += [segment is not None] * len(piece)
             ids += piece.ids.to_pylist()
     check.finish()
     assert ids == [row[0] for row in rows]
