@@ -47,35 +47,26 @@ def choose_devices(requested: str | Sequence[str]) -> DeviceChoice:
         ConfigError: they are not there.
     """
     names = device_names(requested)
+    gpus, why_not = _usable_gpus()
     if names == ["auto"]:
-        gpus, why_not = _usable_gpus()
         if gpus:
-            return DeviceChoice(tuple(gpus), f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''} found")
+            return DeviceChoice(tuple(gpus), f"{counted(len(gpus), 'GPU')} found")
         return DeviceChoice(("cpu",), why_not)
+
     devices: list[str] = []
     for name in names:
-        if name == "cuda":
-            gpus, why_not = _usable_gpus()
-            if not gpus:
-                raise ConfigError(f"devices: cuda was requested, but {why_not}")
-            devices.extend(gpus)
-        elif device_kind(name) in ("cpu", "cuda"):
-            devices.append(name)
-        else:
+        if device_kind(name) not in ("cpu", "cuda"):
             raise ConfigError(f"devices: unknown name {name!r}. Use auto, cpu, cuda or cuda:N.")
+        devices.extend(gpus if name == "cuda" and gpus else [name])
     if not devices:
         raise ConfigError("devices: name at least one, or auto")
     if len(set(map(device_kind, devices))) > 1:
         raise ConfigError(
             "devices: CPU and GPU in one pool would encode at different precisions; name one kind"
         )
-    if devices[0] != "cpu":
-        gpus, why_not = _usable_gpus()
-        if missing := sorted(set(devices) - set(gpus)):
-            raise ConfigError(
-                f"devices: {', '.join(missing)} not found "
-                f"({why_not or 'there is ' + ', '.join(gpus)})"
-            )
+    if missing := sorted(set(devices) - {"cpu", *gpus}):
+        found = why_not or f"there is {', '.join(gpus)}"
+        raise ConfigError(f"devices: {', '.join(missing)} not found ({found})")
     return DeviceChoice(tuple(devices), "as requested")
 
 

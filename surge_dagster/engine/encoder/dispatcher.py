@@ -68,7 +68,6 @@ class Dispatcher:
         self._stopping = False
         self._ended = False
         self._posting = threading.Lock()
-        self.replays = 0
         self.failure: Exception | None = None
         self.ready_messages: dict[int, protocol.Message] = {}
         self.started = threading.Event()
@@ -289,7 +288,6 @@ class Dispatcher:
             many = f"{reason} ({MAX_LOSSES} workers in one SuperBatch)"
             self._cancel(job, EncoderError(worker.with_output(many)))
         again = sum(not chunk.job.abandoned for chunk in chunks)
-        self.replays += again
         log.warning("%s; it is replaced, and %d chunks are encoded again", summary, again)
         self._spawn(worker.seat)
 

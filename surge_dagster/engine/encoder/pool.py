@@ -253,11 +253,6 @@ class EncoderPool:
         self._speed = self._speeds.read()
 
     @property
-    def replays(self) -> int:
-        """Chunks that were encoded again because their worker was lost."""
-        return self._dispatcher.replays if self._dispatcher else 0
-
-    @property
     def worker_pids(self) -> list[int]:
         return self._dispatcher.worker_pids() if self._dispatcher else []
 

@@ -30,7 +30,6 @@ _OWN_FILES = (
     "adapter_config.json",
     "config.json",
     "modules.json",
-    "router_config.json",
     "sentence_*_config.json",
     "tokenizer.json",
     "tokenizer_config.json",

@@ -8,7 +8,6 @@ types would be imported from its folder.
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from dataclasses import dataclass
@@ -20,21 +19,11 @@ from safetensors import SafetensorError, safe_open
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.code import UntrustedCode, is_snapshot, trusted_code, untrusted
 from surge_dagster.engine.model.digest import model_digest, own_files, read_document
-from surge_dagster.engine.model.prompts import CONFIG_FILE, Prompts, Task, read_prompts
-from surge_dagster.engine.model.router import ROUTER_KINDS, read_routes
+from surge_dagster.engine.model.prompts import CONFIG_FILE, Prompts, read_prompts
 
 DEMO_MODEL_DIGEST = "4182c0a5c03ea7e9a9d87a1c37b57b44387c2f9637fdcda9e475789cde9d324f"
 DEMO_SLUG = "all-MiniLM-L6-v2"
 
-_TRANSFORMER_CONFIGS = (
-    "bert",
-    "roberta",
-    "distilbert",
-    "camembert",
-    "albert",
-    "xlm-roberta",
-    "xlnet",
-)
 _WEIGHTLESS = frozenset({"Pooling", "Normalize", "Dropout"})
 _KNOWN_KINDS = _WEIGHTLESS | {
     "Transformer",
@@ -43,6 +32,7 @@ _KNOWN_KINDS = _WEIGHTLESS | {
     "StaticEmbedding",
     "WeightedLayerPooling",
 }
+_ROUTERS = ("Router", "Asym")
 _LIBRARY = "sentence_transformers."
 # The packages that versions of the library keep the same modules in, then the module's own file in
 # some versions.
@@ -85,7 +75,6 @@ class ModelFacts:
     Attributes:
         longest_length: tokens that the model can read at most; None where its config states no
             limit.
-        routed: whether queries may go through other modules than documents.
     """
 
     path: str
@@ -96,7 +85,6 @@ class ModelFacts:
     longest_length: int | None
     normalizes: bool
     dimension: int
-    routed: bool
 
 
 def describe_model(folder: Path, trusted: str | None = None) -> ModelFacts:
@@ -105,18 +93,8 @@ def describe_model(folder: Path, trusted: str | None = None) -> ModelFacts:
     modules = _read_modules(folder, with_code=code is not None)
     own = read_document(folder / CONFIG_FILE) or {}
     digest = model_digest(_model_files(folder, modules), folder, code)
-    chain = _chain(modules, "document")
-    routed = any(module.kind in ROUTER_KINDS for module in modules)
-    root = chain[0].folder
+    root = modules[0].folder
     config = read_document(root / "config.json") or {}
-    dimension = _dimension(folder, chain, config, own)
-    if routed:
-        of_queries = _dimension(folder, _chain(modules, "query"), config, own)
-        if dimension != of_queries:
-            raise ConfigError(
-                f"{folder} gives documents {dimension} dimensions and queries {of_queries}, which "
-                "cannot be compared; use another model"
-            )
     longest = config.get("max_position_embeddings")
     return ModelFacts(
         path=str(folder),
@@ -125,9 +103,8 @@ def describe_model(folder: Path, trusted: str | None = None) -> ModelFacts:
         prompts=read_prompts(own, folder),
         max_length=_max_length(root, longest),
         longest_length=longest if isinstance(longest, int) and longest > 0 else None,
-        normalizes=any(module.kind == "Normalize" for module in chain),
-        dimension=dimension,
-        routed=routed,
+        normalizes=any(module.kind == "Normalize" for module in modules),
+        dimension=_dimension(folder, modules, config, own),
     )
 
 
@@ -135,14 +112,12 @@ def _model_files(folder: Path, modules: list[ModelModule]) -> set[Path]:
     files = own_files(folder)
     for module in modules:
         files |= module.files
-        for routed in itertools.chain(*_routed(module).values()):
-            files |= routed.files
     return files
 
 
 def tokenizer_file(folder: Path) -> Path | None:
-    """Return the fast tokenizer that documents go through, of a model that was described before."""
-    root = _chain(_read_modules(folder, with_code=True), "document")[0]
+    """Return the fast tokenizer of a model that was described before; None if it has none."""
+    root = _read_modules(folder, with_code=True)[0]
     file = root.folder / "tokenizer.json"
     return file if root.kind == "Transformer" and file.is_file() else None
 
@@ -150,11 +125,9 @@ def tokenizer_file(folder: Path) -> Path | None:
 def has_all_weights(folder: Path) -> bool:
     """Whether every module has its weights, which an interrupted download may lack."""
     try:
-        modules = _read_modules(folder)
-        for router in list(modules):
-            modules += itertools.chain(*_routed(router).values())
-        with_weights = [each for each in modules if each.kind in _KNOWN_KINDS - _WEIGHTLESS]
-        return all(module.weights for module in with_weights)
+        with_weights = _KNOWN_KINDS - _WEIGHTLESS
+        modules = [each for each in _read_modules(folder) if each.kind in with_weights]
+        return all(module.weights for module in modules)
     except UntrustedCode:
         # another download would not help: `describe_model` refuses the model with its reason
         return True
@@ -184,6 +157,11 @@ def _read_modules(folder: Path, with_code: bool = False) -> list[ModelModule]:
     for module_type, _ in links:
         if not with_code:
             _require_library(listing, module_type)
+        if _kind(module_type) in _ROUTERS:
+            raise ConfigError(
+                f"{listing} lists a {_kind(module_type)}, which sends queries through modules of "
+                "their own; use another model"
+            )
     return [_module(_kind(module_type), place) for module_type, place in links]
 
 
@@ -191,32 +169,6 @@ def _require_library(listing: Path, module_type: str) -> None:
     if not module_type.startswith(_LIBRARY):
         why = f"lists a module of type {module_type!r} in {listing.name}, which is code of its own"
         raise untrusted(listing.parent, why)
-
-
-def _chain(modules: list[ModelModule], task: Task) -> list[ModelModule]:
-    """Return the modules that texts of a task go through, with those of a Router's route."""
-    chain: list[ModelModule] = []
-    for module in modules:
-        routes = _routed(module)
-        chain.extend(routes[read_routes(module.folder).of(task)] if routes else [module])
-    if not chain:
-        raise ConfigError(
-            f"{modules[0].folder} has no modules for texts of the task {task!r}; use another model"
-        )
-    return chain
-
-
-def _routed(module: ModelModule) -> dict[str, list[ModelModule]]:
-    """The modules of a Router by the name of their route; nothing for other modules."""
-    if module.kind not in ROUTER_KINDS:
-        return {}
-    routes = read_routes(module.folder)
-    for module_type, _ in (link for links in routes.modules.values() for link in links):
-        _require_library(routes.listing, module_type)
-    return {
-        route: [_module(_kind(module_type), folder) for module_type, folder in links]
-        for route, links in routes.modules.items()
-    }
 
 
 def _kind(module_type: str) -> str:
@@ -273,10 +225,8 @@ def _weights_of(kind: str, folder: Path) -> tuple[Path, ...]:
 
 def _max_length(folder: Path, longest: Any) -> int:
     """The model's own limit in tokens, from the same places as in sentence-transformers."""
-    for name in _TRANSFORMER_CONFIGS:
-        stated = (read_document(folder / f"sentence_{name}_config.json") or {}).get(
-            "max_seq_length"
-        )
+    for file in sorted(folder.glob("sentence_*_config.json")):
+        stated = (read_document(file) or {}).get("max_seq_length")
         if isinstance(stated, int):
             return stated
     stated = (read_document(folder / "tokenizer_config.json") or {}).get("model_max_length")

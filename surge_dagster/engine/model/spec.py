@@ -106,7 +106,6 @@ class EncodingSpec:
             normalize=_chosen(self.normalize, facts.normalizes),
             dimension=dimension,
             dtype=self.dtype,
-            routed=facts.routed,
         )
         return unnamed.named(facts.slug)
 
@@ -130,7 +129,6 @@ class EncodingSpec:
             longest_length=None,
             normalizes=True,
             dimension=int(size),
-            routed=False,
         )
 
 
@@ -142,9 +140,8 @@ class Space:
         requested: the spec as requested, with a model folder reduced to its name.
         model_path: the folder that workers load, "" where there is none (`hash://`, or read from a
             space.json).
-        routed, task, model_folder: no part of the space's identity, nor of its name: whether
-            queries may go through other modules than documents; what a pool with this space
-            encodes; the folder of a model that was given as one, at the last run.
+        task, model_folder: no part of the space's identity, nor of its name: what a pool with this
+            space encodes; the folder of a model that was given as one, at the last run.
         tokenizer: no part of it either: `tokens_digest` of the first run, and the libraries there;
             "" where unknown.
         derived: of a derived space, where its vectors come from; `requested` is then that of its
@@ -161,7 +158,6 @@ class Space:
     normalize: bool
     dimension: int
     dtype: str
-    routed: bool = False
     task: Task = "document"
     model_folder: str = ""
     tokenizer: str = field(default="", compare=False)
@@ -175,7 +171,7 @@ class Space:
     @property
     def side(self) -> Task:
         """`task` where documents and queries are encoded in two ways, else "document"."""
-        return self.task if self.routed or self.document_prompt != self.query_prompt else "document"
+        return self.task if self.document_prompt != self.query_prompt else "document"
 
     @property
     def vectors_key(self) -> str:

@@ -304,23 +304,6 @@ def bert_with_prompts(folder: Path) -> Path:
     )
 
 
-def router(folder: Path) -> Path:
-    """Documents through BERT, queries through a table of their own, with prompts for both."""
-    queries: list[Any] = [
-        modules.StaticEmbedding(_word_piece().backend_tokenizer, embedding_dim=HIDDEN)
-    ]
-    documents: list[Any] = list(
-        SentenceTransformer(str(bert_cls(folder / "document")), device="cpu")
-    )
-    routes = modules.Router.for_query_document(query_modules=queries, document_modules=documents)
-    prompts = {"query": "query about: ", "document": "a passage of the index: "}
-    model = SentenceTransformer(
-        modules=[routes, modules.Normalize()], device="cpu", prompts=prompts
-    )
-    model.save_pretrained(str(folder / "model"))
-    return folder / "model"
-
-
 def static_embedding(folder: Path) -> Path:
     tokenizer = _word_piece().backend_tokenizer
     first = modules.StaticEmbedding(tokenizer, embedding_dim=HIDDEN)

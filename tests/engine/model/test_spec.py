@@ -249,6 +249,13 @@ def test_model_with_a_module_outside_sentence_transformers_is_refused_and_not_im
     assert not (small_model / "ran").exists()
 
 
+@pytest.mark.parametrize("kind", ["models.Router", "models.Asym", "base.modules.router.Router"])
+def test_model_with_a_route_for_queries_is_refused(small_model: Path, kind: str) -> None:
+    _replace_pooling_type(small_model, f"sentence_transformers.{kind}")
+    with pytest.raises(ConfigError, match="sends queries through modules of their own"):
+        EncodingSpec(str(small_model)).resolve()
+
+
 def test_cached_model_with_a_module_outside_sentence_transformers_is_not_downloaded_again(
     hub_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

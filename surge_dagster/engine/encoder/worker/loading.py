@@ -80,11 +80,10 @@ def _note(used: str, refused: str, error: Exception) -> str:
     return f"{used} is used instead of {refused}: {lines[0][:_LONGEST_REASON]}"
 
 
-def loaded_tokenizer(space: Space, backend: Backend) -> str:
+def loaded_tokenizer(backend: Backend) -> str:
     """Return the tokenizer as the libraries loaded it, for `Space.tokenizer`."""
     digest = getattr(backend, "tokens_digest", "")
-    # queries may have a tokenizer of their own
-    if not digest or (space.routed and space.task == "query"):
+    if not digest:
         return ""
     versions = library_versions()
     return f"{digest} transformers-{versions['transformers']} tokenizers-{versions['tokenizers']}"

@@ -153,7 +153,7 @@ class Worker:
                 "precision": loaded.precision,
                 "lowest_cosine": loaded.lowest_cosine,
                 "notes": loaded.notes,
-                "tokenizer": loaded_tokenizer(space, backend),
+                "tokenizer": loaded_tokenizer(backend),
                 "saturation_tokens": saturation_tokens,
                 "truncation_side": getattr(backend, "truncation_side", ""),
             }

@@ -15,7 +15,6 @@ from surge_dagster.engine.encoder.worker.backends.base import (
     Backend,
     BackendSettings,
     encode_texts,
-    is_out_of_memory,
 )
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
@@ -64,7 +63,7 @@ def check_parity(
     length = calibration.read("length")
     if lowest is None or length is None:
         vectors, _ = encode_texts(backend, PARITY_TEXTS, space.dimension, space.dtype)
-        reference = _reference(space, settings.device)
+        reference = _reference(space)
         lowest = lowest_cosine(vectors, reference)
         length = _length(vectors, reference)
         facts = {"space": space.name, "backend": backend.detail}
@@ -82,16 +81,11 @@ def check_parity(
     return lowest
 
 
-def _reference(space: Space, device: str) -> np.ndarray:
-    """Return fp32 vectors, from the CPU if the device has no room for the model a second time."""
+def _reference(space: Space) -> np.ndarray:
+    """Return fp32 vectors, from the CPU: a device may have no room for the model a second time."""
     from surge_dagster.engine.encoder.worker.sentence_model import load_reference, reference_vectors
 
-    try:
-        return reference_vectors(load_reference(space, device), space, PARITY_TEXTS)
-    except Exception as error:
-        if device == "cpu" or not is_out_of_memory(error):
-            raise
-    return _reference(space, "cpu")
+    return reference_vectors(load_reference(space, "cpu"), space, PARITY_TEXTS)
 
 
 def lowest_cosine(one: np.ndarray, other: np.ndarray) -> float:

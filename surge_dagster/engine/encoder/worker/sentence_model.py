@@ -46,13 +46,13 @@ def load_reference(space: Space, device: str) -> SentenceTransformer:
     # that the model states.
     own = read_document(Path(space.model_path) / CONFIG_FILE) or {}
     model.prompts = dict[str, str | None](stated_prompts(own, Path(space.model_path)))
-    # max_length is that of documents: a Router's route for queries keeps its own.
-    if space.side == "document" or space.requested.max_length is not None:
-        for first in (chain[0] for chain in _chains(model)):
-            if type(first).__name__ == "Transformer":
-                first.max_seq_length = space.max_length
+    first: Any = model[0]
+    if type(first).__name__ == "Transformer":
+        first.max_seq_length = space.max_length
     if not space.normalize:
-        _remove_normalization(model)
+        for name, module in list(model.named_children()):
+            if type(module).__name__ == "Normalize":
+                delattr(model, name)
     return model
 
 
@@ -66,19 +66,6 @@ def _quiet_libraries() -> None:
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-
-
-def _remove_normalization(model: SentenceTransformer) -> None:
-    for chain in _chains(model):
-        for name, module in list(chain.named_children()):
-            if type(module).__name__ == "Normalize":
-                delattr(chain, name)
-
-
-def _chains(model: SentenceTransformer) -> list[Any]:
-    """The model's modules, and those of the routes within it."""
-    routers: list[Any] = [module for module in model if type(module).__name__ == "Router"]
-    return [model, *(route for router in routers for route in router.sub_modules.values())]
 
 
 def reference_vectors(model: SentenceTransformer, space: Space, texts: list[str]) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from surge_dagster.engine.encoder.calibration import Calibration
 from surge_dagster.engine.encoder.worker import parity, sentence_model
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings
 from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend, hash_vectors
-from surge_dagster.engine.model.spec import EncodingSpec, Space
+from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.support.cosines import cosines
 
 _SETTINGS = BackendSettings(device="cpu", precision="fp32", threads=1)
@@ -54,23 +53,3 @@ def test_vectors_of_another_length_are_refused_though_their_cosine_is_one(
     for _ in range(2):  # measured, then cached
         with pytest.raises(parity.BelowPromise, match=f"a vector is {factor:.3g} times as long"):
             parity.check_parity(space, backend, _SETTINGS, calibration)
-
-
-def test_reference_is_computed_on_the_cpu_where_the_device_has_no_room_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load(space: Space, device: str) -> None:
-        if device != "cpu":
-            raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB")
-
-    space = EncodingSpec("hash://8").resolve()
-    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(sentence_model, "load_reference", load)
-    monkeypatch.setattr(
-        sentence_model, "reference_vectors", lambda *_: hash_vectors(parity.PARITY_TEXTS, 8)
-    )
-    on_gpu = replace(_SETTINGS, device="cuda:0")
-    calibration = Calibration("calibration/test.json")
-    assert parity.check_parity(
-        space, HashBackend(space, _SETTINGS), on_gpu, calibration
-    ) == pytest.approx(1)
