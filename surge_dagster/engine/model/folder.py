@@ -9,8 +9,10 @@ types would be imported from its folder.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,32 @@ from surge_dagster.engine.model.code import UntrustedCode, is_snapshot, trusted_
 from surge_dagster.engine.model.digest import model_digest, own_files, read_document
 from surge_dagster.engine.model.prompts import CONFIG_FILE, Prompts, read_prompts
 
+log = logging.getLogger(__name__)
+
 DEMO_MODEL_DIGEST = "4182c0a5c03ea7e9a9d87a1c37b57b44387c2f9637fdcda9e475789cde9d324f"
 DEMO_SLUG = "all-MiniLM-L6-v2"
 
+# Models whose positions begin behind that of the padding token: they have one for fewer tokens.
+_POSITIONS_BEHIND_PADDING = frozenset(
+    {
+        "camembert",
+        "data2vec-text",
+        "esm",
+        "ibert",
+        "lilt",
+        "longformer",
+        "luke",
+        "mpnet",
+        "roberta",
+        "roberta-prelayernorm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    }
+)
+_WITH_N_POSITIONS = ("gpt2", "openai-gpt")
+_NO_LIMIT = 10**9
+_DEFAULT_LENGTH = 512
 _WEIGHTLESS = frozenset({"Pooling", "Normalize", "Dropout"})
 _KNOWN_KINDS = _WEIGHTLESS | {
     "Transformer",
@@ -95,14 +120,14 @@ def describe_model(folder: Path, trusted: str | None = None) -> ModelFacts:
     digest = model_digest(_model_files(folder, modules), folder, code)
     root = modules[0].folder
     config = read_document(root / "config.json") or {}
-    longest = config.get("max_position_embeddings")
+    longest = _longest_length(config)
     return ModelFacts(
         path=str(folder),
         slug=DEMO_SLUG if digest == DEMO_MODEL_DIGEST else _slug(folder),
         digest=digest,
         prompts=read_prompts(own, folder),
         max_length=_max_length(root, longest),
-        longest_length=longest if isinstance(longest, int) and longest > 0 else None,
+        longest_length=longest,
         normalizes=any(module.kind == "Normalize" for module in modules),
         dimension=_dimension(folder, modules, config, own),
     )
@@ -223,16 +248,54 @@ def _weights_of(kind: str, folder: Path) -> tuple[Path, ...]:
     return ()
 
 
-def _max_length(folder: Path, longest: Any) -> int:
-    """The model's own limit in tokens, from the same places as in sentence-transformers."""
+def _longest_length(config: dict[str, Any]) -> int | None:
+    """Return the tokens that a model has positions for; None where its config states no limit."""
+    positions = config.get("max_position_embeddings")
+    if positions is None and config.get("model_type") in _WITH_N_POSITIONS:
+        positions = config.get("n_positions")
+    if not isinstance(positions, int) or positions < 1:
+        return None
+    is_absolute = config.get("position_embedding_type", "absolute") == "absolute"
+    if config.get("model_type") in _POSITIONS_BEHIND_PADDING and is_absolute:
+        padding = config.get("pad_token_id")
+        return positions - 1 - (1 if padding is None else padding)
+    return positions
+
+
+def _max_length(folder: Path, longest: int | None) -> int:
+    """Return the tokens that a model reads: what its files state, if it has positions for them."""
+    stated, file = _stated_length(folder)
+    if longest is None or stated <= longest:
+        return stated
+    if file is not None:
+        _warn_once(
+            f"{file} states {stated} tokens, and the model has positions for {longest}: "
+            f"it reads {longest} of each text"
+        )
+    return longest
+
+
+def _stated_length(folder: Path) -> tuple[int, Path | None]:
+    """Return a model's own limit and its file, from the same places as in sentence-transformers."""
     for file in sorted(folder.glob("sentence_*_config.json")):
         stated = (read_document(file) or {}).get("max_seq_length")
         if isinstance(stated, int):
-            return stated
-    stated = (read_document(folder / "tokenizer_config.json") or {}).get("model_max_length")
-    # Tokenizers without a limit state 10^30.
-    limits = [n for n in (stated, longest) if isinstance(n, int | float) and 0 < n < 10**9]
-    return int(min(limits)) if limits else 512
+            return stated, file
+    found = list[tuple[int, Path]]()
+    for name, key in (
+        ("tokenizer_config.json", "model_max_length"),
+        ("config.json", "max_position_embeddings"),
+    ):
+        stated = (read_document(folder / name) or {}).get(key)
+        # Tokenizers without a limit state 10^30.
+        if isinstance(stated, int | float) and 0 < stated < _NO_LIMIT:
+            found.append((int(stated), folder / name))
+    return min(found, default=(_DEFAULT_LENGTH, None))
+
+
+@lru_cache
+def _warn_once(message: str) -> None:
+    log.warning("%s", message)
 
 
 def _dimension(

@@ -311,6 +311,81 @@ def test_demo_package_with_other_weights_is_refused(
         EncodingSpec(DEFAULT_MODEL).resolve()
 
 
+def _state(file: Path, **facts: Any) -> None:
+    document = json.loads(file.read_text()) if file.is_file() else {}
+    file.write_text(json.dumps(document | facts))
+
+
+@pytest.mark.parametrize(
+    ("config", "positions", "longest"),
+    [
+        ({"model_type": "bert"}, 66, 66),
+        ({"model_type": "roberta"}, 66, 64),
+        ({"model_type": "xlm-roberta", "pad_token_id": 1}, 66, 64),
+        ({"model_type": "camembert", "pad_token_id": 3}, 66, 62),
+        ({"model_type": "mpnet"}, 66, 64),
+        ({"model_type": "longformer", "pad_token_id": 1}, 66, 64),
+        ({"model_type": "esm", "pad_token_id": 1}, 66, 64),
+        ({"model_type": "esm", "position_embedding_type": "rotary"}, 66, 66),
+    ],
+)
+def test_model_reads_as_many_tokens_as_it_has_positions_for(
+    small_model: Path, config: dict[str, Any], positions: int, longest: int
+) -> None:
+    (small_model / "sentence_bert_config.json").unlink()
+    _state(small_model / "config.json", max_position_embeddings=positions, **config)
+    model = str(small_model)
+    assert EncodingSpec(model).resolve().max_length == longest
+    assert EncodingSpec(model, max_length=longest).resolve().max_length == longest
+    with pytest.raises(ConfigError, match=f"reads at most {longest} tokens; max_length"):
+        EncodingSpec(model, max_length=longest + 1).resolve()
+
+
+@pytest.mark.parametrize("name", ["sentence_bert_config.json", "sentence_xlm-roberta_config.json"])
+def test_file_that_states_more_tokens_than_the_model_reads_is_named_once(
+    small_model: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (small_model / "sentence_bert_config.json").unlink()
+    _state(small_model / name, max_seq_length=512)
+    for _ in range(2):
+        assert EncodingSpec(str(small_model)).resolve().max_length == 32
+    assert caplog.messages == [
+        f"{small_model / name} states 512 tokens, and the model has positions for 32: "
+        "it reads 32 of each text"
+    ]
+
+
+def test_positions_before_the_first_token_are_named_once(
+    small_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (small_model / "sentence_bert_config.json").unlink()
+    _state(small_model / "config.json", model_type="roberta")
+    for _ in range(2):
+        assert EncodingSpec(str(small_model)).resolve().max_length == 30
+    [line] = caplog.messages
+    assert "config.json states 32 tokens, and the model has positions for 30" in line
+
+
+def test_smaller_limit_of_tokenizer_and_positions_is_taken_as_by_sentence_transformers(
+    small_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (small_model / "sentence_bert_config.json").unlink()
+    for stated, expected in ((20, 20), (131_072, 32)):
+        _state(small_model / "tokenizer_config.json", model_max_length=stated)
+        assert EncodingSpec(str(small_model)).resolve().max_length == expected
+    assert caplog.messages == []
+
+
+def test_model_without_a_limit_reads_512_tokens(
+    small_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (small_model / "sentence_bert_config.json").unlink()
+    _state(small_model / "tokenizer_config.json", model_max_length=10**30)
+    _state(small_model / "config.json", max_position_embeddings=-1)
+    assert EncodingSpec(str(small_model)).resolve().max_length == 512
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
