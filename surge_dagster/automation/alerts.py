@@ -127,9 +127,13 @@ def _of_runs(
         for record in page.records:
             seen[kind.value] = record.storage_id
             run = instance.get_run_by_id(record.run_id)
-            if run is None or not concerns(instance, run, names.jobs, assets):
+            if run is None:
                 continue
             checks = _checks_that_failed(instance, run.run_id)
+            # A run may also evaluate checks without their assets.
+            is_of_check = any(each.asset_key in assets for each in checks)
+            if not is_of_check and not concerns(instance, run, names.jobs, assets):
+                continue
             if kind is dg.DagsterEventType.RUN_SUCCESS:
                 wrong = list(filter(_is_alerted, checks))
                 if wrong:

@@ -45,7 +45,7 @@ from surge_dagster.orchestration.records import (
     read_catalogued,
 )
 from surge_dagster.orchestration.removed_partitions import handle_removed_partitions
-from surge_dagster.orchestration.requests import ATTEMPT_TAG, request_tags
+from surge_dagster.orchestration.requests import EVENT_TAG, request_tags
 from surge_dagster.orchestration.run_events import FAILURES_LOGGED, RunEvents
 from surge_dagster.orchestration.worklist import (
     OnRecord,
@@ -178,7 +178,7 @@ class Refresh:
 
     def _tag_attempt(self, catalogued: Catalogued) -> None:
         """Let the sensor know of a run that it did not request, in case that it is terminated."""
-        if ATTEMPT_TAG not in self._context.run_tags:
+        if EVENT_TAG not in self._context.run_tags:
             instance = self._context.instance
             settings = refusal_fingerprint(self._resources)
             tags = request_tags(self._names, instance, catalogued, 1, settings)

@@ -27,9 +27,9 @@ from surge_dagster.orchestration.active_runs import held_keys
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.records import Catalogued
 
-ATTEMPT_TAG = "surge/attempt"
+_ATTEMPT_TAG = "surge/attempt"
 _SETTINGS_TAG = ".dagster/surge/settings"
-_EVENT_TAG = ".dagster/surge/newest_event"
+EVENT_TAG = ".dagster/surge/newest_event"
 _TARGET_TAG = ".dagster/surge/target"
 _UNDONE = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _RUNS_READ = 500
@@ -49,7 +49,7 @@ class Undone:
     @classmethod
     def of(cls, record: dg.RunRecord) -> Self:
         run = record.dagster_run
-        attempt = int(run.tags[ATTEMPT_TAG])
+        attempt = int(run.tags[_ATTEMPT_TAG])
         canceled = run.status is dg.DagsterRunStatus.CANCELED
         return cls(attempt, None if canceled else due_after(attempt, record.end_time or 0.0))
 
@@ -69,9 +69,9 @@ def request_tags(
         *(each.storage_id for each in reported),
     ]
     return {
-        ATTEMPT_TAG: str(attempt),
+        _ATTEMPT_TAG: str(attempt),
         _SETTINGS_TAG: f"{names.partitions_name} {settings}",
-        _EVENT_TAG: str(max(ids, default=0)),
+        EVENT_TAG: str(max(ids, default=0)),
     }
 
 
@@ -89,7 +89,7 @@ def find_undone(
     for record in _newest_first(instance, filters) if needed else ():
         run = record.dagster_run
         undone = Undone.of(record)
-        since = int(run.tags[_EVENT_TAG])
+        since = int(run.tags[EVENT_TAG])
         keys = held_keys(run, catalogued.registered, (names.embeddings_op, names.refresh_op))
         for key in needed if keys is None else keys.intersection(needed):
             if key not in newest:
@@ -134,7 +134,7 @@ def request_for(
                 f"waiting after a failure (attempt {before.attempt}) until {until}"
             )
         attempt = before.attempt + 1
-    tags = {ATTEMPT_TAG: str(attempt), _TARGET_TAG: target, **(tags or {})}
+    tags = {_ATTEMPT_TAG: str(attempt), _TARGET_TAG: target, **(tags or {})}
     return dg.RunRequest(job_name=job_name, run_config=run_config, tags=tags)
 
 

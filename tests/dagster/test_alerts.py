@@ -242,11 +242,11 @@ def test_failed_check_of_one_table_is_posted_if_that_of_another_passes(
         context.log_event(dg.AssetCheckEvaluation(NAMES.lancedb, CHECK, False, {}))
         context.log_event(dg.AssetCheckEvaluation(NAMES.pgvector, CHECK, True, {}))
 
-    assert execute(bench.instance, job_of(NAMES.hand_over_job, compare, "")).success
+    assert execute(bench.instance, job_of("my_checks", compare, "")).success
     ticks.look()
 
     [alert] = listener.alerts()
-    assert alert["message"].startswith("hand_over: 1 check failed.\nlancedb: table_matches_files")
+    assert alert["message"].startswith("my_checks: 1 check failed.\nlancedb: table_matches_files")
 
 
 def test_run_of_the_ui_for_a_table_is_posted_with_the_asset(

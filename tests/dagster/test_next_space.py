@@ -93,6 +93,18 @@ def test_switch_reports_the_files_of_the_space_as_embeddings(began: Workbench) -
     assert {stale_status(began, key) for key in ("a", "b", "new")} == {"FRESH"}
 
 
+def test_switch_back_reports_the_files_of_the_first_space_again(bench: Workbench) -> None:
+    bench.fill("ab")
+    first = versions(bench.refresh())
+    space = bench.space
+    bench.settings["model"] = "hash://24"
+    assert bench.refresh().success
+    assert switch(bench).success
+
+    back = {"ops": {NAMES.current_space_op: {"config": {"space": space}}}}
+    assert versions(bench.run(NAMES.switch_job, back)) == first
+
+
 def test_run_after_a_switch_elsewhere_reports_the_files_of_the_space(began: Workbench) -> None:
     assert began.refresh().success
     store = open_store(began.output)
