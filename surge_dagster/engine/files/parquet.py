@@ -157,9 +157,6 @@ class OutputFile:
                     f"its metadata promise {self.facts.rows:,} rows and it has {rows:,}"
                 )
 
-    def group_rows(self, group: int) -> int:
-        return self._file.metadata.row_group(group).num_rows
-
     def group_bytes(self, group: int) -> int:
         """Return an upper bound of the memory that one row group takes, in bytes."""
         return self._file.metadata.row_group(group).total_byte_size

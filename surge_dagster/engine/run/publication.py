@@ -97,12 +97,8 @@ class Publication:
             self.failures.append(failure)
 
     def events(self, b_min: int, begun: float, peak_bytes: int) -> tuple[Event, ...]:
-        """Return what became of the SuperBatch once all is written; receipts are in the order of
-        the segments."""
-        keys = [segment.partition.key for segment in self.encoded.batch.segments]
-        places = {key: place for place, key in enumerate(keys)}
-        receipts = sorted(self.receipts, key=lambda receipt: places[receipt.key])
-        return self._report(b_min, begun, peak_bytes), *receipts, *self.failures
+        """Return what became of the SuperBatch once all is written."""
+        return self._report(b_min, begun, peak_bytes), *self.receipts, *self.failures
 
     def _count(self, begun: float, serialized: float, truncated: int) -> None:
         self.truncated += truncated

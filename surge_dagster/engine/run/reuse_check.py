@@ -22,7 +22,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import EncoderError, StoreUnavailable
 from surge_dagster.engine.files.opening import open_published
 from surge_dagster.engine.files.parquet import OutputFile
-from surge_dagster.engine.files.rows import matrix_of, rows_at_a_time
+from surge_dagster.engine.files.rows import matrix_of
 from surge_dagster.engine.run.old_rows import UNUSABLE
 from surge_dagster.engine.run.report import OldVectorSample
 from surge_dagster.engine.run.run_memory import RunMemory
@@ -114,35 +114,24 @@ class ReuseCheck:
         return not sample.drifted
 
     def _row_of(self, name: str) -> _OldRow | None:
-        """Return a random row of a file; None if the file cannot be read or its rows cannot be
+        """Return a row of a file; None if the file cannot be read or its rows cannot be
         compared."""
         try:
             with open_published(self._target.store, self._target.space, name) as reader:
-                has_texts = "text" in reader.columns.names
-                if (
-                    not has_texts
-                    or not reader.facts.rows
-                    or reader.facts.precision != self._target.precision
-                ):
-                    return None
-                return self._random_row(reader)
+                has_rows = "text" in reader.columns.names and reader.facts.rows
+                if has_rows and reader.facts.precision == self._target.precision:
+                    return self._row_in(reader)
         except StoreUnavailable:
             raise
         except UNUSABLE:  # the reader of its partition reports it
-            return None
-
-    def _random_row(self, reader: OutputFile) -> _OldRow | None:
-        space = self._target.space
-        batch_rows = rows_at_a_time(0, space.dimension, np.dtype(space.dtype).itemsize)
-        group = self._random.randrange(reader.groups)
-        row = self._random.randrange(reader.group_rows(group))
-        for batch in reader.read(
-            columns=["text", "embedding"], groups=[group], batch_rows=batch_rows
-        ):
-            if row < len(batch):
-                text = batch.column("text")[row].as_py()
-                if len(text.encode()) > _MOST_TEXT_BYTES:
-                    return None
-                return _OldRow(reader.facts.partition_key, text, matrix_of(batch)[row].copy())
-            row -= len(batch)
+            pass
         return None
+
+    def _row_in(self, reader: OutputFile) -> _OldRow | None:
+        """Return the first row of a random row group; None if its text is too long."""
+        group = self._random.randrange(reader.groups)
+        row = next(reader.read(columns=["text", "embedding"], groups=[group], batch_rows=1))
+        text = row.column("text")[0].as_py()
+        if len(text.encode()) > _MOST_TEXT_BYTES:
+            return None
+        return _OldRow(reader.facts.partition_key, text, matrix_of(row)[0].copy())

@@ -250,7 +250,8 @@ class Staging:
     def remove(self, key: str) -> None:
         """Remove everything staged of a partition, by this run or another; harmless if nothing
         is."""
-        if self.has(key) and _remove_folder(self._store, f"{self._root}/{encode_key(key)}"):
+        if self.has(key):
+            _remove_folder(self._store, f"{self._root}/{encode_key(key)}")
             self._staged_keys.discard(encode_key(key))
 
     def _name(self, partition: Partition, start: int, stop: int) -> str:
@@ -367,18 +368,10 @@ def _group_borders(sizes: np.ndarray) -> list[int]:
 
 def remove_staged(store: Store, space: str, keys: Iterable[str]) -> None:
     """Remove what is staged of partitions whose files are up to date or deleted; a run that was
-    killed may have left it.
-
-    It does no harm: if it cannot be removed, the log says so and the next run tries again.
-    """
+    killed may have left it."""
     root = _root(space)
-    try:
-        staged = _staged_keys(store, root)
-    except (SurgeError, OSError) as error:
-        log.warning("staged segments in %s could not be listed: %s", store.location(root), error)
-        return
-    if staged:
-        for folder in staged.intersection(map(encode_key, keys)):
+    with _harmless(store, root):
+        for folder in _staged_keys(store, root).intersection(map(encode_key, keys)):
             _remove_folder(store, f"{root}/{folder}")
 
 
@@ -392,30 +385,26 @@ def _staged_keys(store: Store, root: str) -> set[str]:
     return {name.removeprefix(f"{root}/").partition("/")[0] for name in names}
 
 
-def _remove_folder(store: Store, folder: str) -> bool:
-    """Remove what is staged of one partition; return whether it is gone."""
-    try:
+def _remove_folder(store: Store, folder: str) -> None:
+    with _harmless(store, folder):
         for stored in list(store.list(folder, deep=True)):
             store.delete(stored.name)
-    except (SurgeError, OSError, Cancelled) as error:  # the next run tries again
-        log.warning("staged segments in %s could not be removed: %s", store.location(folder), error)
-        return False
-    return True
 
 
 def sweep_orphan_files(store: Store) -> None:
-    """Remove the temp files of dead writers from every space and from its staged segments.
+    """Remove the temp files of dead writers from every space and from its staged segments."""
+    with _harmless(store, ""):
+        for space in list_spaces(store):
+            for folder in (space.name, _root(space.name)):
+                with _harmless(store, folder):
+                    store.sweep(folder)
 
-    They do no harm: if they cannot be removed, the log says so and the next run tries again.
-    """
+
+@contextlib.contextmanager
+def _harmless(store: Store, folder: str) -> Iterator[None]:
+    """Log an error while files are removed that do no harm; the next run tries again."""
     try:
-        spaces = [space.name for space in list_spaces(store)]
-    except (SurgeError, OSError) as error:
-        log.warning("orphan files in %s could not be listed: %s", store.url, error)
-        return
-    for space in spaces:
-        try:
-            store.sweep(space)
-            store.sweep(_root(space))
-        except (SurgeError, OSError) as error:
-            log.warning("orphan files in %s could not be removed: %s", store.location(space), error)
+        yield
+    except (SurgeError, OSError, Cancelled) as error:
+        place = store.location(folder)
+        log.warning("files in %s that no run needs could not be removed: %s", place, error)
