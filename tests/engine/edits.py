@@ -13,7 +13,8 @@ EDITS = ("insert", "delete", "edit", "move", "swap ids", "duplicate")
 def edited(rows: Rows, edits: list[str], random: Random, texts: Sequence[str] = ()) -> Rows:
     """The rows after some edits, each at a random place; ids stay unique, and so do new texts but
     for given ones."""
-    found, taken = list(rows), {row_id for row_id, _ in rows}
+    found = list(rows)
+    taken = {row_id for row_id, _ in rows}
     for number, edit in enumerate(edits):
         fresh = f"{random.getrandbits(40):x}.{number}"
         while fresh in taken:  # hypothesis draws the same bits again and again
@@ -35,8 +36,10 @@ def edited(rows: Rows, edits: list[str], random: Random, texts: Sequence[str] = 
         elif edit == "move":
             found.insert(other, found.pop(place))
         elif edit == "swap ids":
-            one, two = found[place], found[other]
-            found[place], found[other] = (two[0], one[1]), (one[0], two[1])
+            one = found[place]
+            two = found[other]
+            found[place] = (two[0], one[1])
+            found[other] = (one[0], two[1])
         else:
             found.insert(other, (fresh, found[place][1]))
     return found

@@ -30,7 +30,8 @@ class FaultyStore(LocalStore):
             self._happen()
         upload = FaultyUpload(self.root, name)
         if struck:
-            upload.step, upload.happen = self._step, self._happen
+            upload.step = self._step
+            upload.happen = self._happen
             sink = FaultyFile(FaultySink(upload, upload.sink), "w")
             sink.descriptor = upload.sink.fileno()
             upload.sink = sink

@@ -234,7 +234,8 @@ class MortalRuns:
 
     def run(self, catalog: Path, url: str, endpoint: str, step: int, *rows: str) -> Ended:
         """Run until the step, or to the end if it has fewer."""
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin
+        assert self._process.stdout
         self._runs += 1
         log = self._logs / str(self._runs)
         arguments = [str(catalog), url, endpoint, str(log), step, *rows]

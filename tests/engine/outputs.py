@@ -93,7 +93,8 @@ def publish_two_rows(
         store.create(place or file_name("s", key)) as upload,
         FileWriter(upload.sink, columns, facts) as writer,
     ):
-        ids, hashes = pa.array(["a", "b"]), text_hashes(pa.array(["", ""]))
+        ids = pa.array(["a", "b"])
+        hashes = text_hashes(pa.array(["", ""]))
         writer.append_table(
             FileRows([ids], ids.type, None, hashes, np.zeros((2, 4), np.float32)).table(columns)
         )

@@ -12,7 +12,8 @@ from surge_dagster.engine.encoder.calibration import Calibration
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.speed import Call, Speed, SpeedRecord
 
-C_IPC, C_TEXT = 0.25, 0.01
+C_IPC = 0.25
+C_TEXT = 0.01
 
 
 class PricedCall:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pytest
@@ -30,6 +30,7 @@ from surge_dagster.engine.support.waiting import wait_in_turns
 from tests.small_catalogs import Rows, partition_of, row_batch_of
 
 SMALL = Thresholds(b_min=50, b_max=100)
+T = TypeVar("T")
 THREADS = ("surge-run", "surge-read", "surge-publish")
 
 
@@ -75,7 +76,8 @@ def assert_nothing_is_held(run: EmbeddingRun) -> None:
     """The ledger is at zero, no text is in flight and no thread runs."""
     if run.report.b_min:  # otherwise nothing was encoded
         ledger = run.memory.ledger
-        assert (ledger.held, run.memory.in_flight.texts) == (0, 0)
+        assert ledger.held == 0
+        assert run.memory.in_flight.texts == 0
         assert ledger.peak <= ledger.limit
     busy = [thread.name for thread in threading.enumerate() if thread.name.startswith(THREADS)]
     assert not busy
@@ -112,9 +114,14 @@ def read_of(rows: Rows) -> ReadPartition:
     return ReadPartition(len(rows), digest.hexdigest(), pa.string())
 
 
+def of_kind(events: Iterable[Any], kind: type[T]) -> list[T]:
+    """Those events that are of this kind."""
+    return [event for event in events if isinstance(event, kind)]
+
+
 def failures(events: Iterable[Any]) -> list[Failure]:
     """Failures among events."""
-    return [event for event in events if isinstance(event, Failure)]
+    return of_kind(events, Failure)
 
 
 def in_memory(catalog: Mapping[str, Rows]) -> Iterator[Partition]:

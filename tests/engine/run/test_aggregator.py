@@ -52,10 +52,14 @@ def told_row_by_row(partitions: list[Incoming], bounds: Bounds) -> list[list[Pie
     def flush() -> None:
         nonlocal pending, texts, size
         emitted.append(pending)
-        pending, texts, size = [], 0, 0
+        pending = []
+        texts = 0
+        size = 0
 
     for partition in partitions:
-        first, held, held_bytes = 0, 0, PARTITION_OVERHEAD_BYTES
+        first = 0
+        held = 0
+        held_bytes = PARTITION_OVERHEAD_BYTES
         for number, row in enumerate(partition.rows):
             cost = row_cost(row)
             while texts + held + 1 > bounds.b_max or size + held_bytes + cost > bounds.b_max_bytes:
@@ -63,7 +67,9 @@ def told_row_by_row(partitions: list[Incoming], bounds: Bounds) -> list[list[Pie
                     flush()
                 else:
                     emitted.append([(partition.key, first, number)])
-                    first, held, held_bytes = number, 0, 0
+                    first = number
+                    held = 0
+                    held_bytes = 0
             held, held_bytes = held + 1, held_bytes + cost
         if partition.refused:
             continue
@@ -147,7 +153,8 @@ class Gathering:
         pieces: list[Piece] = []
         for segment in batch.segments:
             assert segment.start == row, "segments cover the slot without a gap"
-            row, key = segment.stop, segment.partition.key
+            row = segment.stop
+            key = segment.partition.key
             ids = [value for chunk in segment.ids for value in chunk.to_pylist()]
             found = list(zip(ids, batch.slot.texts(segment.start, row).to_pylist(), strict=True))
             size += sum(map(row_cost, found)) + (
@@ -250,7 +257,8 @@ def test_derived_b_min_is_reached_in_doubling_steps() -> None:
 
 def test_moved_rows_count_twice_until_the_first_slot_is_released() -> None:
     gathering = Gathering(Bounds(50, 50, 100_000, 100_000))
-    first, second = numbered_rows("a", 30), numbered_rows("b", 50)
+    first = numbered_rows("a", 30)
+    second = numbered_rows("b", 50)
     gathering.run([Incoming("a", first, 30), Incoming("b", second, 20)])
     books = [PARTITION_OVERHEAD_BYTES + sum(map(row_cost, rows)) for rows in (first, second)]
     moved = PARTITION_OVERHEAD_BYTES + sum(map(row_cost, second[:20]))
@@ -281,7 +289,8 @@ def test_row_larger_than_b_max_is_refused_before_its_batch_is_taken() -> None:
 @pytest.mark.parametrize(("b_min", "b_max"), [(1_000, 5_000), (2_000, 5_000), (100_000, 200_000)])
 def test_b_max_is_twice_the_derived_b_min_and_not_tiny(b_min: int, b_max: int) -> None:
     bounds = Thresholds().resolve(b_min)
-    assert (bounds.b_min, bounds.b_max) == (b_min, b_max)
+    assert bounds.b_min == b_min
+    assert bounds.b_max == b_max
 
 
 def test_given_thresholds_are_kept_and_the_others_are_derived() -> None:
@@ -289,10 +298,8 @@ def test_given_thresholds_are_kept_and_the_others_are_derived() -> None:
     assert Thresholds(b_max=100).resolve(1_000_000_000).b_min == 50
     assert Thresholds(b_max=2).resolve(1_000_000_000).b_min == 1
     bounds = Thresholds(max_text_bytes=10**9).resolve(1_000_000)
-    assert (
-        bounds.b_max_bytes == 2 * 10**9 + PARTITION_OVERHEAD_BYTES
-        and bounds.b_min_bytes < bounds.b_max_bytes
-    )
+    assert bounds.b_max_bytes == 2 * 10**9 + PARTITION_OVERHEAD_BYTES
+    assert bounds.b_min_bytes < bounds.b_max_bytes
 
 
 @pytest.mark.parametrize(

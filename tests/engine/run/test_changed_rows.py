@@ -15,7 +15,7 @@ from surge_dagster.engine.tables.opening import open_source
 from tests.engine.feeds import note_changes
 from tests.engine.run.test_ranges import ranges_of, write_big
 from tests.engine.run.test_staged_runs import BIG, cut_off
-from tests.engine.runs import completed, failures, finish, make_run
+from tests.engine.runs import completed, failures, finish, make_run, of_kind
 from tests.small_catalogs import partition_of
 
 EDITED = [*BIG[:100], ("id-100", "edited"), *BIG[101:440], ("new", "new")]
@@ -78,4 +78,4 @@ def test_each_run_of_a_divided_partition_compares_old_vectors(
 
     for half in ((0, 240), (240, 449)):
         events = finish(make_run(hash_pool, source, output, ranges=ranges_of(source, half)))
-        assert [event for event in events if isinstance(event, OldVectorSample)]
+        assert of_kind(events, OldVectorSample)

@@ -18,7 +18,7 @@ from surge_dagster.engine.run.report import SuperBatchReport
 from surge_dagster.engine.run.thresholds import Thresholds
 from tests.engine.encoder.conftest import column, encode, tiny_model
 from tests.engine.encoder.held_backend import FIRST_TEXTS, SECOND_TEXTS
-from tests.engine.runs import in_memory, make_run, receipts
+from tests.engine.runs import in_memory, make_run, of_kind, receipts
 from tests.small_catalogs import numbered_rows
 
 _MOST_SECONDS = 60.0
@@ -136,7 +136,7 @@ def test_encode_seconds_add_up_to_the_busy_time_of_the_worker(
     held.go_on(SECOND_TEXTS)
     watcher = threading.Thread(target=held.compute_first_while_second_waits)
     watcher.start()
-    reports = [event for event in run.events() if isinstance(event, SuperBatchReport)]
+    reports = of_kind(run.events(), SuperBatchReport)
     watcher.join()
 
     assert sorted(report.texts for report in reports) == sorted(sizes)

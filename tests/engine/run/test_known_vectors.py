@@ -4,6 +4,7 @@ without being encoded."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -13,10 +14,10 @@ from hypothesis import strategies as st
 from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.encoder.known_vectors import KnownVectors
 from surge_dagster.engine.run.aggregator import Aggregator
-from surge_dagster.engine.run.superbatch import PartitionToRead, SuperBatch
+from surge_dagster.engine.run.superbatch import PartitionToRead, Segment, SuperBatch
 from surge_dagster.engine.run.thresholds import Bounds
 from tests.engine.runs import read_of
-from tests.small_catalogs import numbered_rows, partition_of, row_batch_of
+from tests.small_catalogs import Rows, numbered_rows, partition_of, row_batch_of
 
 DIMENSION = 700  # so that a few rows fill a page
 
@@ -26,6 +27,59 @@ def known_vectors(rows: list[int], values: list[int]) -> KnownVectors:
     matrix = np.repeat(np.array(values, np.float32)[:, None], DIMENSION, axis=1)
     truncated = np.array([value % 2 for value in values], np.bool_)
     return KnownVectors(np.array(rows, np.intp), matrix, truncated)
+
+
+class Gathering:
+    """An aggregator fed with rows some of which have vectors.
+
+    Attributes:
+        booked: bytes that are held.
+        known: what each row that was given a vector has in it, by key and row.
+        found: what the emitted rows with a vector have in it.
+    """
+
+    def __init__(self) -> None:
+        self.booked = 0
+        self.known: dict[tuple[str, int], int] = {}
+        self.found: dict[tuple[str, int], int] = {}
+
+    def reserve(self, size: int) -> None:
+        self.booked += size
+
+    def take(self, batches: Iterator[SuperBatch]) -> None:
+        for batch in batches:
+            held = sum(self._look_at(batch, segment) for segment in batch.segments)
+            assert batch.vector_bytes == 4 * DIMENSION * held
+            self.booked -= batch.held_bytes + batch.vector_bytes
+            batch.slot.release()
+
+    def _look_at(self, batch: SuperBatch, segment: Segment) -> int:
+        """Note the vectors of a segment; returns how many rows have one."""
+        flags = batch.slot.known(segment.start, segment.stop)
+        rows = [] if flags is None else np.flatnonzero(flags).tolist()
+        vectors = batch.slot.matrix(segment.start, segment.stop)
+        truncated = batch.slot.truncation(segment.start, segment.stop)
+        for row in rows:
+            value = int(vectors[row, 0])
+            assert (vectors[row] == value).all()
+            assert truncated[row] == value % 2
+            self.found[segment.partition.key, segment.first_row + row] = value
+        return len(rows)
+
+    def give(
+        self, aggregator: Aggregator, key: str, rows: Rows, first: int, random: Random
+    ) -> None:
+        """Add rows of a partition, most of them with a vector."""
+        places = [row for row in range(len(rows)) if random.random() < 0.6]
+        values = [1000 * int(key) + first + row for row in places]
+        for place, value in zip(places, values, strict=True):
+            self.known[key, first + place] = value
+        vectors = known_vectors(places, values) if places else None
+        self.take(aggregator.add(row_batch_of(rows), vectors))
+
+    def discard(self, aggregator: Aggregator, key: str) -> None:
+        self.booked -= aggregator.discard()[1]
+        self.known = {row: value for row, value in self.known.items() if row[0] != key}
 
 
 @settings(max_examples=60)
@@ -39,61 +93,27 @@ def test_known_vectors_keep_their_rows_and_stay_booked(
     sizes: list[int], batch_rows: int, b_max: int, random: Random
 ) -> None:
     bounds = Bounds(max(1, b_max // 4), b_max, 1 << 20, 1 << 20)
-    booked = 0
-    known: dict[tuple[str, int], int] = {}
-    found: dict[tuple[str, int], int] = {}
-
-    def reserve(size: int) -> None:
-        nonlocal booked
-        booked += size
-
-    def take(batches: Iterator[SuperBatch]) -> None:
-        for batch in batches:
-            flags, held = batch.slot.known(0, len(batch.slot)), 0
-            for segment in batch.segments:
-                vectors = batch.slot.matrix(segment.start, segment.stop)
-                for row in range(segment.stop - segment.start):
-                    if flags is not None and flags[segment.start + row]:
-                        value = found[segment.partition.key, segment.first_row + row] = int(
-                            vectors[row, 0]
-                        )
-                        assert (vectors[row] == value).all()
-                        held += 1
-                        truncated = batch.slot.truncation(
-                            segment.start + row, segment.start + row + 1
-                        ).sum()
-                        assert truncated == value % 2
-            assert batch.vector_bytes == 4 * DIMENSION * held
-            reserve(-batch.held_bytes - batch.vector_bytes)
-            batch.slot.release()
-
+    gathering = Gathering()
     with Arena(
         slots=2, max_texts=b_max, max_bytes=1 << 20, dimension=DIMENSION, dtype="float32"
     ) as arena:
-        aggregator = Aggregator(bounds, lambda: arena.acquire(cancelled=lambda: True), reserve)
+        acquire = partial(arena.acquire, cancelled=lambda: True)
+        aggregator = Aggregator(bounds, acquire, gathering.reserve)
         for number, size in enumerate(sizes):
-            key, rows = f"p{number}", numbered_rows(f"p{number}", size)
+            key = str(number)
+            rows = numbered_rows(key, size)
             aggregator.open(PartitionToRead(partition_of(key, rows)))
             for start in range(0, size, batch_rows):
-                batch = rows[start : start + batch_rows]
-                places = [row for row in range(len(batch)) if random.random() < 0.6]
-                values = [1000 * number + start + row for row in places]
-                known |= {
-                    (key, start + row): value for row, value in zip(places, values, strict=True)
-                }
-                take(
-                    aggregator.add(
-                        row_batch_of(batch), known_vectors(places, values) if places else None
-                    )
-                )
-            if random.random() < 0.2 and not any(row[0] == key for row in found):
-                reserve(-aggregator.discard()[1])
-                known = {row: value for row, value in known.items() if row[0] != key}
+                gathering.give(aggregator, key, rows[start : start + batch_rows], start, random)
+            was_emitted = any(row[0] == key for row in gathering.found)
+            if random.random() < 0.2 and not was_emitted:
+                gathering.discard(aggregator, key)
             else:
-                take(aggregator.close(read_of(rows)))
-        take(aggregator.finish())
-    assert found == known
-    assert booked == 0
+                gathering.take(aggregator.close(read_of(rows)))
+        gathering.take(aggregator.finish())
+
+    assert gathering.found == gathering.known
+    assert gathering.booked == 0
 
 
 def gathered(bounds: Bounds, partitions: int, *, new: int, sampled: bool = False) -> list[int]:

@@ -113,7 +113,8 @@ def test_no_thread_waits_for_a_store_that_is_down(
         waits.set()
         return UNAVAILABLE
 
-    object_server.before, object_server.plan = hold, refuse
+    object_server.before = hold
+    object_server.plan = refuse
     run = make_run(hash_pool, source, open_patiently(object_server), LARGE)
     with pytest.raises(StoreUnavailable, match="403"):
         list(run.events())

@@ -77,5 +77,5 @@ def test_orphan_file_that_cannot_be_removed_is_logged_and_stops_nothing(
 
     monkeypatch.setattr(store, "sweep", refuse)
     sweep_orphan_files(store)
-    assert f"{first} could not be removed: the disk refuses" in caplog.text
+    assert f"{first} that no run needs could not be removed: the disk refuses" in caplog.text
     assert not any(path.exists() for path in left)

@@ -56,20 +56,25 @@ def test_run_without_work_starts_no_pool_and_is_reported(
     run = idle_run(hash_pool, CATALOG, complete)
     assert [receipt.key for receipt in receipts(finish(run), "fresh")] == ["a", "b"]
     report = run.report
-    assert (report.partitions_skipped, report.partitions_written, report.texts_encoded) == (2, 0, 0)
-    assert (report.space, report.dimension) == (hash_pool.space.name, DIMENSION)
+    assert report.partitions_skipped == 2
+    assert report.partitions_written == 0
+    assert report.texts_encoded == 0
+    assert report.space == hash_pool.space.name
+    assert report.dimension == DIMENSION
 
 
 def test_run_without_work_records_its_catalog(hash_pool: EncoderPool, complete: Path) -> None:
     finish(idle_run(hash_pool, CATALOG, complete, catalog=CatalogRecord("/shop")))
     recorded = recorded_catalog(LocalStore(complete), hash_pool.space)
-    assert recorded is not None and recorded.place == "/shop"
+    assert recorded is not None
+    assert recorded.place == "/shop"
 
 
 def test_run_says_what_it_does_before_it_encodes(
     hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said, start = list[str](), hash_pool.start
+    said = list[str]()
+    start = hash_pool.start
 
     def say(*_: object, **__: object) -> None:
         said.append(run.preparing)
@@ -116,4 +121,5 @@ def test_fresh_run_makes_its_request_mean_the_space_again(tmp_path: Path) -> Non
         with EncoderPool(request, devices="cpu") as pool:
             finish(make_run(pool, CATALOG, tmp_path / "out"))
     first, second = (find_space(LocalStore(tmp_path / "out"), request) for request in requests)
-    assert first is not None and first == second
+    assert first is not None
+    assert first == second

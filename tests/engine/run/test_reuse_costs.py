@@ -17,7 +17,9 @@ __all__ = ["output"]
 def test_rows_in_any_order_read_the_old_file_only_a_few_times(
     output: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, rows, group_rows = old_rows.OldRows._read_group, numbered_rows("k", 320), 16
+    read = old_rows.OldRows._read_group
+    rows = numbered_rows("k", 320)
+    group_rows = 16
     groups: list[int] = []
 
     def noted(previous: Any, group: int) -> Any:
@@ -31,7 +33,8 @@ def test_rows_in_any_order_read_the_old_file_only_a_few_times(
     shuffled = Random(2).sample(rows, len(rows))
     receipt = output.embed(shuffled, batch_rows=20)
     output.check(shuffled)
-    assert 3 * 20 <= len(groups) < 4 * 20 and 60 < receipt.rows_reused < 160
+    assert 3 * 20 <= len(groups) < 4 * 20
+    assert 60 < receipt.rows_reused < 160
     groups.clear()
     assert output.embed(shuffled[1:], batch_rows=20).rows_reused == 319 and len(groups) == 20, (
         "each once, in order"

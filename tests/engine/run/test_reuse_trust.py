@@ -19,7 +19,7 @@ from surge_dagster.engine.files.rows import schema
 from surge_dagster.engine.run import old_rows
 from surge_dagster.engine.run.report import OldVectorSample
 from tests.engine.refreshes import ROWS, Output, output
-from tests.engine.runs import finish, make_run, receipts
+from tests.engine.runs import finish, make_run, of_kind, receipts
 from tests.small_catalogs import (
     DIMENSION,
     Rows,
@@ -75,7 +75,7 @@ def test_sample_is_compared_once_and_before_any_partition_is_read(
     )
     events = finish(run)
 
-    [sample] = [event for event in events if isinstance(event, OldVectorSample)]
+    [sample] = of_kind(events, OldVectorSample)
     assert set(sample.drifted) == {"c"}
     assert sample.cosines == pytest.approx({"a": 1, "b": 1, "c": -1}, abs=1e-6)
     assert [receipt.rows_reused for receipt in receipts(events, "encoded")] == [0, 0, 0]
@@ -149,15 +149,14 @@ def test_vectors_of_another_dtype_are_not_reused(
 ) -> None:
     """They are so near to those of float32 that no sample would show it."""
     output.embed(ROWS)
-    table, facts = pq.read_table(output.path), read_facts(pq.read_metadata(output.path))
+    table = pq.read_table(output.path)
+    facts = read_facts(pq.read_metadata(output.path))
     columns = schema(pa.string(), DIMENSION, "float16", include_text=True)
     with pa.OSFile(str(output.path), "wb") as sink, FileWriter(sink, columns, facts) as writer:
         writer.append_table(table.replace_schema_metadata(None).cast(columns))
         writer.close()
-    assert (
-        output.embed(ROWS[1:]).rows_reused == 0
-        and "vectors of its old file are not used" in caplog.text
-    )
+    assert output.embed(ROWS[1:]).rows_reused == 0
+    assert "vectors of its old file are not used" in caplog.text
     output.check(ROWS[1:])
 
 

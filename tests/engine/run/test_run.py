@@ -27,6 +27,7 @@ from tests.engine.runs import (
     in_memory,
     limit_bytes,
     make_run,
+    of_kind,
     receipts,
 )
 from tests.small_catalogs import (
@@ -114,7 +115,8 @@ def test_receipts_match_the_published_files(hash_pool: EncoderPool, tmp_path: Pa
         path = Path(receipt.path)
         facts = read_embedded(tmp_path, run.space.name, receipt.key).facts
         assert path == tmp_path / file_name(run.space.name, receipt.key)
-        assert (receipt.bytes, receipt.etag) == (path.stat().st_size, str(path.stat().st_mtime_ns))
+        assert receipt.bytes == path.stat().st_size
+        assert receipt.etag == str(path.stat().st_mtime_ns)
         for name in [
             "rows",
             "dimension",
@@ -125,7 +127,8 @@ def test_receipts_match_the_published_files(hash_pool: EncoderPool, tmp_path: Pa
             "space",
         ]:
             assert getattr(receipt, name) == getattr(facts, name), name
-        assert (facts.model, facts.precision) == (f"hash://{DIMENSION}", "fp32")
+        assert facts.model == f"hash://{DIMENSION}"
+        assert facts.precision == "fp32"
 
 
 def test_superbatch_is_reported_before_the_partitions_it_completed(
@@ -156,7 +159,7 @@ def test_second_iteration_of_a_run_is_refused(hash_pool: EncoderPool, tmp_path: 
 
 def test_report_has_the_sums_of_the_events(hash_pool: EncoderPool, tmp_path: Path) -> None:
     run = make_run(hash_pool, in_memory(CATALOG | {"split": numbered_rows("split", 250)}), tmp_path)
-    superbatches = [event for event in finish(run) if isinstance(event, SuperBatchReport)]
+    superbatches = of_kind(finish(run), SuperBatchReport)
     document = run.report.as_dict()
     assert document["partitions_written"] == 5
     assert document["texts_encoded"] == sum(batch.texts for batch in superbatches) == 330
@@ -168,11 +171,9 @@ def test_report_has_the_sums_of_the_events(hash_pool: EncoderPool, tmp_path: Pat
     assert document["peak_rss_bytes"] > 0
     assert 0 <= document["duty_cycle"] <= 1
     assert 0 <= document["overlap_ratio"] <= 1
-    assert (document["space"], document["dimension"], document["precision"]) == (
-        run.space.name,
-        DIMENSION,
-        "fp32",
-    )
+    assert document["space"] == run.space.name
+    assert document["dimension"] == DIMENSION
+    assert document["precision"] == "fp32"
 
 
 @pytest.fixture
@@ -196,11 +197,9 @@ def test_fresh_partition_is_skipped_without_being_read(
 
     run = make_run(hash_pool, unreadable(), tmp_path / "out")
     assert keys_of(receipts(finish(run), "fresh")) == sorted(CATALOG)
-    assert (
-        run.report.partitions_skipped,
-        run.report.partitions_written,
-        run.report.texts_encoded,
-    ) == (4, 0, 0)
+    assert run.report.partitions_skipped == 4
+    assert run.report.partitions_written == 0
+    assert run.report.texts_encoded == 0
 
 
 def test_other_text_column_makes_existing_files_stale(
@@ -234,14 +233,14 @@ def test_equal_content_under_a_new_version_is_republished_and_not_encoded(
     )
     run = make_run(hash_pool, open_source(catalog), tmp_path / "out")
     [receipt] = receipts(finish(run), "republished")
-    assert (receipt.key, receipt.source_version, receipt.superbatch) == (key, "v2", 0)
+    assert receipt.key == key
+    assert receipt.source_version == "v2"
+    assert receipt.superbatch == 0
     assert receipt.desired_version == first[key].desired_version
     assert receipt.etag != first[key].etag
-    assert (
-        run.report.texts_encoded,
-        run.report.partitions_written,
-        run.report.partitions_republished,
-    ) == (0, 1, 1)
+    assert run.report.texts_encoded == 0
+    assert run.report.partitions_written == 1
+    assert run.report.partitions_republished == 1
     assert (
         assert_embedded(tmp_path / "out", run.space.name, key, CATALOG[key]).source_version == "v2"
     )
@@ -276,7 +275,8 @@ def test_fewer_rows_than_announced_is_a_transient_failure(
     short = Partition("k", "v1", partition_of("k", rows).read, lambda: "v1", rows=len(rows) + 1)
     run = make_run(hash_pool, [short, partition_of("other", rows)], tmp_path)
     [failure] = failures(finish(run))
-    assert (failure.key, failure.transient) == ("k", True)
+    assert failure.key == "k"
+    assert failure.transient
     assert "31 rows were announced and 30 came" in failure.reason
     assert published_files(tmp_path, run.space.name) == {"other.parquet"}
 

@@ -65,7 +65,8 @@ def test_text_that_kills_workers_fails_only_its_partition(
     catalog["p3"] = _with(catalog["p3"], 400, harm)
     run = make_run(faulty_pool, in_memory(catalog), tmp_path, LARGE)
     [failure] = failures(finish(run))
-    assert (failure.key, failure.transient) == ("p3", False)
+    assert failure.key == "p3"
+    assert not failure.transient
     assert "partition 'p3', row 400: its text ends every worker that encodes it (" in failure.reason
     assert published_files(tmp_path, run.space.name) == {
         f"{key}.parquet" for key in catalog.keys() - {"p3"}
@@ -256,7 +257,8 @@ def test_stopped_process_does_not_wait_for_threads_blocked_by_the_disk(tmp_path:
         [sys.executable, "-c", STUCK, str(tmp_path)], stdout=subprocess.PIPE, text=True
     ) as running:
         try:
-            assert running.stdout is not None and running.stdout.readline() == "stuck\n"
+            assert running.stdout is not None
+            assert running.stdout.readline() == "stuck\n"
             running.send_signal(signal.SIGINT)
             assert running.wait(60) == 130
         finally:

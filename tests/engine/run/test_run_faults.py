@@ -82,7 +82,8 @@ def test_one_unwritable_file_of_several_fails_only_its_partition(
 
     [failure] = failures(finish(run))
 
-    assert (failure.key, failure.transient) == (key, True)
+    assert failure.key == key
+    assert failure.transient
     assert "cannot write" in failure.reason
     others = CATALOG.keys() - {key}
     assert published_files(tmp_path, run.space.name) == {f"{other}.parquet" for other in others}
@@ -98,7 +99,8 @@ def test_folder_at_the_name_of_a_file_fails_only_its_partition(
     run = make_run(hash_pool, in_memory(CATALOG), tmp_path)
     (tmp_path / file_name(run.space.name, key)).mkdir()
     [failure] = failures(finish(run))
-    assert (failure.key, failure.transient) == (key, True)
+    assert failure.key == key
+    assert failure.transient
     assert "cannot write" in failure.reason
     assert published_files(tmp_path, run.space.name) == {f"{name}.parquet" for name in CATALOG}
 
@@ -106,10 +108,12 @@ def test_folder_at_the_name_of_a_file_fails_only_its_partition(
 def test_file_that_cannot_be_read_now_is_not_encoded_again(
     hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output, source = tmp_path / "out", list(in_memory(CATALOG))
+    output = tmp_path / "out"
+    source = list(in_memory(CATALOG))
     finish(make_run(hash_pool, source, output))
     path = output / file_name(hash_pool.space.name, "c")
-    before, opened = path.stat(), os.open
+    before = path.stat()
+    opened = os.open
 
     def bad_sector(name: Any, *arguments: Any, **options: Any) -> int:
         if str(name) == str(path):
@@ -119,13 +123,13 @@ def test_file_that_cannot_be_read_now_is_not_encoded_again(
     monkeypatch.setattr(os, "open", bad_sector)
     run = make_run(hash_pool, source, output)
     events = finish(run)
-    assert keys_of(failures(events)) == ["c"] and failures(events)[0].transient
-    assert (
-        str(path) in failures(events)[0].reason
-        and "Input/output error" in failures(events)[0].reason
-    )
+    assert keys_of(failures(events)) == ["c"]
+    assert failures(events)[0].transient
+    assert str(path) in failures(events)[0].reason
+    assert "Input/output error" in failures(events)[0].reason
     assert keys_of(receipts(events, "fresh")) == ["a", "big", "d"]
-    assert run.report.texts_encoded == 0 and path.stat() == before
+    assert run.report.texts_encoded == 0
+    assert path.stat() == before
 
 
 def test_folder_that_cannot_be_flushed_ends_the_run_without_receipts(
@@ -294,7 +298,8 @@ def test_only_the_tiny_partition_whose_source_changed_fails(
     )
     events = finish(run)
     [failure] = failures(events)
-    assert (failure.key, failure.transient) == ("p07", True)
+    assert failure.key == "p07"
+    assert failure.transient
     assert published_files(tmp_path, run.space.name) == {
         f"{key}.parquet" for key in TINY.keys() - {"p07"}
     }

@@ -30,6 +30,7 @@ from tests.engine.runs import (
     failures,
     finish,
     make_run,
+    of_kind,
     receipts,
 )
 from tests.engine.store.object_server import (
@@ -127,7 +128,7 @@ def test_run_survives_faults_in_every_twentieth_request(
     finish(make_run(hash_pool, source, store))  # removes staged rows if a removal failed
     assert_whole(object_server, run.space.name, catalog)
     found = list(verify(source, store, run.space, pool=hash_pool, reencode=1))
-    assert [event for event in found if isinstance(event, Violation)] == []
+    assert of_kind(found, Violation) == []
 
 
 class TestFailures:
@@ -189,7 +190,8 @@ class TestFailures:
         events = finish(run)
 
         [failure] = failures(events)
-        assert (failure.key, failure.transient) == (key, True)
+        assert failure.key == key
+        assert failure.transient
         assert "403" in failure.reason
         assert keys_of(receipts(events, "encoded")) == sorted(catalog.keys() - {key})
 

@@ -18,7 +18,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.tables.opening import open_source
-from tests.engine.runs import finish, make_run
+from tests.engine.runs import finish, make_run, of_kind
 
 pytestmark = pytest.mark.processes
 
@@ -91,7 +91,8 @@ def test_row_group_that_does_not_fit_is_refused_with_a_limit_that_works(
     )
     write(tmp_path / "catalog", "large", texts)
     write(tmp_path / "catalog", "small", texts, row_group_size=5)
-    limit, thresholds = 250 * MEGABYTE, Thresholds(max_text_bytes=2 * MEGABYTE)
+    limit = 250 * MEGABYTE
+    thresholds = Thresholds(max_text_bytes=2 * MEGABYTE)
     run = make_run(
         hash_pool,
         open_source(tmp_path / "catalog"),
@@ -99,8 +100,9 @@ def test_row_group_that_does_not_fit_is_refused_with_a_limit_that_works(
         thresholds,
         memory_limit_bytes=limit,
     )
-    [refused] = [event for event in finish(run) if isinstance(event, Failure)]
-    assert refused.key == "large" and not refused.transient
+    [refused] = of_kind(finish(run), Failure)
+    assert refused.key == "large"
+    assert not refused.transient
     assert "reading its largest row group may take 180," in refused.reason
     assert run.memory.ledger.peak <= limit
     assert refused.remedy.startswith("Write row groups of fewer rows, or set memory_l")

@@ -24,7 +24,9 @@ def staged_of(rows: Rows, start: int, stop: int) -> StagedRows:
 
 def cut(rows: Rows, staged: list[StagedRows], batch_rows: int = 7) -> list[bool]:
     """For each row whether it is staged; rows and their order are checked."""
-    check, found, ids = StagedRowsCheck("k", staged), [], []
+    check = StagedRowsCheck("k", staged)
+    found = []
+    ids = []
     for start in range(0, len(rows), batch_rows):
         for piece, segment in check.cut(row_batch_of(rows[start : start + batch_rows])):
             assert len(piece)

@@ -11,7 +11,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run.report import SuperBatchReport
 from surge_dagster.engine.support.timeline import Lane, Span
-from tests.engine.runs import finish, in_memory, make_run
+from tests.engine.runs import finish, in_memory, make_run, of_kind
 from tests.small_catalogs import DIMENSION, numbered_rows
 
 
@@ -34,7 +34,7 @@ def test_superbatch_report_has_the_spans_of_its_stages(pool: EncoderPool, tmp_pa
         "split": numbered_rows("split", 230)
     }
     run = make_run(pool, in_memory(catalog), tmp_path)
-    reports = [event for event in finish(run) if isinstance(event, SuperBatchReport)]
+    reports = of_kind(finish(run), SuperBatchReport)
     reports.sort(key=lambda report: report.index)
     assert len(reports) > 4
     encoded = 0.0
