@@ -26,7 +26,6 @@ from starlette.responses import Response
 
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.service.errors import Refusal
-from surge_dagster.service.gate import ACCEPTED
 from surge_dagster.service.lane import Encoded
 from surge_dagster.service.spaces import ServedSpace, ServedSpaces, converted
 
@@ -218,20 +217,25 @@ def embeddings_router(
     @router.post("/embeddings", response_model=EmbeddingList)
     async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
         """Encode texts; the path says whether as queries or as documents."""
-        received_at = time.monotonic()
         served = spaces.find(body.model)
         require_offered(body, served)
         task = body.input_type or root_task
         lane = served.queries if task == "query" else served.documents
         answer = Future[Encoded]()
-        accept = partial(lane.accept, body.input, truncate=body.truncate is True, answer=answer)
+        accept = partial(
+            lane.accept,
+            body.input,
+            arrived_at=request.state.arrived_at,
+            truncate=body.truncate is True,
+            answer=answer,
+        )
         try:
             if sum(map(len, body.input)) <= _LARGE_REQUEST:
                 accept()
             else:
                 loop = asyncio.get_running_loop()
                 await _unless_gone(request, loop.run_in_executor(threads[task], accept))
-            setattr(request.state, ACCEPTED, (lane, received_at))
+            request.state.lane = lane
             encoded = await _unless_gone(request, asyncio.wrap_future(answer))
         finally:
             answer.cancel()  # which drops its texts, however far they have come

@@ -45,7 +45,6 @@ _CHARSET = Refusal(
     415, "unsupported_charset", "The form has another charset than UTF-8. Send UTF-8."
 )
 _BODY_UNREAD = (401, 403, 413, 415)
-ACCEPTED = "accepted"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _ENDPOINT = ["endpoint"]
 _LANE = ["space", "side"]
@@ -148,16 +147,18 @@ class Metrics:
         """Count an answer.
 
         Args:
-            scope: of ASGI; its state has the lane that accepted the request, and when, on the
-                monotonic clock.
+            scope: of ASGI; its state has the request's arrival on the monotonic clock, and the lane
+                that accepted it.
         """
         endpoint = getattr(scope.get("route"), "path", "other")
         self._requests.labels(endpoint, status).inc()
         self._seconds.labels(endpoint).observe(seconds)
 
-        lane, received_at = scope.get("state", {}).get(ACCEPTED, (None, 0.0))
+        lane = scope["state"].get("lane")
         if lane is not None and lane.promise is not None:
-            is_late = time.monotonic() - received_at > lane.promise.promised_seconds
+            is_late = (
+                time.monotonic() - scope["state"]["arrived_at"] > lane.promise.promised_seconds
+            )
             self._broken.labels(lane.space.name, lane.space.task).inc(1 if is_late else 0)
 
     def text(self) -> bytes:
@@ -208,6 +209,7 @@ class Gate:
         status = 500
         headers = Headers(scope=scope)
         state = scope.setdefault("state", {})
+        state.setdefault("arrived_at", time.monotonic())
         state["owner"] = ""  # of all files and batches, if there are no keys
         state["request_id"] = headers.get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(state["request_id"]):

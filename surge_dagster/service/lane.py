@@ -30,7 +30,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +70,22 @@ class Promise:
         tokens_per_second: of full passes during bulk work, as expected at the start.
         pass_tokens: of a full pass.
         wanted_seconds: None: what three full passes need, and at least 100 ms.
+        share: of the device, that bulk work leaves to queries.
     """
 
     tokens_per_second: float
     pass_tokens: int
     wanted_seconds: float | None = None
+    share: float = 1.0
+
+    def measured(self, tokens: int, seconds: float) -> Promise:
+        """Return the promise after a pass: if less was wanted than can be kept, as when the machine
+        was busy at the start, full passes that are faster lower it."""
+        rate = self.share * tokens / max(seconds, 1e-9)
+        can_be_kept = self.wanted_seconds is None or self.wanted_seconds >= self.smallest_seconds
+        if can_be_kept or tokens < self.pass_tokens / 2 or rate <= self.tokens_per_second:
+            return self
+        return replace(self, tokens_per_second=rate)
 
     @property
     def smallest_seconds(self) -> float:
@@ -261,11 +272,17 @@ class Lane:
         return not self._is_stopping and self.pool.ready_workers > 0
 
     def accept(
-        self, texts: list[str], *, truncate: bool = False, answer: Future[Encoded] | None = None
+        self,
+        texts: list[str],
+        *,
+        arrived_at: float | None = None,
+        truncate: bool = False,
+        answer: Future[Encoded] | None = None,
     ) -> Future[Encoded]:
         """Put the texts of a request into the queue; does not wait for their vectors.
 
         Args:
+            arrived_at: on the monotonic clock, from when on the promise counts; None: now.
             truncate: whether texts longer than the model reads are cut; else they are refused.
             answer: is returned, and may be cancelled at any time; None: a new one.
 
@@ -273,7 +290,10 @@ class Lane:
             Refusal: the request cannot be answered, or not in time. The answer may end with one,
                 too.
         """
-        self._require_in_time(1)  # before tokenizing, which takes long if there are many texts
+        if arrived_at is None:
+            arrived_at = time.monotonic()
+        # Before tokenizing, which takes long if there are many texts.
+        self._require_in_time(1, arrived_at)
         tokenized = self._tokenize(texts)
         truncated = np.array([text.is_truncated for text in tokenized])
         if truncated.any() and not truncate:
@@ -285,14 +305,14 @@ class Lane:
         request = _Request(encoded, truncate, answer or Future(), len(texts))
         tokens = sum(text.tokens for text in tokenized)
         with self._changed:
-            self._require_in_time(tokens)
+            self._require_in_time(tokens, arrived_at)
             for row, text in enumerate(tokenized):
                 self._queue.append(_Entry(request, row, text))
             self.waiting_tokens += tokens
             self._changed.notify_all()
         return request.answer
 
-    def _require_in_time(self, tokens: int) -> None:
+    def _require_in_time(self, tokens: int, arrived_at: float) -> None:
         """Refuse a request of so many tokens if it is expected to take longer than promised."""
         if self._is_closing:
             raise self._closed()
@@ -306,9 +326,11 @@ class Lane:
                 "send its texts as documents."
             )
             raise Refusal(400, "request_too_large", message, "input")
-        late = MARGIN * self.expected_seconds(tokens) - self.promise.promised_seconds
-        # An idle lane always tries: else one that was slow would never be measured again.
-        if late > 0 and (self._queue or self._pass):
+        promised = self.promise.promised_seconds
+        waited = time.monotonic() - arrived_at
+        late = waited + MARGIN * self.expected_seconds(tokens) - promised
+        # An idle lane tries if it can: else one that was slow would never be measured again.
+        if late > 0 and (self._queue or self._pass or waited > promised):
             message = (
                 f"{self.waiting_tokens:,} tokens wait, so the request is expected to take "
                 f"{1000 * late:.0f} ms longer than promised. Send it again later."
@@ -430,8 +452,9 @@ class Lane:
         self.tokens += metrics.costs.tokens
         if self.promise is None:
             return
+        self.promise = self.promise.measured(metrics.costs.tokens, seconds)
         # A small pass says only whether the device is slower than a full pass. The rate stays below
-        # that of the start, since bulk work may begin at any time.
+        # the promise's, since bulk work may begin at any time.
         tokens = max(sum(entry.text.tokens for entry in self._pass), self.promise.pass_tokens)
         rate = min(tokens / max(seconds, 1e-9), self.promise.tokens_per_second)
         self._tokens_per_second += _NEWEST_SHARE * (rate - self._tokens_per_second)

@@ -1,4 +1,7 @@
-"""The server: what is bound, what it listens to, and how the process ends."""
+"""The server: what is bound, what it listens to, and how the process ends.
+
+All that depends on more of uvicorn than its settings is here: `TimedProtocol`.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,20 @@ import gc
 import ipaddress
 import os
 import socket
+import struct
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.service.app import ServiceSettings, service_app
 from surge_dagster.service.spaces import ServedSpaces
+
+_LAST_DATA_RECV = 52  # where `tcp_info` of linux/tcp.h has tcpi_last_data_recv, in milliseconds
 
 
 def run_service(
@@ -107,6 +115,30 @@ def _run(server: uvicorn.Server, listener: socket.socket) -> None:
             raise
 
 
+class TimedProtocol(H11Protocol):
+    """Notes when a request arrived.
+
+    Under overload requests wait in the kernel until the event loop reads them, which a clock that
+    starts in the application does not see. ASGI has no place for it, so this is a subclass.
+    """
+
+    def data_received(self, data: bytes) -> None:
+        arrived_at = time.monotonic() - _seconds_unread(self.transport.get_extra_info("socket"))
+        super().data_received(data)  # which starts the request later
+        if self.scope:
+            self.scope.setdefault("state", {})["arrived_at"] = arrived_at
+
+
+def _seconds_unread(connection: socket.socket) -> float:
+    """Return how long ago the kernel received the newest bytes."""
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECV + 4)
+    except OSError:  # a Unix socket
+        return 0.0
+    (milliseconds,) = struct.unpack_from("I", info, _LAST_DATA_RECV)
+    return milliseconds / 1000
+
+
 def http_server(app: Starlette, settings: ServiceSettings) -> uvicorn.Server:
     """Return uvicorn with its own limits; its `should_exit` ends it when all requests that it has
     accepted are answered."""
@@ -115,7 +147,7 @@ def http_server(app: Starlette, settings: ServiceSettings) -> uvicorn.Server:
         host=settings.host,
         port=settings.port,
         uds=str(settings.uds) if settings.uds else None,
-        http="h11",  # it limits headers
+        http=TimedProtocol,  # h11 limits headers
         ws="none",
         lifespan="off",
         log_config=None,

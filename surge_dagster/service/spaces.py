@@ -197,13 +197,13 @@ def _promise(pool: EncoderPool, pass_tokens: int, settings: LaneSettings) -> Pro
     speed = pool.speed
     seconds = float(speed.seconds(pass_tokens / speed.tokens_per_text, pass_tokens))
     # Niceness divides a CPU; a GPU gives two processes equal slices of time.
-    bulk_share = 0.5 if pool.device.startswith("cuda") else settings.bulk_share
-    promise = Promise(
-        (1 - bulk_share) * pass_tokens / seconds, pass_tokens, settings.promised_seconds
-    )
+    share = 0.5 if pool.device.startswith("cuda") else 1 - settings.bulk_share
+    rate = share * pass_tokens / seconds
+    promise = Promise(rate, pass_tokens, settings.promised_seconds, share)
     if promise.promised_seconds != (promise.wanted_seconds or promise.promised_seconds):
         log.warning(
-            "%s promises %.0f ms: less cannot be kept",
+            "%s promises %.0f ms: less cannot be kept, as fast as this machine was when it was "
+            "measured. Full passes that are faster lower it",
             pool.space.name,
             1000 * promise.promised_seconds,
         )

@@ -45,8 +45,12 @@ class FakeLane:
     tokens: int = 0
     passes: int = 0
     is_alive: bool = True
+    arrived_at: float = 0.0
 
-    def accept(self, texts: list[str], *, answer: Future[Encoded], **_: Any) -> Future[Encoded]:
+    def accept(
+        self, texts: list[str], *, answer: Future[Encoded], arrived_at: float, **_: Any
+    ) -> Future[Encoded]:
+        self.arrived_at = arrived_at
         if self.failure:
             raise self.failure
         if len(texts) > 1 and self.gate:

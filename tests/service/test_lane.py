@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,27 @@ def test_request_larger_than_the_promise_allows_is_refused_for_good() -> None:
     with open_lane(promise=promised(192)) as lane:
         error = refused("request_too_large", lane.accept, texts_of("large", 49))
     assert "has 196 tokens. At most 192" in str(error)
+
+
+def test_time_before_a_request_is_read_counts() -> None:
+    with open_lane(promise=Promise(6_400.0, 64, 1.0)) as lane:
+        late = time.monotonic() - 1.5
+        error = refused("rate_limit_exceeded", lane.accept, ["late"], arrived_at=late)
+        assert error.retry_after_seconds > 0.5
+
+        in_time = lane.accept(["in time"], arrived_at=time.monotonic() - 0.5)
+
+        assert_encoded(in_time.result(), ["in time"])
+
+
+def test_promise_follows_quick_passes_if_less_was_wanted_than_could_be_kept() -> None:
+    with open_lane(promise=Promise(1.0, 64, 10.0)) as lane:
+        assert lane.promise is not None
+        assert lane.promise.promised_seconds == MARGIN * 2 * 64
+
+        lane.accept(texts_of("full pass", 16)).result()
+
+        until(lambda: lane.promise and lane.promise.promised_seconds == 10.0)
 
 
 def test_request_without_a_promise_is_refused_while_too_much_waits(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -116,6 +117,27 @@ def test_request_whose_client_goes_while_it_is_accepted_is_never_encoded() -> No
 
         until(lambda: lane.accepted)
     assert lane.held.empty()
+
+
+def test_clock_of_a_request_starts_when_the_kernel_has_it() -> None:
+    spaces = FakeSpaces()
+    lane = spaces.only.queries
+    lane.gate = threading.Event()
+    with running(spaces.as_served()) as service, ExitStack() as clients:
+        first, second = (clients.enter_context(connected(service.url)) for _ in range(2))
+        two_texts = json.dumps({"model": "current", "input": ["a", "b"]}).encode()
+        first.sendall(sized(two_texts))
+        lane.reached.get(timeout=60)  # the event loop waits at the gate
+
+        second.sendall(sized(GOOD))
+        threading.Event().wait(0.1)
+        opened_at = time.monotonic()
+        lane.gate.set()
+
+        for client in (first, second):
+            assert client.recv(12) == b"HTTP/1.1 200"
+        assert lane.accepted == [["a", "b"], ["red"]]
+        assert lane.arrived_at < opened_at
 
 
 def test_large_queries_do_not_wait_for_documents_that_are_accepted() -> None:
