@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.service import batch_routes
 from surge_dagster.service.batches import Batches
-from surge_dagster.service.embeddings import embeddings_router
+from surge_dagster.service.embeddings import HeldAnswers, embeddings_router
 from surge_dagster.service.errors import HANDLERS, Error, Refusal
 from surge_dagster.service.gate import ApiKeys, Gate, Metrics
 from surge_dagster.service.spaces import ServedSpaces
@@ -44,6 +44,7 @@ class ServiceSettings:
         uds: path of a Unix socket, which is bound in place of `host` and `port`.
         api_keys: file of digests, see `ApiKeys`; without one only this machine is served.
         batches: folder for files and batches; without one there are none.
+        max_answer_bytes: of the vectors of all answers that are not sent yet.
         max_connections: at a time; below the 1,024 descriptors that Linux gives a process by
             default.
         idle_seconds: between two requests of a connection; more than the 60 s of nginx.
@@ -56,6 +57,7 @@ class ServiceSettings:
     api_keys: Path | None = None
     batches: Path | None = None
     max_body_bytes: int = 8 * 1024 * 1024
+    max_answer_bytes: int = 512 * 1024 * 1024
     max_header_bytes: int = 16 * 1024
     max_connections: int = 900
     idle_seconds: int = 75
@@ -106,8 +108,9 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> FastAPI:
         "query": ThreadPoolExecutor(2, "queries"),
         "document": ThreadPoolExecutor(1, "documents"),
     }
+    held = HeldAnswers(settings.max_answer_bytes)
     for root, task in _ROOTS.items():
-        router.include_router(embeddings_router(spaces, root, task, threads))
+        router.include_router(embeddings_router(spaces, root, task, threads, held))
         router.include_router(batch_routes.router, prefix=root)
     app.include_router(router)
     return app

@@ -36,7 +36,8 @@ from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.service.embeddings import (
     EmbeddingList,
     EmbeddingRequest,
-    embedding_list,
+    embedding_json,
+    empty_list,
     row_ranges,
 )
 from surge_dagster.service.errors import Error, Refusal, invalid, too_long
@@ -201,8 +202,8 @@ def encode(
 
 def results(
     file: BatchFile, reasons: Mapping[str, str], scratch: Path, pool: EncoderPool, space: Space
-) -> Iterator[tuple[str, Result]]:
-    """Yield the result of each line, and its file: `output` or `error`.
+) -> Iterator[tuple[str, str]]:
+    """Yield the file of each line, `output` or `error`, and its result in JSON.
 
     Args:
         reasons: why partitions were refused, by key.
@@ -222,14 +223,15 @@ def results(
             matrix = np.stack(list(islice(vectors, len(line.body.input))))
             truncated, tokens = _read_by_model(line.body, tokenize, facts[key], space)
         except Refusal as error:
-            yield "error", _result(number, line, error.status, error.body(), headers)
+            refused = _result(number, line, error.status, error.body(), headers)
+            yield "error", refused.model_dump_json()
             continue
 
         if truncated.any():
             headers["surge-truncated-rows"] = row_ranges(truncated)
+        frame = _result(number, line, 200, empty_list(space.name, tokens), headers)
         found = converted(space, matrix, line.body.dimensions)
-        body = embedding_list(found, line.body.encoding_format, space.name, tokens)
-        yield "output", _result(number, line, 200, body, headers)
+        yield "output", "".join(embedding_json(frame, found, line.body.encoding_format))
 
 
 def _near_unusable_text(reason: str) -> Refusal:

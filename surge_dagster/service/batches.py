@@ -27,7 +27,6 @@ from surge_dagster.service.batch_run import (
     BatchFile,
     Endpoint,
     Line,
-    Result,
     check_lines,
     encode,
     parse_line,
@@ -230,16 +229,14 @@ class Batches:
             if not self._is_stopping and is_over():
                 shutil.rmtree(scratch, ignore_errors=True)
 
-    def _complete(
-        self, records: Records, batch: Batch, found: Iterator[tuple[str, Result]]
-    ) -> None:
+    def _complete(self, records: Records, batch: Batch, found: Iterator[tuple[str, str]]) -> None:
         """Write the files of results, and end the batch with them."""
         lines = {"output": 0, "error": 0}
         ids = {kind: f"file-{batch.id.removeprefix('batch_')}-{kind}" for kind in lines}
         with ExitStack() as stack:
             uploads = {kind: stack.enter_context(records.write(ids[kind])) for kind in lines}
             for kind, result in found:
-                uploads[kind].sink.write(result.model_dump_json().encode() + b"\n")
+                uploads[kind].sink.write(f"{result}\n".encode())
                 lines[kind] += 1
                 if self._is_stopping:
                     raise Cancelled

@@ -4,8 +4,8 @@ A field that would change a vector and is not offered is refused: ignoring it wo
 other vectors than it asked for. Other unknown fields are ignored, and `null` is a field that is not
 given. An empty text is a text as any other, as in the files.
 
-A lane returns a future, so no thread waits for an encoder. Large requests are tokenized in threads,
-and large answers are written there.
+A lane returns a future, so no thread waits for an encoder. Large requests are tokenized in threads.
+Large answers are written there, in pieces: the next one when the client has read the last one.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from __future__ import annotations
 import asyncio
 import time
 from base64 import b64encode
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Executor, Future
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.service.errors import Refusal
@@ -32,7 +34,8 @@ from surge_dagster.service.spaces import ServedSpace, ServedSpaces, converted
 MAX_TEXTS = 2048
 # Characters of texts, and numbers of an answer, that take about two milliseconds.
 _LARGE_REQUEST = 4 * 1024
-_LARGE_ANSWER = 16 * 1024
+_PIECE_NUMBERS = 16 * 1024
+_READ_SECONDS = 1.0
 T = TypeVar("T")
 
 
@@ -164,19 +167,66 @@ class ModelList(BaseModel):
     data: list[Model]
 
 
-def embedding_list(
-    vectors: np.ndarray, encoding_format: str | None, space: str, tokens: int
-) -> EmbeddingList:
-    """Return the answer with float32 vectors [texts, dimension]; it is not validated.
+def embedding_json(
+    frame: BaseModel, vectors: np.ndarray, encoding_format: str | None
+) -> Iterator[str]:
+    """Yield the JSON of a frame in pieces, with float32 vectors [texts, dimension] in its `data`.
 
     Numbers are the float64 that they are equal to: both formats are the same to the last bit.
+
+    Args:
+        frame: an `EmbeddingList` without data, or something that contains one.
     """
-    data = list[Embedding]()
-    for index, row in enumerate(np.ascontiguousarray(vectors, "<f4")):
-        embedding = b64encode(row).decode() if encoding_format == "base64" else row.tolist()
-        data.append(Embedding.model_construct(index=index, embedding=embedding))
+    begin, end = frame.model_dump_json().split('"data":[]', 1)
+    yield f'{begin}"data":['
+    rows = max(1, _PIECE_NUMBERS // vectors.shape[1])
+    for start in range(0, len(vectors), rows):
+        piece = list[str]()
+        for index, row in enumerate(np.ascontiguousarray(vectors[start : start + rows], "<f4")):
+            embedding = b64encode(row).decode() if encoding_format == "base64" else row.tolist()
+            item = Embedding.model_construct(index=start + index, embedding=embedding)
+            piece.append(item.model_dump_json())
+        yield ("," if start else "") + ",".join(piece)
+    yield f"]{end}"
+
+
+def empty_list(space: str, tokens: int) -> EmbeddingList:
+    """Return the frame of an answer without its vectors."""
     usage = Usage(prompt_tokens=tokens, total_tokens=tokens)
-    return EmbeddingList.model_construct(data=data, model=space, usage=usage)
+    return EmbeddingList(data=[], model=space, usage=usage)
+
+
+class HeldAnswers:
+    """Counts the vectors of requests whose answers are not sent yet: a client may read slowly.
+
+    Args:
+        most_bytes: that may be held when another request comes.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = 0
+
+    @contextmanager
+    def hold(self, size: int) -> Iterator[None]:
+        """Count so many bytes during the block; raises `Refusal` if too much is held."""
+        if self._bytes > self._most_bytes:
+            message = (
+                f"Answers of {self._bytes:,} bytes are not sent yet, which is more than "
+                f"{self._most_bytes:,}. Read them, or send the request again later."
+            )
+            raise Refusal(429, "answers_unread", message, retry_after_seconds=_READ_SECONDS)
+        self._bytes += size
+        try:
+            yield
+        finally:
+            self._bytes -= size
+
+
+async def _until_sent() -> AsyncIterator[ExitStack]:
+    """Yield what is closed when the answer is sent, or its client has gone."""
+    with ExitStack() as stack:
+        yield stack
 
 
 def row_ranges(chosen: np.ndarray) -> str:
@@ -209,18 +259,27 @@ def model_of(served: ServedSpace, created: int) -> Model:
 
 
 def embeddings_router(
-    spaces: ServedSpaces, root: str, root_task: Task, threads: dict[Task, Executor]
+    spaces: ServedSpaces,
+    root: str,
+    root_task: Task,
+    threads: dict[Task, Executor],
+    held: HeldAnswers,
 ) -> APIRouter:
     router = APIRouter(prefix=root)
     began = int(time.time())
 
     @router.post("/embeddings", response_model=EmbeddingList)
-    async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
+    async def embeddings(
+        request: Request,
+        body: EmbeddingRequest,
+        until_sent: Annotated[ExitStack, Depends(_until_sent)],
+    ) -> Response:
         """Encode texts; the path says whether as queries or as documents."""
         served = spaces.find(body.model)
         require_offered(body, served)
         task = body.input_type or root_task
         lane = served.queries if task == "query" else served.documents
+        until_sent.enter_context(held.hold(4 * len(body.input) * lane.space.dimension))
         answer = Future[Encoded]()
         accept = partial(
             lane.accept,
@@ -240,10 +299,7 @@ def embeddings_router(
         finally:
             answer.cancel()  # which drops its texts, however far they have come
 
-        write = partial(_written, served, body, encoded)
-        if encoded.vectors.size > _LARGE_ANSWER:
-            return await asyncio.to_thread(write)
-        return write()
+        return _written(served, body, encoded)
 
     @router.get("/models")
     async def models() -> ModelList:
@@ -259,14 +315,16 @@ def embeddings_router(
 
 
 def _written(served: ServedSpace, body: EmbeddingRequest, encoded: Encoded) -> Response:
-    space = served.space.name
-    vectors = converted(served.space, encoded.vectors, body.dimensions)
-    answer = embedding_list(vectors, body.encoding_format, space, encoded.tokens)
-    headers = {"surge-space": space}
+    headers = {"surge-space": served.space.name}
     rows = row_ranges(encoded.truncated)
     if rows:
         headers["surge-truncated-rows"] = rows
-    return Response(answer.model_dump_json(), headers=headers, media_type="application/json")
+    frame = empty_list(served.space.name, encoded.tokens)
+    vectors = converted(served.space, encoded.vectors, body.dimensions)
+    pieces = embedding_json(frame, vectors, body.encoding_format)
+    if vectors.size > _PIECE_NUMBERS:  # written in threads, as fast as the client reads
+        return StreamingResponse(pieces, headers=headers, media_type="application/json")
+    return Response("".join(pieces), headers=headers, media_type="application/json")
 
 
 async def _unless_gone(request: Request, step: asyncio.Future[T]) -> T:

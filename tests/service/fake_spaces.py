@@ -69,7 +69,8 @@ class FakeLane:
 
     def encoded(self, texts: list[str]) -> Encoded:
         words = np.array([len(text.split()) for text in texts])
-        vectors = hash_vectors([self.space.prompt + text for text in texts], DIMENSION)
+        dimension = self.space.dimension
+        vectors = hash_vectors([self.space.prompt + text for text in texts], dimension)
         return Encoded(vectors, int(np.minimum(words, LONGEST).sum()), words > LONGEST)
 
 
@@ -89,8 +90,8 @@ class FakeSpaces:
         store: an output with that space, for batches.
     """
 
-    def __init__(self, store: Any = None) -> None:
-        space = EncodingSpec(f"hash://{DIMENSION}", query_prompt="find: ").resolve()
+    def __init__(self, store: Any = None, dimension: int = DIMENSION) -> None:
+        space = EncodingSpec(f"hash://{dimension}", query_prompt="find: ").resolve()
         queries = FakeLane(replace(space, task="query"), Promise(50_000.0, 512, 0.1))
         self.only = FakeSpace(space, queries, FakeLane(space))
         self.is_ready = True

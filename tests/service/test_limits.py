@@ -10,6 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from surge_dagster.service.embeddings import MAX_TEXTS, Embedding
 from tests.service.fake_spaces import FakeSpaces
 from tests.service.lanes import until
 from tests.service.running import Running, connected, read_all, read_answer, running
@@ -117,6 +118,36 @@ def test_request_whose_client_goes_while_it_is_accepted_is_never_encoded() -> No
 
         until(lambda: lane.accepted)
     assert lane.held.empty()
+
+
+def test_answer_that_its_client_does_not_read_is_held_as_vectors_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written = list[int]()
+    dump = Embedding.model_dump_json
+
+    def counted(item: Embedding) -> str:
+        written.append(item.index)
+        return dump(item)
+
+    monkeypatch.setattr(Embedding, "model_dump_json", counted)
+    spaces = FakeSpaces(dimension=256)
+    large = json.dumps({"model": "current", "input": ["a"] * MAX_TEXTS}).encode()  # 10 MB of JSON
+    with running(spaces.as_served(), max_answer_bytes=1) as service:
+        with connected(service.url) as slow:
+            slow.sendall(sized(large))
+            until(lambda: written)
+            assert status_of(service) == 429
+            assert len(written) < MAX_TEXTS
+
+        until(lambda: status_of(service) == 200)
+
+
+def status_of(service: Running) -> int:
+    """Return the status of the answer to a small request."""
+    with connected(service.url) as client:
+        client.sendall(sized(GOOD))
+        return read_answer(client).status
 
 
 def test_clock_of_a_request_starts_when_the_kernel_has_it() -> None:
