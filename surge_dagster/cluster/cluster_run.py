@@ -49,6 +49,7 @@ from surge_dagster.engine.run.report import (
     RunReport,
     SuperBatchReport,
 )
+from surge_dagster.engine.run.superbatch import PartitionToRead
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
@@ -58,6 +59,7 @@ from surge_dagster.engine.support.waiting import StopSignal
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
+_MOST_LOSSES = 3
 T = TypeVar("T")
 
 
@@ -200,9 +202,12 @@ class ClusterRun(Generic[T]):
             for partition in self._outputs.looked_at(unknown):
                 self._stop.require_running()
                 self._known[partition.key] = self._outputs.freshness(partition)
-            for decision in self._decisions(self._listed):
-                if isinstance(decision, Partition):
-                    due.append(decision)
+            decisions = decide(
+                self._listed, self._outputs, self._stop, force=self._force, known=self._known
+            )
+            for decision in decisions:
+                if isinstance(decision, PartitionToRead):
+                    due.append(decision.source)
                     continue
                 if isinstance(decision, Receipt):
                     fresh_keys.add(decision.key)
@@ -214,15 +219,6 @@ class ClusterRun(Generic[T]):
         if not self.stopped:
             self._local.keep_tidy(fresh_keys)
         return due
-
-    def _decisions(
-        self, partitions: Iterable[Partition]
-    ) -> Iterator[Receipt | Failure | Partition]:
-        decisions = decide(
-            partitions, self._outputs, self._stop, force=self._force, known=self._known
-        )
-        for decision in decisions:
-            yield decision if isinstance(decision, Receipt | Failure) else decision.source
 
     def _on_cluster(self) -> Generator[Event]:
         token = write_token(self._store)
@@ -313,7 +309,7 @@ class ClusterRun(Generic[T]):
             if not self._has_other(cluster, task.machine):
                 raise
             self._leave_out(cluster, task.machine, error)
-            yield from self._put_back(task.stretch)
+            self._put_back(task.stretch)
             return
 
         work.was_at_work(task.begun, self._now())
@@ -332,10 +328,10 @@ class ClusterRun(Generic[T]):
         yield from self._new(events)
         if to_others:
             piece = replace(task.stretch.piece, keys=tuple(to_others))
-            yield from self._put_back(replace(task.stretch, piece=piece, avoids=task.machine))
+            self._put_back(replace(task.stretch, piece=piece, avoids=task.machine))
         else:
             work.weight += task.stretch.piece.weight
-            yield from self._end_range(task.stretch, outcome)
+            self._end_range(task.stretch, outcome)
 
     def _can_be_tried(self, cluster: Cluster[T], task: _Task) -> bool:
         """Return whether another machine can try what this one could not do."""
@@ -348,74 +344,59 @@ class ClusterRun(Generic[T]):
             cluster.leave_out(machine)
             self._warn(f"the machine {self.work[machine].facts.host} is left out: {error}")
 
-    def _end_range(self, stretch: Stretch, outcome: StretchOutcome) -> Iterator[Event]:
+    def _end_range(self, stretch: Stretch, outcome: StretchOutcome) -> None:
         key = stretch.piece.keys[0]
         if stretch.piece.rows is None or outcome.stopped or key in self._ended:
             return
         if self._queue.end_range(key):
-            self._outputs.refresh()
-            for partition in self._still_due((key,)):
-                if isinstance(partition, Partition):
-                    self._queue.add_staged(key)
-                else:
-                    yield from self._new([partition])
+            self._look_again([key])
+            self._queue.add_staged(key)
 
-    def _put_back(self, stretch: Stretch) -> Iterator[Event]:
-        """Put back what a machine could not do that may be the cause itself."""
-        due, events = self._without_published(stretch)
-        yield from self._new(events)
-        if due is not None:
-            self._queue.put_back(due)
+    def _put_back(self, stretch: Stretch) -> None:
+        """Put back what a machine could not do.
+
+        What it has published is fresh now: the next machine reports it, and encodes nothing.
+        """
+        self._look_again(stretch.piece.keys)
+        if not self._ended.issuperset(stretch.piece.keys):
+            self._queue.put_back(stretch)
 
     def _put_back_lost(self, task: _Task, lost: MachineLost) -> Iterator[Event]:
         """Put back what a machine was lost with; yield failures if it was lost too often."""
-        stretch, events = self._without_published(task.stretch)
-        yield from self._new(events)
-        if stretch is None:
-            self._warn(str(lost))
-            return
-        if task.machine in self._left_out:
-            self._queue.put_back(stretch)
+        stretch = task.stretch
+        if task.machine not in self._left_out:
+            self.work[task.machine].lost_at.append(self._now())
+            stretch = replace(stretch, losses=stretch.losses + 1, avoids=task.machine)
+        if stretch.losses < _MOST_LOSSES:
+            then = "left for the next run" if self.stopped else "done again"
+            self._warn(f"{lost}; {counted(len(stretch.piece.keys), 'partition')} {then}")
+            self._put_back(stretch)
             return
 
-        self.work[task.machine].lost_at.append(self._now())
-        is_kept = self._queue.put_back_lost(stretch, task.machine)
-        keys = stretch.piece.keys
-        then = "left for the next run" if self.stopped else "done again"
-        if not is_kept:
-            then = "given up"
-        self._warn(f"{lost}; {counted(len(keys), 'partition')} {then}")
-        if not is_kept:
-            for key in keys:
-                reason = (
-                    f"{key!r}: machines were lost with it three times, the last time so: {lost}. "
-                    "Correct the cause, then run again."
-                )
-                yield from self._new([Failure(key, reason, in_source=False)])
+        self._look_again(stretch.piece.keys)
+        published: list[str] = []
+        given_up: list[str] = []
+        for key in stretch.piece.keys:
+            is_fresh = self._known[key].status == "fresh" and not self._force
+            (published if is_fresh else given_up).append(key)
+        if published:
+            self._queue.put_back(Stretch(replace(stretch.piece, keys=tuple(published))))
+        self._warn(f"{lost}; {counted(len(given_up), 'partition')} given up")
+        for key in given_up:
+            reason = (
+                f"{key!r}: machines were lost with it three times, the last time so: {lost}. "
+                "Correct the cause, then run again."
+            )
+            yield from self._new([Failure(key, reason, in_source=False)])
 
-    def _without_published(self, stretch: Stretch) -> tuple[Stretch | None, list[Event]]:
-        """Return what is still due of a stretch, and the events of what its machine published."""
+    def _look_again(self, keys: Sequence[str]) -> None:
+        """Look which of these partitions a machine has published."""
         if self._stop.stopping.is_set():
-            return stretch, []
+            return
         self._outputs.refresh()
-        due: list[str] = []
-        events: list[Event] = []
-        for decision in self._still_due(stretch.piece.keys):
-            if isinstance(decision, Partition):
-                due.append(decision.key)
-            else:
-                events.append(decision)
-        if not due:
-            return None, events
-        return replace(stretch, piece=replace(stretch.piece, keys=tuple(due))), events
-
-    def _still_due(self, keys: Sequence[str]) -> Iterator[Receipt | Failure | Partition]:
-        """Decide again about partitions that a machine may have published."""
-        partitions = [self._partitions[key] for key in keys if key not in self._ended]
         self._outputs.look_at(keys)
-        for partition in partitions:
-            self._known[partition.key] = self._outputs.freshness(partition)
-        yield from self._decisions(partitions)
+        for key in keys:
+            self._known[key] = self._outputs.freshness(self._partitions[key])
 
     def _judged(self, work: MachineWork, event: Event) -> Event:
         """Return the event; a receipt for another source version than listed becomes a failure."""

@@ -13,14 +13,13 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from surge_dagster.cluster.machine import STRETCHES_AT_ONCE, Stretch
 from surge_dagster.engine.plan.dividing import FILE_BYTES, Divider, Piece, weight_of
 from surge_dagster.engine.sources.partition import Partition
 
 _SHARES = 2  # each of a machine's stretches is at most this part of its share of the remaining work
-_MOST_LOSSES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +117,3 @@ class Stretches:
     def put_back(self, stretch: Stretch) -> None:
         """Take back a stretch that a machine could not do."""
         self._returned.append(stretch)
-
-    def put_back_lost(self, stretch: Stretch, machine: str) -> bool:
-        """Take back a stretch that was lost with a machine; return False if it is given up."""
-        losses = stretch.losses + 1
-        if losses < _MOST_LOSSES:
-            self._returned.append(replace(stretch, losses=losses, avoids=machine))
-        return losses < _MOST_LOSSES

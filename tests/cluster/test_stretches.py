@@ -91,7 +91,7 @@ def test_machines_are_wanted_if_each_has_five_minutes_of_work() -> None:
 def test_stretch_that_was_lost_is_for_idle_machines() -> None:
     stretches = sized([1, 1])
     first = next_of(stretches)
-    assert stretches.put_back_lost(first, "b")
+    stretches.put_back(replace(first, losses=1))
 
     assert stretches.next("a", 1, held=1) is None
     assert next_of(stretches).piece == first.piece
@@ -111,14 +111,6 @@ def test_stretch_is_for_others_than_the_machine_that_it_avoids() -> None:
 
     assert stretches.next("a", 2) is None
     assert stretches.next("a", 1) is not None
-
-
-def test_stretch_is_given_up_when_it_was_lost_three_times() -> None:
-    stretches = sized([5])
-    is_kept = [stretches.put_back_lost(next_of(stretches), "b") for _ in range(3)]
-
-    assert is_kept == [True, True, False]
-    assert not stretches
 
 
 def test_divided_partition_is_staged_when_its_last_range_is() -> None:
