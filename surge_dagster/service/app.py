@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor, ThreadPoolExecutor
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,17 +14,15 @@ from pydantic import BaseModel
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse, Response
 
-from surge_dagster.engine.model.prompts import Task
-from surge_dagster.service import batch_routes
+from surge_dagster.service import batch_routes, embeddings
 from surge_dagster.service.batches import Batches
-from surge_dagster.service.embeddings import HeldAnswers, embeddings_router
+from surge_dagster.service.embeddings import ROOTS, HeldAnswers, Serving
 from surge_dagster.service.errors import HANDLERS, Error, Refusal
 from surge_dagster.service.gate import ApiKeys, Gate, Metrics
 from surge_dagster.service.spaces import ServedSpaces
 from surge_dagster.version import __version__
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-_ROOTS: dict[str, Task] = {"/v1": "query", "/documents/v1": "document"}
 # Of each operation, for the OpenAPI document.
 _ANY_REFUSAL: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "refused; 429 has the header Retry-After", "model": Error},
@@ -92,32 +91,40 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> FastAPI:
     )
     app.state.batches = Batches(spaces, settings.batches) if settings.batches else None
     app.state.is_ending = lambda: False
-    _add_probes(app, spaces)
+    app.state.serving = Serving(
+        spaces,
+        HeldAnswers(settings.max_answer_bytes),
+        {"query": ThreadPoolExecutor(2, "queries"), "document": ThreadPoolExecutor(1, "documents")},
+        began=int(time.time()),
+    )
+    app.include_router(_probes(spaces))
 
     # The gate checks keys, before a body is read; this is for the OpenAPI document.
     with_key = [Depends(HTTPBearer(auto_error=False))] if keys else []
     router = APIRouter(dependencies=with_key, responses=_ANY_REFUSAL)
+    router.include_router(_metrics(metrics))
+    for root in ROOTS:
+        router.include_router(embeddings.router, prefix=root)
+        router.include_router(batch_routes.router, prefix=root)
+    app.include_router(router)
+    return app
+
+
+def _metrics(metrics: Metrics) -> APIRouter:
+    router = APIRouter()
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def read_metrics() -> Response:
         """Return metrics of Prometheus."""
         return Response(metrics.text(), headers={"content-type": _PROMETHEUS})
 
-    # The threads for documents are busy for seconds, and must keep no query waiting.
-    threads: dict[Task, Executor] = {
-        "query": ThreadPoolExecutor(2, "queries"),
-        "document": ThreadPoolExecutor(1, "documents"),
-    }
-    held = HeldAnswers(settings.max_answer_bytes)
-    for root, task in _ROOTS.items():
-        router.include_router(embeddings_router(spaces, root, task, threads, held))
-        router.include_router(batch_routes.router, prefix=root)
-    app.include_router(router)
-    return app
+    return router
 
 
-def _add_probes(app: FastAPI, spaces: ServedSpaces) -> None:
-    @app.get("/healthz", responses=_ANY_REFUSAL)
+def _probes(spaces: ServedSpaces) -> APIRouter:
+    router = APIRouter(responses=_ANY_REFUSAL)
+
+    @router.get("/healthz")
     async def health() -> Status:
         """Tell whether queries can be encoded."""
         if not spaces.is_alive:
@@ -125,10 +132,12 @@ def _add_probes(app: FastAPI, spaces: ServedSpaces) -> None:
             raise Refusal(503, "encoder_down", message)
         return Status()
 
-    @app.get("/readyz", responses=_ANY_REFUSAL)
+    @router.get("/readyz")
     async def readiness() -> Status:
         """Tell whether to send requests here."""
         if not spaces.is_ready:
             message = "The current space cannot be queried yet."
             raise Refusal(503, "space_loading", message)
         return Status()
+
+    return router

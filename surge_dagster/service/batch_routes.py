@@ -12,8 +12,8 @@ from fastapi import APIRouter, Depends, Form, Query, Request, UploadFile
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse, Response
 
-from surge_dagster.engine.model.prompts import Task
 from surge_dagster.service.batches import Batch, Batches, BatchRequest
+from surge_dagster.service.embeddings import task_of
 from surge_dagster.service.errors import Refusal
 from surge_dagster.service.records import MOST_LISTED, FileDeleted, FileObject, Page, Records
 
@@ -98,8 +98,7 @@ def create_batch(
     batches: _Opened, records: _Records, request: Request, body: BatchRequest
 ) -> Batch:
     """Make a batch."""
-    task: Task = "document" if request.url.path.startswith("/documents") else "query"
-    return batches.create(records, body, task)
+    return batches.create(records, body, task_of(request))
 
 
 @router.get("/batches")

@@ -11,11 +11,11 @@ Large answers are written there, in pieces: the next one when the client has rea
 from __future__ import annotations
 
 import asyncio
-import time
 from base64 import b64encode
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -31,6 +31,7 @@ from surge_dagster.service.errors import Refusal
 from surge_dagster.service.lane import Encoded
 from surge_dagster.service.spaces import ServedSpace, ServedSpaces, converted
 
+ROOTS = ("/v1", "/documents/v1")  # of base URLs
 MAX_TEXTS = 2048
 # Characters of texts, and numbers of an answer, that take about two milliseconds.
 _LARGE_REQUEST = 4 * 1024
@@ -240,12 +241,88 @@ def row_ranges(chosen: np.ndarray) -> str:
     return ",".join(ranges)
 
 
-def model_of(served: ServedSpace, created: int) -> Model:
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What requests for embeddings need of the service.
+
+    Attributes:
+        threads: that tokenize large requests. Those for documents are busy for seconds, and must
+            keep no query waiting.
+        began: in seconds since 1970.
+    """
+
+    spaces: ServedSpaces
+    held: HeldAnswers
+    threads: Mapping[Task, Executor]
+    began: int
+
+
+async def _serving(request: Request) -> Serving:
+    return request.app.state.serving
+
+
+def task_of(request: Request) -> Task:
+    """Return how the base URL of a request says that texts are encoded."""
+    return "document" if request.url.path.startswith(f"{ROOTS[1]}/") else "query"
+
+
+_Serving = Annotated[Serving, Depends(_serving)]
+router = APIRouter()
+
+
+@router.post("/embeddings", response_model=EmbeddingList)
+async def create_embeddings(
+    serving: _Serving,
+    request: Request,
+    body: EmbeddingRequest,
+    until_sent: Annotated[ExitStack, Depends(_until_sent)],
+) -> Response:
+    """Encode texts; the path says whether as queries or as documents."""
+    served = serving.spaces.find(body.model)
+    require_offered(body, served)
+    task = body.input_type or task_of(request)
+    lane = served.queries if task == "query" else served.documents
+    until_sent.enter_context(serving.held.hold(4 * len(body.input) * lane.space.dimension))
+    answer = Future[Encoded]()
+    accept = partial(
+        lane.accept,
+        body.input,
+        arrived_at=request.state.arrived_at,
+        truncate=body.truncate is True,
+        answer=answer,
+    )
+    try:
+        if sum(map(len, body.input)) <= _LARGE_REQUEST:
+            accept()
+        else:
+            loop = asyncio.get_running_loop()
+            await _unless_gone(request, loop.run_in_executor(serving.threads[task], accept))
+        request.state.lane = lane
+        encoded = await _unless_gone(request, asyncio.wrap_future(answer))
+    finally:
+        answer.cancel()  # which drops its texts, however far they have come
+    return _written(served, body, encoded)
+
+
+@router.get("/models")
+async def list_models(serving: _Serving) -> ModelList:
+    """List the spaces that are served."""
+    models = [_model_of(served, serving.began) for served in serving.spaces.served()]
+    return ModelList(data=models)
+
+
+@router.get("/models/{name:path}")
+async def retrieve_model(serving: _Serving, name: str) -> Model:
+    """Describe the space of this name or of this model."""
+    return _model_of(serving.spaces.find(name), serving.began)
+
+
+def _model_of(served: ServedSpace, began: int) -> Model:
     space = served.space
     promise = served.queries.promise
     return Model(
         id=space.name,
-        created=created,
+        created=began,
         model=space.requested.model,
         state=served.state,
         dimension=space.dimension,
@@ -256,62 +333,6 @@ def model_of(served: ServedSpace, created: int) -> Model:
         document_prompt=space.document_prompt,
         promise=promise.as_dict() if promise else None,
     )
-
-
-def embeddings_router(
-    spaces: ServedSpaces,
-    root: str,
-    root_task: Task,
-    threads: dict[Task, Executor],
-    held: HeldAnswers,
-) -> APIRouter:
-    router = APIRouter(prefix=root)
-    began = int(time.time())
-
-    @router.post("/embeddings", response_model=EmbeddingList)
-    async def embeddings(
-        request: Request,
-        body: EmbeddingRequest,
-        until_sent: Annotated[ExitStack, Depends(_until_sent)],
-    ) -> Response:
-        """Encode texts; the path says whether as queries or as documents."""
-        served = spaces.find(body.model)
-        require_offered(body, served)
-        task = body.input_type or root_task
-        lane = served.queries if task == "query" else served.documents
-        until_sent.enter_context(held.hold(4 * len(body.input) * lane.space.dimension))
-        answer = Future[Encoded]()
-        accept = partial(
-            lane.accept,
-            body.input,
-            arrived_at=request.state.arrived_at,
-            truncate=body.truncate is True,
-            answer=answer,
-        )
-        try:
-            if sum(map(len, body.input)) <= _LARGE_REQUEST:
-                accept()
-            else:
-                loop = asyncio.get_running_loop()
-                await _unless_gone(request, loop.run_in_executor(threads[task], accept))
-            request.state.lane = lane
-            encoded = await _unless_gone(request, asyncio.wrap_future(answer))
-        finally:
-            answer.cancel()  # which drops its texts, however far they have come
-
-        return _written(served, body, encoded)
-
-    @router.get("/models")
-    async def models() -> ModelList:
-        """List the spaces that are served."""
-        return ModelList(data=[model_of(served, began) for served in spaces.served()])
-
-    @router.get("/models/{name:path}")
-    async def model(name: str) -> Model:
-        """Describe the space of this name or of this model."""
-        return model_of(spaces.find(name), began)
-
-    return router
 
 
 def _written(served: ServedSpace, body: EmbeddingRequest, encoded: Encoded) -> Response:

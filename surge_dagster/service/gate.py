@@ -19,6 +19,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.service.embeddings import ROOTS
 from surge_dagster.service.errors import Refusal
 from surge_dagster.service.spaces import ServedSpaces
 
@@ -150,7 +151,11 @@ class Metrics:
             scope: of ASGI; its state has the request's arrival on the monotonic clock, and the lane
                 that accepted it.
         """
-        endpoint = getattr(scope.get("route"), "path", "other")
+        route = scope.get("route")
+        endpoint = "other"
+        if route is not None:
+            roots = [root for root in ROOTS if scope["path"].startswith(f"{root}/")]
+            endpoint = "".join(roots) + route.path
         self._requests.labels(endpoint, status).inc()
         self._seconds.labels(endpoint).observe(seconds)
 

@@ -117,6 +117,7 @@ def test_answer_has_the_id_of_its_request(
 def test_metrics_count_requests_and_read_the_lanes(client: TestClient, spaces: FakeSpaces) -> None:
     post(client)
     post(client, model="other")
+    post(client, "/documents/v1/embeddings")
     client.get("/wp-admin/setup.php")
 
     lines = client.get("/metrics").text.splitlines()
@@ -125,6 +126,7 @@ def test_metrics_count_requests_and_read_the_lanes(client: TestClient, spaces: F
     for line in (
         'surge_requests_total{endpoint="/v1/embeddings",status="200"} 1.0',
         'surge_requests_total{endpoint="/v1/embeddings",status="404"} 1.0',
+        'surge_requests_total{endpoint="/documents/v1/embeddings",status="200"} 1.0',
         'surge_requests_total{endpoint="other",status="404"} 1.0',
         'surge_request_seconds_count{endpoint="/v1/embeddings"} 2.0',
         f'surge_waiting_tokens{{side="query",space="{name}"}} 5.0',
