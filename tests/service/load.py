@@ -27,11 +27,9 @@ _REST_SECONDS = 0.02  # of a client that was not answered
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Vectors: when they were asked for and received, in monotonic seconds, and the space that is
-    named."""
+    """Vectors: when they were asked for, in monotonic seconds, and the space that is named."""
 
     sent_at: float
-    received_at: float
     space: str
 
 
@@ -40,21 +38,23 @@ class Load:
 
     Args:
         spaces: dimensions of those that may answer, which are `SPEC` with another model, by name.
-        may_break: whether connections may be refused or end, because the service is killed.
 
     Attributes:
         answers: with the right vectors, by the side that was asked.
-        refused: statuses of the requests that were told when to come back.
-        wrong: what became of all others.
+        wrong: what became of others, except of those that were told when to come back.
     """
 
-    def __init__(self, address: str, spaces: Mapping[str, int], *, may_break: bool = False) -> None:
-        self._address, self._spaces, self._may_break = address, spaces, may_break
+    def __init__(self, address: str, spaces: Mapping[str, int]) -> None:
+        self._address = address
+        self._spaces = spaces
         self.answers: dict[str, list[Answer]] = {side: [] for side in _PATHS}
-        self.refused, self.wrong = list[int](), list[str]()
+        self.wrong = list[str]()
         self._ended = threading.Event()
-        each = [(side, random.Random(number)) for side in _PATHS for number in range(_CLIENTS)]
-        self._clients = [threading.Thread(target=self._ask, args=client) for client in each]
+        self._clients = list[threading.Thread]()
+        for side in _PATHS:
+            for number in range(_CLIENTS):
+                client = threading.Thread(target=self._ask, args=(side, random.Random(number)))
+                self._clients.append(client)
 
     def __enter__(self) -> Load:
         for client in self._clients:
@@ -69,12 +69,11 @@ class Load:
     def until_answered(self, *sides: str) -> None:
         """Until a request of each side (default: both) is answered that was sent after now."""
         now = time.monotonic()
-        for answers in (self.answers[side] for side in sides or _PATHS):
-            until(
-                lambda answers=answers: (
-                    self.wrong or any(each.sent_at > now for each in answers[-_CLIENTS:])
-                )
-            )
+        for side in sides or _PATHS:
+            until(lambda side=side: self.wrong or self._is_answered(side, now))
+
+    def _is_answered(self, side: str, since: float) -> bool:
+        return any(answer.sent_at > since for answer in self.answers[side][-_CLIENTS:])
 
     def has_answer_of(self, space: str) -> bool:
         """Whether the newest answer to a query is of this space."""
@@ -95,17 +94,14 @@ class Load:
                 content = answer.read()
             except (OSError, HTTPException) as error:
                 connection.close()
-                if not (self._may_break and isinstance(error, ConnectionError | HTTPException)):
-                    self.wrong.append(f"{side}: {error!r} after {time.monotonic() - sent_at:.1f} s")
-                self._ended.wait(_REST_SECONDS)
+                self.wrong.append(f"{side}: {error!r} after {time.monotonic() - sent_at:.1f} s")
                 continue
             if answer.status in (429, 503) and "retry-after-ms" in answer.headers:
-                self.refused.append(answer.status)
                 self._ended.wait(_REST_SECONDS)
-            elif answer.status == 200 and self._is_right(
-                side, texts, space := answer.headers["surge-space"], content
-            ):
-                self.answers[side].append(Answer(sent_at, time.monotonic(), space))
+                continue
+            space = answer.headers["surge-space"]
+            if answer.status == 200 and self._is_right(side, texts, space or "", content):
+                self.answers[side].append(Answer(sent_at, space or ""))
             else:
                 self.wrong.append(f"{side}: {answer.status} {texts} {content[:500]!r}")
         connection.close()

@@ -4,6 +4,7 @@ have."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,7 @@ CLIENTS = Path(__file__).parent / "clients"
 PACKAGES = (
     "litellm==1.110.2",
     "langchain-openai==1.7.4",
+    "langchain-tests==1.1.9",
     "llama-index-embeddings-openai==0.7.0",
     "haystack-ai==3.4.1",
 )
@@ -104,6 +106,19 @@ def test_client_for_python_gets_the_vectors_of_its_base_url(
     client: str, url: str, python: Path, tmp_path: Path
 ) -> None:
     require_vectors([python, CLIENTS / "python_clients.py", client], url, tmp_path)
+
+
+@pytest.mark.parametrize("root", TASKS.values())
+def test_service_passes_the_suite_of_langchain(root: str, url: str, python: Path) -> None:
+    suite = (CLIENTS / "langchain_suite.py", "-c", os.devnull, "-o", "asyncio_mode=auto")
+    ended = subprocess.run(
+        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *suite],
+        env=os.environ | {"SURGE_URL": url + root},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout
 
 
 def test_client_for_javascript_gets_the_vectors_of_its_base_url(
