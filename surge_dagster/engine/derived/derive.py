@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.derived.conversion import convert, cut
@@ -245,6 +246,13 @@ class DeriveRun:
             write_rows(space, upload, columns, facts, self._rows(file, columns))
             return PublishedFile(upload.publish(lambda: None), facts, columns)
 
+    def _wrong(self, vectors: np.ndarray, of_parent: np.ndarray) -> tuple[int, str] | None:
+        return invalid_row(
+            vectors,
+            normalized=self.space.normalize,
+            may_be_zero=lambda row: not of_parent[row].any(),
+        )
+
     def _rows(self, file: PublishedFile, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a parent's file with derived vectors, in the derived file's columns."""
         space = self.space
@@ -252,11 +260,10 @@ class DeriveRun:
         for batch in parent_rows(self._store, self._parent, file):
             if self._stop.is_set():
                 raise Cancelled
-            vectors = cut(matrix_of(batch), space)
+            of_parent = matrix_of(batch)
+            vectors = cut(of_parent, space)
             stored = convert(vectors, space)
-            wrong = invalid_row(vectors, normalized=space.normalize) or invalid_row(
-                stored, normalized=space.normalize
-            )
+            wrong = self._wrong(vectors, of_parent) or self._wrong(stored, of_parent)
             if wrong is not None:
                 reason = f"{wrong[1]}, once it is converted to {space.dimension} {space.dtype}"
                 remedy = "Keep more dimensions, or use float32."

@@ -181,7 +181,8 @@ class OldRows:
         rows = int(self._group_ends[group]) - first
         if len(vectors) != rows:
             raise InvalidFile(f"row group {group} has {len(vectors):,} vectors for {rows:,} rows")
-        wrong = invalid_row(vectors, normalized=self._space.normalize)
+        normalized = self._space.normalize
+        wrong = invalid_row(vectors, normalized=normalized, may_be_zero=lambda row: True)
         if wrong is not None:
             raise InvalidFile(f"row {first + wrong[0]}: {wrong[1]}")
         return vectors

@@ -26,6 +26,7 @@ from surge_dagster.engine.run.superbatch import (
     Segment,
     StagedRows,
 )
+from surge_dagster.engine.sources.rows import is_blank
 from surge_dagster.engine.support.timeline import Lane
 
 
@@ -116,8 +117,14 @@ class Publication:
                     "Look at this text, shorten it or take it out, and run again.",
                     segment.first_row + failed.row - segment.start,
                 )
-        matrix = self.encoded.batch.slot.matrix(segment.start, segment.stop)
-        wrong = invalid_row(matrix, normalized=self.target.space.normalize)
+        slot = self.encoded.batch.slot
+        matrix = slot.matrix(segment.start, segment.stop)
+        texts = slot.texts(segment.start, segment.stop)
+        wrong = invalid_row(
+            matrix,
+            normalized=self.target.space.normalize,
+            may_be_zero=lambda row: bool(is_blank(texts[row : row + 1])[0]),
+        )
         if wrong is not None:
             raise DataError(
                 segment.partition.key,

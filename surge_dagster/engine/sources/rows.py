@@ -26,6 +26,8 @@ _BATCH_ROWS = 8192
 _NOT_UTF8 = re.compile(r"Invalid UTF8 sequence at string index (\d+)")
 # The last ASCII byte that is white space, and the first byte of other white space.
 _SPACE, _FIRST_SPACE = 0x20, 0xC2
+_NO_WIDTH = "\u00ad\u180e\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"
+_BLANK = "".join(filter(str.isspace, map(chr, range(0x3001)))) + _NO_WIDTH
 DEFAULT_MAX_TEXT_BYTES = 4 * 1024 * 1024
 
 
@@ -169,7 +171,10 @@ def _carried_type(kind: pa.DataType) -> pa.DataType:
 
 
 def is_blank(texts: pa.LargeStringArray) -> np.ndarray:
-    """Return which texts are empty or only white space, bool [rows]; nulls are not."""
+    """Return which texts are empty or only white space, zero-width characters among it.
+
+    bool [rows]; nulls are not blank.
+    """
     if texts.null_count:
         texts = texts.fill_null("no space")
     offsets, content = value_parts(texts)
@@ -178,7 +183,8 @@ def is_blank(texts: pa.LargeStringArray) -> np.ndarray:
     # Few texts begin like this, and Arrow's own check takes longer.
     if ((begins <= _SPACE) | (begins >= _FIRST_SPACE)).any():
         with contextlib.suppress(pa.ArrowInvalid):  # what is not UTF-8 is refused anyway
-            blank |= pc.utf8_is_space(texts).to_numpy(zero_copy_only=False)  # pyright: ignore[reportAttributeAccessIssue]
+            rest = pc.utf8_trim(texts, characters=_BLANK)  # pyright: ignore[reportAttributeAccessIssue]
+            blank = pc.equal(rest, "").to_numpy(zero_copy_only=False)  # pyright: ignore[reportAttributeAccessIssue]
     return blank
 
 

@@ -27,6 +27,7 @@ from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import status_of
 from surge_dagster.engine.sources.content import ContentDigest, IdSet, refuse_repeated_id
 from surge_dagster.engine.sources.partition import Partition, RowBatch, read_rows
+from surge_dagster.engine.sources.rows import is_blank
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.cosines import LOWEST_COSINE
 from surge_dagster.engine.support.text_hash import text_hashes
@@ -174,6 +175,16 @@ def _different_rows(partition: Partition, rows: int) -> str | None:
     return None if rows == expected else f"the file has {rows:,} rows and the source {expected:,}."
 
 
+def _invalid_row(
+    matrix: np.ndarray, texts: pa.LargeStringArray, space: Space
+) -> tuple[int, str] | None:
+    return invalid_row(
+        matrix,
+        normalized=space.normalize,
+        may_be_zero=lambda row: bool(is_blank(texts[row : row + 1])[0]),
+    )
+
+
 def _refuse_invalid(partition: Partition) -> None:
     """Raise the fault of a partition without a file because its data are invalid."""
     ids = IdSet()
@@ -210,7 +221,7 @@ def _compare_rows(
         _require_equal("texts", "text_hash", row, stored, text_hashes(expected.texts))
         _require_carried(row, stored, expected.carried)
         matrix = matrix_of(stored)
-        invalid = invalid_row(matrix, normalized=space.normalize)
+        invalid = _invalid_row(matrix, expected.texts, space)
         if invalid is not None:
             kind = "finite" if not np.isfinite(matrix[invalid[0]]).all() else "length"
             raise Fault(kind, f"row {row + invalid[0]}: {invalid[1]}.")

@@ -4,8 +4,8 @@
 second worker to meet the text survives. `die always`, `hang always` and `fail always` do so every
 time. `fail once PATH` raises once. `chatter once PATH` prints a line every few milliseconds without
 end. `babble` raises an error that is too long for a message; `panic` raises a `BaseException` in
-the tokenizer. `zero` gets a vector of zeros, as a text without tokens. `wait PATH` blocks until
-PATH exists, and `seen PATH` creates it when the text is tokenized.
+the tokenizer. `zero` and the empty text get a vector of zeros, as a text without tokens. `wait
+PATH` blocks until PATH exists, and `seen PATH` creates it when the text is tokenized.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class FaultyBackend(HashBackend):
                 _harm(text.decode())
         costs = super().forward(prepared, rows, progress)
         for place, text in zip(rows.places, prepared, strict=True):
-            if text == b"zero":
+            if text in (b"zero", b""):
                 rows.matrix[place] = 0
         return costs
 

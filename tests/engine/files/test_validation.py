@@ -27,6 +27,18 @@ def test_valid_vectors_pass() -> None:
     assert invalid_row(largest, normalized=False) is None
 
 
+def test_only_rows_that_may_be_zero_are_valid_zeros() -> None:
+    matrix = unit_vectors(3_000, 8)
+    matrix[[5, 2_000]] = 0
+    both = {5, 2_000}
+    assert invalid_row(matrix, normalized=True, may_be_zero=both.__contains__) is None
+    found = invalid_row(matrix, normalized=True, may_be_zero={5}.__contains__)
+    assert found == (2_000, "its vector has length 0.0000; expected 1")
+    matrix[5, 0] = 0.5
+    found = invalid_row(matrix, normalized=True, may_be_zero=both.__contains__)
+    assert found == (5, "its vector has length 0.5000; expected 1")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("normalized", [True, False])

@@ -18,7 +18,8 @@ from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import only, refusal, rows_of
 from tests.small_catalogs import write_partition, write_rows
 
-BLANKS = ["", " ", "\t\r\n", "\u00a0", "\u3000 ", "\u2028"]
+NO_WIDTH = "\u00ad\u180e\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"
+BLANKS = ["", " ", "\t\r\n", "\u00a0", "\u3000 ", "\u2028", "\u200b", "\u200b \ufeff", *NO_WIDTH]
 ROWS = [("1", "one"), ("2", None), ("3", " "), ("4", "four"), ("5", "")]
 PRESENT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 
@@ -91,7 +92,12 @@ def test_text_of_several_columns_is_blank_where_all_of_them_are(
 
 
 @given(st.lists(st.none() | PRESENT | st.sampled_from(BLANKS), max_size=12), st.integers(0, 3))
-def test_blank_is_what_python_calls_blank(texts: list[str | None], start: int) -> None:
+def test_blank_is_what_python_calls_blank_or_has_no_width(
+    texts: list[str | None], start: int
+) -> None:
     column: Any = pa.array(texts, pa.large_string())[start:]
-    expected = [text is not None and not text.strip() for text in texts[start:]]
+    expected = []
+    for text in texts[start:]:
+        shown = None if text is None else [letter for letter in text if letter not in NO_WIDTH]
+        expected.append(shown is not None and not "".join(shown).strip())
     assert is_blank(column).tolist() == expected
