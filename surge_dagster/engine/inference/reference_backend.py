@@ -11,6 +11,7 @@ from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.worker.backends.base import Progress, Rows
 from surge_dagster.engine.encoder.worker.sentence_model import reference_vectors
 from surge_dagster.engine.encoder.worker.tokenization import PROBES, digest_of_tokens
+from surge_dagster.engine.inference.model_parts import require_known_tokens
 from surge_dagster.engine.model.spec import Space
 
 if TYPE_CHECKING:
@@ -35,9 +36,10 @@ class ReferenceBackend:
         self._reference = reference
         self.detail = f"{detail}, through sentence-transformers' encode"
         features = [reference.preprocess([text], task=space.task) for text in PROBES]
-        self.tokens_digest = digest_of_tokens(
-            [each["input_ids"].tolist() for each in features if "input_ids" in each]
-        )
+        ids = [each["input_ids"] for each in features if "input_ids" in each]
+        for each in ids:
+            require_known_tokens(reference, each.ravel().tolist(), space)
+        self.tokens_digest = digest_of_tokens([each.tolist() for each in ids])
 
     def prepare(self, texts: list[str]) -> list[str]:
         return texts

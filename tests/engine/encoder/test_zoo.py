@@ -8,6 +8,7 @@ some of them for OpenVINO.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 from surge_dagster.engine.encoder.worker import parity
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, encode_texts
 from surge_dagster.engine.encoder.worker.loading import load_backend, loaded_tokenizer
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.inference.torch_backend import load_torch
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.encoder.conftest import tiny_model
@@ -102,6 +104,42 @@ def _compare(space: Space, encode: Callable[..., Any], precisions: tuple[str, ..
         for row in (1, 3, 20):
             alone, _ = encode_texts(backend, texts()[row : row + 1], space.dimension, space.dtype)
             assert parity.lowest_cosine(alone, expected[row : row + 1]) >= floor
+
+
+@pytest.mark.parametrize("split_special_tokens", [False, True])
+def test_tokenizer_of_another_class_is_named(tmp_path: Path, split_special_tokens: bool) -> None:
+    """Split special tokens go through sentence-transformers' own tokenization."""
+    folder = tiny_model("xlm_roberta_with_dense", tmp_path)
+    file = folder / "tokenizer_config.json"
+    changed = {"tokenizer_class": "BertTokenizer", "split_special_tokens": split_special_tokens}
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+    space = EncodingSpec(str(folder)).resolve()
+    named = r"gives token \d+ \('.*'\), and the model knows \d+ tokens.* loaded as BertTokenizer"
+    for backend in ("torch", "auto"):
+        with pytest.raises(ConfigError, match=named):
+            load_backend(space, BackendSettings("cpu", "fp32", 1), backend)
+
+
+def test_roberta_that_states_more_tokens_reads_those_that_it_has_positions_for(
+    tmp_path: Path,
+) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    folder = tiny_model("xlm_roberta_with_dense", tmp_path)
+    for name, key in (
+        ("sentence_bert_config.json", "max_seq_length"),
+        ("tokenizer_config.json", "model_max_length"),
+    ):
+        document = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(document | {key: 66}))
+    space = EncodingSpec(str(folder)).resolve()
+    model = SentenceTransformer(str(folder), device="cpu")
+    model.max_seq_length = 64
+
+    backend = load_backend(space, BackendSettings("cpu", "fp32", 1, 200), "torch").backend
+    found, _ = encode_texts(backend, ["word " * 80, "a"], space.dimension, space.dtype)
+    assert space.max_length == 64
+    assert parity.lowest_cosine(found, model.encode(["word " * 80, "a"])) >= 0.99999
 
 
 @pytest.mark.parametrize("name", ["bert_cls", "static_embedding"])

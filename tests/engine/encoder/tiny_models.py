@@ -212,10 +212,11 @@ def bert_prompt_left_out_of_the_mean(folder: Path) -> Path:
 
 
 def xlm_roberta_with_dense(folder: Path) -> Path:
-    config = transformers.XLMRobertaConfig(
-        vocab_size=220, max_position_embeddings=66, pad_token_id=1, **_ENCODER
-    )
+    """Knows the tokens of its tokenizer and no others."""
     tokenizer = _unigram("<s> $A </s>", ["<s>", "<pad>", "</s>", "<unk>"], "<pad>")
+    config = transformers.XLMRobertaConfig(
+        vocab_size=len(tokenizer), max_position_embeddings=66, pad_token_id=1, **_ENCODER
+    )
     rest = [_pooling("mean"), modules.Dense(HIDDEN, 24), modules.Normalize()]
     return _saved(folder, tokenizer, config, transformers.XLMRobertaModel, rest)
 
