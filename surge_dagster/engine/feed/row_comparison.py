@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from surge_dagster.engine.files.parquet import OutputFile
 from surge_dagster.engine.files.rows import carried_columns
 from surge_dagster.engine.run.old_values import LOOKUP_BYTES, NO_ROW, OldValues
+from surge_dagster.engine.support.values import same_values
 
 UNCHANGED, ADDED, CHANGED = 0, 1, 2  # the operations of `RowChanges`
 _COPIES = 2  # of the ids: as they are read, and in one piece
@@ -106,12 +106,9 @@ class RowComparison:
         for name in names:
             new = new_columns.column(name)
             old = old_columns.column(name).combine_chunks()
-            # Arrow cannot compare values of nested types.
-            if new.type != old.type or pa.types.is_nested(new.type):
+            if new.type != old.type:
                 return np.zeros(len(old_rows), np.bool_)
-            both_null = pc.and_(new.is_null(), old.is_null())  # pyright: ignore[reportAttributeAccessIssue]
-            equal = pc.fill_null(pc.equal(new, old), False)  # pyright: ignore[reportAttributeAccessIssue]
-            same[known] &= pc.or_(equal, both_null).to_numpy(zero_copy_only=False)  # pyright: ignore[reportAttributeAccessIssue]
+            same[known] &= same_values(new, old)
         return same
 
     def result(self) -> RowChanges | None:

@@ -32,6 +32,7 @@ from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.cosines import LOWEST_COSINE
 from surge_dagster.engine.support.text_hash import text_hashes
 from surge_dagster.engine.support.unreadable import UNREADABLE
+from surge_dagster.engine.support.values import same_values
 from surge_dagster.engine.verify.reencoding import SampledRows
 
 Samples = SampledRows | DerivedRows
@@ -254,17 +255,14 @@ def _require_equal(
     kind: Kind, name: str, first_row: int, batch: pa.RecordBatch, expected: pa.Array
 ) -> None:
     stored = batch.column(name)
-    if stored.equals(expected):
-        return
     if stored.type != expected.type:
         finding = f"the {name} column has type {stored.type}; the source's has {expected.type}."
         raise Fault(kind, finding)
-    pairs = zip(stored.to_pylist(), expected.to_pylist(), strict=True)
-    for row, (value, wanted) in enumerate(pairs, first_row):
-        # "Not a number" does not equal itself.
-        if value != wanted and repr(value) != repr(wanted):
-            both = f"{_short(value)} and the source {_short(wanted)}"
-            raise Fault(kind, f"row {row}: the file has the {name} {both}.")
+    is_same = same_values(stored, expected)
+    if not is_same.all():
+        row = int(np.argmin(is_same))
+        both = f"{_shown(stored, row)} and the source {_shown(expected, row)}"
+        raise Fault(kind, f"row {first_row + row}: the file has the {name} {both}.")
 
 
 def _aligned(
@@ -284,6 +282,9 @@ def _aligned(
         yield ours, theirs
 
 
-def _short(value: object) -> str:
-    text = repr(value)
+def _shown(column: pa.Array, row: int) -> str:
+    try:
+        text = repr(column[row].as_py())
+    except (OverflowError, ValueError):  # a time that Python does not have
+        text = column.slice(row, 1).to_string(skip_new_lines=True).strip("[]")
     return text if len(text) <= 60 else f"{text[:57]}…"

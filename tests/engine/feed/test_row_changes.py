@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.feed.changes import PartitionChanges, changes
 from surge_dagster.engine.feed.row_comparison import RowChanges
 from surge_dagster.engine.run.report import Receipt
+from surge_dagster.engine.sources import Selection
 from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.tables.frames import FrameCatalog
 from tests.engine.feeds import note_changes
 from tests.engine.refreshes import ROWS, Output, output
-from tests.engine.runs import finish, make_run, receipts
+from tests.engine.runs import completed, finish, make_run, receipts
 from tests.small_catalogs import numbered_rows, read_embedded, rewrite, row_batch_of, with_vectors
 
 __all__ = ["output"]
@@ -118,6 +123,57 @@ def test_rows_whose_carried_columns_differ_have_changed(
     assert row_changes[-1] is not None and row_changes[-1].operations.tolist() == [2, 0, 2] + 57 * [
         0
     ]
+
+
+NAN = float("nan")
+VALUES = {
+    "float16": pa.array(np.array([1, NAN, 3], np.float16)),
+    "NaN of float32": pa.array([NAN, 1, None], pa.float32()),
+    "sign of zero": pa.array([1.0, 0.0, -0.0]),
+    "boolean": pa.array([None, True, False]),
+    "string": pa.array(["", "ü", None]),
+    "binary": pa.array([b"", b"\xff", None]),
+    "fixed binary": pa.array([b"ab", b"cd", None], pa.binary(2)),
+    "decimal": pa.array([Decimal("1.10"), Decimal("1.11"), None]),
+    "timestamp": pa.array([-(2**62), 2**62, None], pa.timestamp("ns", "Europe/Paris")),
+    "date": pa.array([0, 1, None], pa.date32()),
+    "time": pa.array([0, 1, None], pa.time64("us")),
+    "duration": pa.array([0, 1, None], pa.duration("ms")),
+    "category": pa.array(["x", "y", None]).dictionary_encode(),
+    "uuid": pa.array([bytes(16), b"x" * 16, None], pa.binary(16)).cast(pa.uuid()),
+    "list": pa.array([[], [1, None], None]),
+    "large list": pa.array([["a"], ["b"], []], pa.large_list(pa.string())),
+    "fixed list": pa.array([[1.0, NAN], [NAN, 1.0], None], pa.list_(pa.float64(), 2)),
+    "struct": pa.array([{"a": NAN, "b": "x"}, {"a": NAN, "b": "y"}, None]),
+    "list of structs": pa.array([[{"a": [1]}], [{"a": [2]}], [{"a": None}]]),
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_one_edited_value_of_a_carried_column_is_one_change(
+    hash_pool: EncoderPool, tmp_path: Path, row_changes: list[RowChanges | None], kind: str
+) -> None:
+    def embed(places: list[int]) -> None:
+        table = pa.table(
+            {
+                "id": [row_id for row_id, _ in ROWS],
+                "text": [text for _, text in ROWS],
+                "value": VALUES[kind].take(pa.array(places)),
+            }
+        )
+        version = {"k": str(places)}
+        source = FrameCatalog({"k": table}, Selection(carried=("value",)), versions=version)
+        completed(make_run(hash_pool, source, tmp_path, changes=True))
+
+    places = [row % 3 for row in range(len(ROWS))]
+    embed(places)
+    places[7] = 2
+
+    embed(places)
+
+    [found] = row_changes
+    assert found is not None
+    assert np.flatnonzero(found.operations).tolist() == [7]
 
 
 @pytest.mark.parametrize("include_text", [True, False])
