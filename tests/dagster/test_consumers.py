@@ -214,7 +214,7 @@ def test_asset_gets_the_changes_that_it_has_not_confirmed(bench: Workbench) -> N
     for _ in range(3):
         assert bench.run_downstream(search_index).success
 
-    assert came == ["clear", "add", "add"] * 2
+    assert came == ["clear", "put", "put"] * 2
     assert list(changes(bench.output, "search_index")) == []
 
 

@@ -14,7 +14,7 @@ import pytest
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.feed.changes import Changes, changes
-from surge_dagster.engine.feed.row_comparison import ADDED, CHANGED, UNCHANGED, RowChanges
+from surge_dagster.engine.feed.row_comparison import RowChanges
 from surge_dagster.engine.files.facts import FileFacts, desired_version
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.files.parquet import FileWriter
@@ -48,12 +48,9 @@ class Output:
         version = secrets.token_hex(16)
         ids = pa.array(list(texts)) if texts else pa.array([], pa.string())
         if before is not None and with_changes:
-            operations = [
-                ADDED if row not in before else UNCHANGED if before[row] == text else CHANGED
-                for row, text in texts.items()
-            ]
+            is_changed = [before.get(row) != text for row, text in texts.items()]
             deleted = pa.array([row for row in before if row not in texts], pa.string())
-            changes = RowChanges(np.array(operations, np.int8), deleted, self.versions[key])
+            changes = RowChanges(np.array(is_changed, np.bool_), deleted, self.versions[key])
             feed = ChangeFeed(always=True)
             feed.begin(self.store, self.space.name, include_text=True)
             facts = facts_of(key, self.space.name, texts, version)

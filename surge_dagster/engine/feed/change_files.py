@@ -2,9 +2,9 @@
 
     .changes/<space>/rows/<Unix seconds>-<version before>-<version after>.parquet
 
-A change file has the ids of the rows that were added, changed or deleted. Readers take texts and
-vectors from the partition's own file. A change file is written before the file that it leads to; a
-run that dies between the two leaves one that nobody follows.
+A change file has the ids of the rows that were added, changed or deleted. The rows themselves are
+in the partition's own file. A change file is written before the file that it leads to; a run that
+dies between the two leaves one that nobody follows.
 
 Versions are random (`FileFacts.rows_version`), so that names are enough to follow a partition's
 history. If a change file is missing or damaged, a reader gives the whole partition.
@@ -18,19 +18,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from surge_dagster.engine.errors import Cancelled, SurgeError
 from surge_dagster.engine.feed.confirmations import CHANGES, has_consumers
-from surge_dagster.engine.feed.row_comparison import (
-    ADDED,
-    CHANGED,
-    UNCHANGED,
-    RowChanges,
-    RowComparison,
-)
+from surge_dagster.engine.feed.row_comparison import RowChanges, RowComparison
 from surge_dagster.engine.files.facts import (
     WRITER,
     FileFacts,
@@ -44,14 +37,12 @@ from surge_dagster.engine.store.store import Store
 log = logging.getLogger(__name__)
 
 FORMAT = "changes 1"
-DELETED = 3  # in addition to the operations of `RowChanges`
 DEFAULT_KEEP_DAYS = 7.0
 # Ids that a reader keeps in memory. If more rows changed, no file is written, and consumers get the
 # whole partition.
 MOST_IDS = 1_000_000
 _NAME = re.compile(r"(?P<time>\d{1,12})-(?P<before>[0-9a-f]{32})-(?P<after>[0-9a-f]{32})\.parquet")
 _DAY_SECONDS = 24 * 60 * 60
-_OPERATIONS = pa.field("operation", pa.int8(), nullable=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +91,18 @@ class ChangeFeed:
         """Write how a partition differs from the file that it is about to replace."""
         assert self._output is not None
         store, space = self._output
-        operations = rows.operations[rows.operations != UNCHANGED]
         columns = [column for column in (*ids, rows.deleted) if len(column)]
+        count = sum(map(len, columns))
         kinds = {column.type for column in columns} or {rows.deleted.type}
-        if len(operations) + len(rows.deleted) > MOST_IDS or len(kinds) > 1:
+        if count > MOST_IDS or len(kinds) > 1:
             return
-        schema = pa.schema([_OPERATIONS, pa.field("id", kinds.pop(), nullable=False)])
-        both = np.concatenate([operations, np.full(len(rows.deleted), DELETED)]).astype(np.int8)
-        named = pa.chunked_array(columns, schema.field("id").type)
+        schema = pa.schema([pa.field("id", kinds.pop(), nullable=False)])
         change = ChangeFacts(
-            facts.partition_key, space, rows.previous_rows_version, facts.rows_version, len(both)
+            facts.partition_key, space, rows.previous_rows_version, facts.rows_version, count
         )
-        table = pa.Table.from_arrays([pa.chunked_array([both]), named], schema=schema)
+        table = pa.Table.from_arrays(
+            [pa.chunked_array(columns, schema.field("id").type)], schema=schema
+        )
         versions = f"{change.before}-{change.after}"
         name = f"{_folder(space)}/{int(time.time())}-{versions}.parquet"
         _write(store, name, table, guarded_metadata(change, FORMAT))
@@ -163,21 +154,16 @@ class ChangeFiles:
             after = last.before
         return chain[::-1]
 
-    def read(self, file: ChangeFile, key: str) -> pa.Table:
-        """Return the rows of a change file: id and operation (int8; see `DELETED`)."""
+    def read(self, file: ChangeFile, key: str) -> pa.ChunkedArray:
+        """Return the ids of a change file."""
         with self._store.open(file.name) as source, explained(self._store.location(file.name)):
             reader = pq.ParquetFile(source, page_checksum_verification=True)
             facts = read_guarded(reader.metadata, ChangeFacts, FORMAT)
-            table = reader.read(use_threads=False).replace_schema_metadata(None)
-        expected = ChangeFacts(key, self._space, file.before, file.after, facts.rows, facts.writer)
+            ids = reader.read(use_threads=False)["id"]
+        expected = ChangeFacts(key, self._space, file.before, file.after, len(ids), facts.writer)
         if facts != expected or facts.rows > MOST_IDS:
             raise InvalidFile(f"it states {facts}; expected {expected}")
-        is_known = np.isin(table.column("operation").to_numpy(), (ADDED, CHANGED, DELETED))
-        if table.num_rows != facts.rows or not is_known.all():
-            raise InvalidFile(
-                f"it has {table.num_rows:,} rows of {facts.rows:,}, or an unknown operation"
-            )
-        return table
+        return ids
 
 
 def _write(store: Store, name: str, table: pa.Table, metadata: Mapping[bytes, bytes]) -> None:

@@ -4,8 +4,7 @@ Each changed partition comes as record batches with the columns op, partition, i
 of its file, and embedding:
 
     clear    remove every row of the partition; the row has no id
-    add      a row that the consumer does not have: insert it, or replace it if it is there
-    change   a row that differs: replace it, or insert it
+    put      insert the row, or replace the one that is there
     delete   remove the row; it has only its id
 
 Rows are those of the partition's present file, and change files name the ones that the consumer
@@ -41,7 +40,6 @@ from surge_dagster.engine.feed.confirmations import (
     confirmed_versions,
     forget_elsewhere,
 )
-from surge_dagster.engine.feed.row_comparison import ADDED
 from surge_dagster.engine.files.facts import InvalidFile
 from surge_dagster.engine.files.formats import PublishedFile, file_name
 from surge_dagster.engine.files.opening import open_listed
@@ -221,20 +219,24 @@ class PartitionChanges:
             raise self._error
         if self._file is None:
             schema = _batch_schema(pa.schema([("id", pa.string())]))
-            yield _batch(schema, self.partition, pa.array(["clear"]), {})
+            yield _batch(
+                schema, self.partition, "clear", {"id": pa.nulls(1, schema.field("id").type)}
+            )
             self.feed._read[self.partition] = None
             return
         with open_listed(self.feed.store, self.feed.space, self._file) as reader:
             known = self._known_changes(reader)
             schema = _batch_schema(reader.columns)
             if known is None:
-                yield _batch(schema, self.partition, pa.array(["clear"]), {})
+                yield _batch(
+                    schema, self.partition, "clear", {"id": pa.nulls(1, schema.field("id").type)}
+                )
                 yield from self._all_rows(reader, schema)
             else:
                 yield from self._changed_rows(reader, schema, known)
         self.feed._read[self.partition] = self._file.facts.rows_version
 
-    def _known_changes(self, reader: OutputFile) -> _Known | None:
+    def _known_changes(self, reader: OutputFile) -> pa.Array | None:
         """Return the ids that changed since the consumer's version; None if that is unknown."""
         before = self.feed._since.get(self.partition)
         if not before:
@@ -252,57 +254,38 @@ class PartitionChanges:
             log.warning(message, self.partition, error)
             return None
 
-    def _read_chain(self, chain: list[ChangeFile], id_type: pa.DataType) -> _Known | None:
-        tables: list[pa.Table] = []
+    def _read_chain(self, chain: list[ChangeFile], id_type: pa.DataType) -> pa.Array | None:
+        ids: list[pa.Array] = []
         for file in chain:
-            table = self.feed._files.read(file, self.partition)
-            if table.num_rows and table.schema.field("id").type != id_type:
+            changed = self.feed._files.read(file, self.partition)
+            if len(changed) and changed.type != id_type:
                 return None
-            if table.num_rows:
-                tables.append(table)
-            if sum(each.num_rows for each in tables) > MOST_IDS:
+            ids += changed.chunks
+            if sum(map(len, ids)) > MOST_IDS:
                 return None
-        if not tables:
-            return _Known(pa.array([], id_type), np.zeros(0, np.bool_))
-        changed = pa.concat_tables(tables)
-        # Whether the consumer has a row follows from what happened to its id first.
-        encoded = changed["id"].combine_chunks().dictionary_encode()
-        _, first = np.unique(encoded.indices.to_numpy(), return_index=True)
-        return _Known(encoded.dictionary, changed["operation"].to_numpy()[first] == ADDED)
+        return pa.concat_arrays([pa.array([], id_type), *ids]).unique()
 
     def _all_rows(self, reader: OutputFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield every row of the file."""
         for batch in _given_rows(reader):
-            added = pa.repeat("add", len(batch))
-            yield _batch(schema, self.partition, added, _values(batch))
+            yield _batch(schema, self.partition, "put", _values(batch))
 
     def _changed_rows(
-        self, reader: OutputFile, schema: pa.Schema, known: _Known
+        self, reader: OutputFile, schema: pa.Schema, known: pa.Array
     ) -> Iterator[pa.RecordBatch]:
         """Yield the changed rows of the file, and then the deleted ids."""
-        present = np.zeros(len(known.ids), np.bool_)
+        is_present = np.zeros(len(known), np.bool_)
         for batch in _given_rows(reader):
-            places = pc.index_in(batch.column("id"), value_set=known.ids)  # pyright: ignore[reportAttributeAccessIssue]
+            places = pc.index_in(batch.column("id"), value_set=known)  # pyright: ignore[reportAttributeAccessIssue]
+            is_present[places.drop_null().to_numpy()] = True
             changed = batch.filter(places.is_valid())
-            if not len(changed):
-                continue
-            found = places.drop_null().to_numpy()
-            present[found] = True
-            operations = pa.array(np.where(known.is_added[found], "add", "change"), pa.string())
-            yield _batch(schema, self.partition, operations, _values(changed))
+            if len(changed):
+                yield _batch(schema, self.partition, "put", _values(changed))
 
-        deleted = known.ids.filter(pa.array(~present))
+        deleted = known.filter(pa.array(~is_present))
         for start in range(0, len(deleted), _BATCH_ROWS):
             ids = deleted[start : start + _BATCH_ROWS]
-            yield _batch(schema, self.partition, pa.repeat("delete", len(ids)), {"id": ids})
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """The ids whose rows changed, and for each whether the consumer did not have it, [ids]."""
-
-    ids: pa.Array
-    is_added: np.ndarray
+            yield _batch(schema, self.partition, "delete", {"id": ids})
 
 
 def changes(
@@ -352,11 +335,11 @@ def _batch_schema(columns: pa.Schema) -> pa.Schema:
 
 
 def _batch(
-    schema: pa.Schema, partition: str, operations: pa.Array, values: Mapping[str, pa.Array]
+    schema: pa.Schema, partition: str, operation: str, values: Mapping[str, pa.Array]
 ) -> pa.RecordBatch:
-    """Return a batch of the feed from columns of the file; missing columns are null."""
-    rows = len(operations)
-    known = {"op": operations, "partition": pa.repeat(partition, rows), **values}
+    """Return a batch of the feed from columns of the file, with the id; missing ones are null."""
+    rows = len(values["id"])
+    known = {"op": pa.repeat(operation, rows), "partition": pa.repeat(partition, rows), **values}
     columns: list[pa.Array] = []
     for field in schema:
         column = known.get(field.name)

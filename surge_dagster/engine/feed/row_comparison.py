@@ -13,7 +13,6 @@ from surge_dagster.engine.files.rows import carried_columns
 from surge_dagster.engine.run.old_values import LOOKUP_BYTES, NO_ROW, OldValues
 from surge_dagster.engine.support.values import same_values
 
-UNCHANGED, ADDED, CHANGED = 0, 1, 2  # the operations of `RowChanges`
 _COPIES = 2  # of the ids: as they are read, and in one piece
 
 
@@ -22,20 +21,19 @@ class RowChanges:
     """How a partition's rows differ from those of the file that it replaces, compared by id.
 
     Attributes:
-        operations: one per row, int8 [rows]: UNCHANGED if the old file has the id with the same
-            text, carried columns and vector, bit for bit; ADDED if it does not have the id;
-            CHANGED otherwise, and for all other rows if the file has other columns.
+        is_changed: bool [rows]; False if the old file has the id with the same text, carried
+            columns and vector, bit for bit. All rows of a file with other columns are changed.
         deleted: ids of the old file that the partition no longer has.
         previous_rows_version: of the old file.
     """
 
-    operations: np.ndarray
+    is_changed: np.ndarray
     deleted: pa.Array
     previous_rows_version: str
 
     def wanted_ids(self, first_row: int, ids: pa.Array) -> pa.Array:
         """Return those ids of consecutive rows that were added or changed."""
-        return ids.filter(pa.array(self.operations[first_row : first_row + len(ids)] != UNCHANGED))
+        return ids.filter(pa.array(self.is_changed[first_row : first_row + len(ids)]))
 
 
 class RowComparison:
@@ -55,7 +53,7 @@ class RowComparison:
         self.is_possible = True
         self._previous_version = reader.facts.rows_version
         self._has_same_text = include_text == ("text" in reader.columns.names)
-        self._operations: list[np.ndarray] = []
+        self._is_changed: list[np.ndarray] = []
         carried = carried_columns(reader.columns)
         self._carried_names = [] if carried is None else carried.names
         parts: list[pa.RecordBatch] = []
@@ -90,8 +88,7 @@ class RowComparison:
     ) -> None:
         """Add the next rows; `is_same` marks those with the text and vector of the old row."""
         is_same = is_same & self._has_same_carried(old_rows, carried)
-        operations = np.where(old_rows == NO_ROW, ADDED, np.where(is_same, UNCHANGED, CHANGED))
-        self._operations.append(operations.astype(np.int8))
+        self._is_changed.append(~is_same | (old_rows == NO_ROW))
 
     def _has_same_carried(self, old_rows: np.ndarray, carried: pa.RecordBatch | None) -> np.ndarray:
         """Return which rows have the carried columns of the old row, or no old row."""
@@ -115,7 +112,6 @@ class RowComparison:
         """Return the changes after the last row; None if the rows could not be compared."""
         if not self.is_possible:
             return None
-        operations = np.concatenate(self._operations) if self._operations else np.empty(0, np.int8)
-        return RowChanges(
-            operations, self._ids.values.filter(pa.array(~self._seen)), self._previous_version
-        )
+        is_changed = np.concatenate([np.zeros(0, np.bool_), *self._is_changed])
+        deleted = self._ids.values.filter(pa.array(~self._seen))
+        return RowChanges(is_changed, deleted, self._previous_version)

@@ -32,13 +32,13 @@ def write(
     store: LocalStore,
     before: str,
     after: str,
-    operations: Sequence[int],
+    is_changed: Sequence[int],
     deleted: Sequence[Any] = (),
     key: str = "p",
 ) -> None:
     """Write a change file of rows with the ids 0, 1, …"""
-    ids = pa.array([str(row) for row in range(len(operations))])
-    changes = RowChanges(np.array(operations, np.int8), pa.array(deleted, pa.string()), before)
+    ids = pa.array([str(row) for row in range(len(is_changed))])
+    changes = RowChanges(np.array(is_changed, np.bool_), pa.array(deleted, pa.string()), before)
     publish(store, changes, after, changes.wanted_ids(0, ids), key)
 
 
@@ -56,15 +56,15 @@ def names(store: LocalStore) -> set[str]:
 
 
 def test_chain_of_change_files_leads_from_one_version_to_a_later_one(store: LocalStore) -> None:
-    write(store, FIRST, SECOND, [0, 2, 1])
+    write(store, FIRST, SECOND, [0, 1, 1])
     write(store, SECOND, THIRD, [0, 0, 0], ["9"])
     # of a run that died before it published, or of another partition
     write(store, FIRST, FOURTH, [1])
     files = ChangeFiles(store, SPACE)
     chain = files.chain(FIRST, THIRD)
     assert chain is not None
-    read = [files.read(file, "p").to_pydict() for file in chain]
-    assert read == [{"operation": [2, 1], "id": ["1", "2"]}, {"operation": [3], "id": ["9"]}]
+    read = [files.read(file, "p").to_pylist() for file in chain]
+    assert read == [["1", "2"], ["9"]]
     assert files.chain(THIRD, THIRD) == []
     assert files.chain(THIRD, SECOND) is None and files.chain(FOURTH, THIRD) is None
 
@@ -73,7 +73,7 @@ def test_chain_of_change_files_leads_from_one_version_to_a_later_one(store: Loca
 def test_change_file_that_is_not_what_its_name_says_is_refused(
     store: LocalStore, fault: str
 ) -> None:
-    write(store, FIRST, SECOND, [2] * 50, key="q" if fault == "other partition" else "p")
+    write(store, FIRST, SECOND, [1] * 50, key="q" if fault == "other partition" else "p")
     [path] = store.root.rglob("*.parquet")
     content = bytearray(path.read_bytes())
     if fault == "cut off":
@@ -92,7 +92,7 @@ def test_change_file_that_is_not_what_its_name_says_is_refused(
 def test_ids_of_two_types_or_too_many_changes_leave_a_gap(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changes = RowChanges(np.ones(1, np.int8), pa.array([7]), FIRST)
+    changes = RowChanges(np.ones(1, np.bool_), pa.array([7]), FIRST)
     publish(store, changes, SECOND, pa.array(["7"]))
     monkeypatch.setattr(change_files, "MOST_IDS", 2)
     write(store, FIRST, THIRD, [1, 1], ["5"])

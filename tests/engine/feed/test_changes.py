@@ -39,7 +39,7 @@ def test_new_consumer_gets_everything_and_then_only_what_changed(output: Output)
     feed = output.feed()
     assert feed.is_new
     came = apply(feed, target)
-    assert [op for op, partition, _ in came if partition == "a"] == ["clear"] + ["add"] * 10
+    assert [op for op, partition, _ in came if partition == "a"] == ["clear"] + ["put"] * 10
     assert target == output.expected()
     feed.confirm()
 
@@ -49,9 +49,9 @@ def test_new_consumer_gets_everything_and_then_only_what_changed(output: Output)
     feed = output.feed()
     assert not feed.is_new
     assert sorted(apply(feed, target)) == [
-        ("add", "a", "new"),
-        ("change", "a", "id-3"),
         ("delete", "a", "id-7"),
+        ("put", "a", "id-3"),
+        ("put", "a", "new"),
     ]
     assert target == output.expected()
     feed.confirm()
@@ -67,7 +67,7 @@ def test_last_state_of_an_id_counts_over_several_versions(output: Output) -> Non
     came = apply(output.feed(), target)
     # "4" came and went; it is deleted all the same, because the consumer may have applied the
     # version between.
-    expected = [("add", "a", "5"), ("change", "a", "1"), ("change", "a", "2"), ("delete", "a", "4")]
+    expected = [("delete", "a", "4"), ("put", "a", "1"), ("put", "a", "2"), ("put", "a", "5")]
     assert sorted(came) == expected
     assert target == output.expected()
 
@@ -93,7 +93,7 @@ def test_gap_in_the_change_files_gives_the_whole_partition(output: Output, fault
         path.write_bytes(path.read_bytes()[:-9]) if fault == "damaged" else path.unlink()
     output.write("a", {"id-0": "edited", "last": "added"})
     came = apply(output.feed(), target)
-    assert came == [("clear", "a", None), ("add", "a", "id-0"), ("add", "a", "last")]
+    assert came == [("clear", "a", None), ("put", "a", "id-0"), ("put", "a", "last")]
     assert target == output.expected()
 
 
@@ -128,7 +128,7 @@ def test_consumer_that_keeps_its_own_versions_needs_no_name(output: Output) -> N
         feed.confirm()
     output.write("a", {**TEXTS, "id-1": "edited"})
     again = output.feed(None, since=feed.versions)
-    assert apply(again, target) == [("change", "a", "id-1")] and again.versions == output.versions
+    assert apply(again, target) == [("put", "a", "id-1")] and again.versions == output.versions
     with pytest.raises(ConfigError, match="the consumer is missing"):
         output.feed(None)
 
@@ -162,7 +162,7 @@ def test_change_file_that_cannot_be_read_now_never_gives_a_whole_partition(
     ):
         next(iter(partition))
     monkeypatch.undo()
-    assert apply(output.feed(), {}) == [("change", "a", "id-1")]
+    assert apply(output.feed(), {}) == [("put", "a", "id-1")]
 
 
 def test_file_that_was_replaced_since_the_look_is_left_to_the_next_one(output: Output) -> None:

@@ -44,12 +44,12 @@ def test_consumer_gets_the_changed_rows_of_whole_and_split_partitions(
     came = hand_over(changes(tmp_path, "shop"), target)
     assert target == rows_of(catalog)
     assert sorted(came) == [
-        ("add", "small", "new"),
-        ("add", "split", "new"),
-        ("change", "small", "id-3"),
-        ("change", "split", "id-3"),
         ("delete", "small", "id-19"),
         ("delete", "split", "id-348"),
+        ("put", "small", "id-3"),
+        ("put", "small", "new"),
+        ("put", "split", "id-3"),
+        ("put", "split", "new"),
     ]
     embed(hash_pool, tmp_path, catalog, "v3")  # the same rows
     assert list(changes(tmp_path, "shop")) == []

@@ -47,7 +47,7 @@ def test_rows_are_compared_by_id(output: Output, row_changes: list[RowChanges | 
     output.embed(edited, changes=True)
     [changes] = row_changes
     assert changes is not None
-    assert changes.operations.tolist() == [0, 0, 2, 1] + 45 * [0]
+    assert changes.is_changed.tolist() == [False, False, True, True] + 45 * [False]
     assert changes.deleted.to_pylist() == [ROWS[n][0] for n in (3, 4, *range(50, 60))]
     assert changes.previous_rows_version == version
 
@@ -57,7 +57,7 @@ def test_row_takes_the_vector_of_its_own_id_where_texts_are_equal(
 ) -> None:
     output.embed([("a", "equal"), ("b", "equal"), ("c", "other")], changes=True)
     output.embed([("b", "equal"), ("c", "other"), ("a", "equal")], changes=True)
-    assert row_changes[-1] is not None and row_changes[-1].operations.tolist() == [0, 0, 0]
+    assert row_changes[-1] is not None and row_changes[-1].is_changed.tolist() == [False] * 3
 
 
 def test_rows_whose_old_vectors_are_not_trusted_have_changed(
@@ -66,7 +66,7 @@ def test_rows_whose_old_vectors_are_not_trusted_have_changed(
     output.embed(ROWS, changes=True)
     rewrite(output.path, lambda table: with_vectors(table, lambda matrix: matrix[:, ::-1]))
     output.embed(ROWS[1:], changes=True)
-    assert row_changes[-1] is not None and set(row_changes[-1].operations.tolist()) == {2}
+    assert row_changes[-1] is not None and set(row_changes[-1].is_changed.tolist()) == {True}
 
 
 def test_all_rows_of_a_split_partition_change_if_its_vectors_are_not_trusted(
@@ -84,7 +84,7 @@ def test_all_rows_of_a_split_partition_change_if_its_vectors_are_not_trusted(
         for partition in changes(output.root, since=before.versions)
         for op in _operations(partition)
     ]
-    assert operations == 449 * ["change"] + ["delete"]
+    assert operations == 449 * ["put"] + ["delete"]
 
 
 def test_rows_that_were_encoded_again_have_changed(
@@ -92,7 +92,7 @@ def test_rows_that_were_encoded_again_have_changed(
 ) -> None:
     output.embed(ROWS, changes=True)
     output.embed(ROWS, changes=True, force=True)
-    assert row_changes[-1] is not None and set(row_changes[-1].operations.tolist()) == {2}
+    assert row_changes[-1] is not None and set(row_changes[-1].is_changed.tolist()) == {True}
 
 
 def test_rows_of_a_split_partition_are_compared(
@@ -101,7 +101,7 @@ def test_rows_of_a_split_partition_are_compared(
     rows = numbered_rows("k", 450)
     output.embed(rows, changes=True)
     output.embed([*rows[:300], ("new", "new"), *rows[301:]], changes=True)
-    assert row_changes[-1] is not None and np.flatnonzero(row_changes[-1].operations).tolist() == [
+    assert row_changes[-1] is not None and np.flatnonzero(row_changes[-1].is_changed).tolist() == [
         300
     ]
     assert row_changes[-1].deleted.to_pylist() == ["id-300"]
@@ -120,9 +120,11 @@ def test_rows_whose_carried_columns_differ_have_changed(
 
     embed([1, None, None, *range(57)])
     assert embed([2, None, 5, *range(57)]).rows_reused == 60
-    assert row_changes[-1] is not None and row_changes[-1].operations.tolist() == [2, 0, 2] + 57 * [
-        0
-    ]
+    assert row_changes[-1] is not None and row_changes[-1].is_changed.tolist() == [
+        True,
+        False,
+        True,
+    ] + 57 * [False]
 
 
 NAN = float("nan")
@@ -173,7 +175,7 @@ def test_one_edited_value_of_a_carried_column_is_one_change(
 
     [found] = row_changes
     assert found is not None
-    assert np.flatnonzero(found.operations).tolist() == [7]
+    assert np.flatnonzero(found.is_changed).tolist() == [7]
 
 
 @pytest.mark.parametrize("include_text", [True, False])
@@ -188,7 +190,7 @@ def test_all_rows_change_if_the_file_gets_or_loses_its_texts(
     output.embed(ROWS, changes=True, include_text=include_text)
 
     [partition] = changes(output.root, since=before.versions)
-    assert list(_operations(partition)) == ["change"] * len(ROWS)
+    assert list(_operations(partition)) == ["put"] * len(ROWS)
 
 
 def test_ids_of_another_type_are_not_compared(
