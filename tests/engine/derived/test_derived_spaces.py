@@ -124,7 +124,7 @@ def change_vector(path: Path) -> None:
     [
         (
             lambda parent, own: change_vector(own),
-            "row 9: its vector does not follow from hash-16-",
+            "its vectors do not follow from hash-16-",
         ),
         (lambda parent, own: parent.unlink(), "has no file of it"),
         (lambda parent, own: parent.write_bytes(b"nothing"), "cannot be read because"),
