@@ -43,7 +43,6 @@ class CatalogSample:
     Attributes:
         rows: without those that a run skips.
         text_bytes: of all rows.
-        other_bytes: of a row: its id and the columns that travel with it.
         rows_reused: rows whose texts are in the old file.
         texts: the other ones that were read, as one call, which took no time.
         texts_tokenized: how many of them were.
@@ -53,7 +52,6 @@ class CatalogSample:
 
     rows: np.ndarray
     text_bytes: np.ndarray
-    other_bytes: float
     rows_reused: np.ndarray
     texts: Call
     texts_tokenized: int
@@ -77,7 +75,6 @@ class _FirstRows:
     rows: int
     rows_read: int
     text_bytes: int
-    other_bytes: int
     reused: int
     distinct: int
     tokens: float
@@ -131,7 +128,6 @@ def sample_catalog(
     stands_for = weights * rows[places] / [first.rows_read for first in firsts]
     kept = stands_for * [first.rows for first in firsts]
     text_bytes = stands_for * [first.text_bytes for first in firsts]
-    other_bytes = stands_for * [first.other_bytes for first in firsts]
     reused = stands_for * [first.reused for first in firsts]
 
     rows *= _ratio(kept, weights * rows[places], unknown=1.0)
@@ -140,7 +136,6 @@ def sample_catalog(
     return CatalogSample(
         rows=rows.round().astype(np.int64),
         text_bytes=sizes * _ratio(text_bytes, weights * sizes[places]),
-        other_bytes=_ratio(other_bytes, kept),
         rows_reused=rows_reused.round().astype(np.int64),
         texts=_as_call(firsts, stands_for),
         texts_tokenized=sum(first.tokenized for first in firsts),
@@ -222,7 +217,6 @@ def _first_rows(
         rows=rows,
         rows_read=rows + sum(batch.skipped for batch in batches),
         text_bytes=text_bytes,
-        other_bytes=sum(batch.value_bytes for batch in batches) - text_bytes,
         reused=rows - len(texts),
         distinct=len(distinct),
         tokens=float(tokens.mean()) if len(tokens) else 0.0,

@@ -16,15 +16,14 @@ Sizes are texts unless they say bytes. The paper's rho, which is measured and no
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.run.thresholds import PARTITION_OVERHEAD_BYTES, Bounds
+from surge_dagster.engine.run.thresholds import Bounds
 
 CALL_SECONDS = 0.001  # c_ipc of this engine, where it was not measured
 
@@ -125,87 +124,50 @@ def predict_flushes(
     sizes: Sequence[int] | np.ndarray,
     bounds: Bounds,
     text_bytes: Sequence[float] | np.ndarray | float = 0.0,
-    other_bytes: float = 0.0,
     rows_reused: Sequence[int] | np.ndarray | int = 0,
 ) -> list[Flush]:
     """The SuperBatches that the aggregator will make of these partitions, in their order.
 
+    The thresholds in texts are followed exactly; see `in_texts` for those in bytes.
+
     Args:
-        text_bytes: mean size of a text, of each partition or of all. The thresholds in bytes are
-            met exactly where the rows of a partition are of equal size.
-        other_bytes: mean size of a row's other columns.
+        text_bytes: mean size of a text, of each partition or of all.
         rows_reused: rows of each partition that have a vector already, spread evenly over its rows.
     """
-    rows = np.asarray(sizes)
-    mean_bytes = np.broadcast_to(np.asarray(text_bytes, dtype=float), rows.shape)
-    reused = np.broadcast_to(np.asarray(rows_reused, dtype=int), rows.shape)
-    flushes = _Flushes(bounds, other_bytes)
-    for partition in zip(rows.tolist(), mean_bytes.tolist(), reused.tolist(), strict=True):
-        flushes.add(*partition)
-    if flushes.pending.partitions:
-        flushes.flush()
-    return flushes.made
-
-
-class _Flushes:
-    """The aggregator's rule over sizes.
-
-    Attributes:
-        made: SuperBatches so far.
-        pending: partitions that no SuperBatch has yet.
-    """
-
-    def __init__(self, bounds: Bounds, other_bytes: float) -> None:
-        self._bounds = bounds
-        self._other_bytes = other_bytes
-        self.made = list[Flush]()
-        self._start()
-
-    def _start(self) -> None:
-        self.pending = Flush(0, 0)
-        # As the thresholds in bytes count them, with the overhead of each partition.
-        self._pending_bytes = 0.0
-        self._new_bytes = 0.0  # of rows without a vector
-
-    def flush(self) -> None:
-        self.made.append(self.pending)
-        self._start()
-
-    def add(self, rows: int, text_bytes: float, reused: int) -> None:
-        bounds = self._bounds
-        row_bytes = text_bytes + self._other_bytes
-        new_share = (rows - reused) / rows if rows else 1.0
-        size = rows * row_bytes + PARTITION_OVERHEAD_BYTES
-        is_over = self.pending.texts + rows > bounds.b_max
-        if self.pending.partitions and (is_over or self._pending_bytes + size > bounds.b_max_bytes):
-            self.flush()
-
-        # The overhead is counted once, with the first rows.
-        room = _fitting_rows(bounds, row_bytes, PARTITION_OVERHEAD_BYTES)
-        while rows > room:  # oversized, so nothing is pending by now
-            part = reused * room // rows
-            self.made.append(Flush(room, 1, room * text_bytes, part))
-            rows -= room
+    rows_of = np.asarray(sizes)
+    mean_bytes = np.broadcast_to(np.asarray(text_bytes, dtype=float), rows_of.shape)
+    reused_of = np.broadcast_to(np.asarray(rows_reused, dtype=int), rows_of.shape)
+    made: list[Flush] = []
+    pending = Flush(0, 0)
+    for rows, size, reused in zip(
+        rows_of.tolist(), mean_bytes.tolist(), reused_of.tolist(), strict=True
+    ):
+        if pending.partitions and pending.texts + rows > bounds.b_max:
+            made.append(pending)
+            pending = Flush(0, 0)
+        while rows > bounds.b_max:  # oversized, so nothing is pending by now
+            part = reused * bounds.b_max // rows
+            made.append(Flush(bounds.b_max, 1, bounds.b_max * size, part))
+            rows -= bounds.b_max
             reused -= part
-            size = rows * row_bytes
-            room = _fitting_rows(bounds, row_bytes)
-
-        self.pending = self.pending.plus(Flush(rows, 1, rows * text_bytes, reused))
-        self._pending_bytes += size
-        self._new_bytes += size * new_share
-        if self._is_due():
-            self.flush()
-
-    def _is_due(self) -> bool:
-        bounds = self._bounds
-        b_min = bounds.b_min_of(len(self.made))
-        texts = self.pending.texts
-        is_full = texts >= max(1, bounds.b_max * b_min // bounds.b_min)
-        has_enough = texts - self.pending.reused >= b_min
-        return has_enough or is_full or self._new_bytes >= bounds.b_min_bytes
+        pending = pending.plus(Flush(rows, 1, rows * size, reused))
+        if _is_due(pending, bounds, len(made)):
+            made.append(pending)
+            pending = Flush(0, 0)
+    return [*made, pending] if pending.partitions else made
 
 
-def _fitting_rows(bounds: Bounds, row_bytes: float, overhead: int = 0) -> int:
-    if row_bytes <= 0:
-        return bounds.b_max
-    return max(1, min(bounds.b_max, math.floor((bounds.b_max_bytes - overhead) / row_bytes)))
+def _is_due(pending: Flush, bounds: Bounds, made: int) -> bool:
+    b_min = bounds.b_min_of(made)
+    is_full = pending.texts >= max(1, bounds.b_max * b_min // bounds.b_min)
+    return is_full or pending.texts - pending.reused >= b_min
+
+
+def in_texts(bounds: Bounds, mean_bytes: float) -> Bounds:
+    """Return thresholds in texts that hold those in bytes, too, for texts of this size."""
+    b_max = min(bounds.b_max, max(1, int(bounds.b_max_bytes / max(1.0, mean_bytes))))
+    b_min = min(bounds.b_min, max(1, int(bounds.b_min_bytes / max(1.0, mean_bytes))))
+    first = bounds.first_b_min
+    return replace(
+        bounds, b_min=b_min, b_max=b_max, first_b_min=None if first is None else min(first, b_min)
+    )

@@ -111,7 +111,6 @@ def plan_partitions(
         sample.text_bytes[counted],
         costs,
         bounds,
-        other_bytes=sample.other_bytes,
         rows_reused=sample.rows_reused[counted],
         memory=memory,
         goals=goals,

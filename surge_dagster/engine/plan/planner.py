@@ -21,6 +21,7 @@ from surge_dagster.engine.plan.cost_model import (
     CostConstants,
     Flush,
     Recommendation,
+    in_texts,
     predict_flushes,
     recommend,
     small_share,
@@ -272,7 +273,6 @@ def plan(
     costs: RunCosts,
     bounds: Bounds,
     *,
-    other_bytes: float = 0.0,
     rows_reused: Sequence[int] | np.ndarray | int = 0,
     memory: MemoryPlan | None = None,
     goals: Goals | None = None,
@@ -281,16 +281,15 @@ def plan(
 
     Args:
         text_bytes: of each partition.
-        other_bytes: of a row: its id and the columns that travel with it.
         rows_reused: of each partition.
     """
     rows = np.asarray(sizes, dtype=np.int64)
     work = _Work(rows, rows - rows_reused, np.asarray(text_bytes, dtype=float), costs.speed)
     mean_sizes = work.text_bytes / np.maximum(rows, 1)
-    flushes = predict_flushes(rows, bounds, mean_sizes, other_bytes, rows_reused)
+    flushes = predict_flushes(rows, in_texts(bounds, work.mean_bytes), mean_sizes, rows_reused)
     planned = _plan_of(work, flushes, costs, bounds)
     if memory is not None:
-        peak = _peak_resident_bytes(flushes, other_bytes, memory)
+        peak = _peak_resident_bytes(flushes, memory)
         planned = replace(planned, peak_resident_bytes=peak, memory_limit_bytes=memory.limit)
     return _with_goals(planned, work, costs, goals or Goals())
 
@@ -376,15 +375,14 @@ def verdict(gain: float) -> str:
     return f"SuperBatches save {saved:.0%} of the encoding time here."
 
 
-def _peak_resident_bytes(flushes: Sequence[Flush], other_bytes: float, memory: MemoryPlan) -> int:
+def _peak_resident_bytes(flushes: Sequence[Flush], memory: MemoryPlan) -> int:
     """Return the most bytes of the reader and of the SuperBatches that are alive together.
 
     One is being filled, one is encoded, and one is published.
     """
     sizes = list[int]()
     for flush in flushes:
-        strings = math.ceil(flush.text_bytes + flush.texts * other_bytes)
-        strings += flush.partitions * PARTITION_OVERHEAD_BYTES
+        strings = math.ceil(flush.text_bytes) + flush.partitions * PARTITION_OVERHEAD_BYTES
         sizes.append(strings + memory.result.of_rows(flush.texts, strings))
     together = [sum(sizes[start : start + SLOTS]) for start in range(len(sizes))]
     return min(memory.limit, memory.reader + max(together, default=0))

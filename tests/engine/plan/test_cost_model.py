@@ -14,6 +14,7 @@ from surge_dagster.engine.plan.cost_model import (
     CostConstants,
     Flush,
     Recommendation,
+    in_texts,
     predict_flushes,
     recommend,
     speedup,
@@ -101,24 +102,15 @@ def test_predicted_flushes_of_small_examples() -> None:
 
 
 @given(
-    partitions=st.lists(
-        st.tuples(st.integers(0, 40), st.sampled_from([92, 192, 792])), max_size=25
-    ),
+    sizes=st.lists(st.integers(0, 40), max_size=25),
     b_min=st.integers(1, 15),
     extra=st.integers(0, 20),
-    b_min_bytes=st.integers(1, 20_000),
-    extra_bytes=st.integers(2_000, 20_000),
     first=st.integers(1, 15) | st.none(),
 )
 def test_prediction_equals_the_flushes_of_the_aggregator(
-    partitions: list[tuple[int, int]],
-    b_min: int,
-    extra: int,
-    b_min_bytes: int,
-    extra_bytes: int,
-    first: int | None,
+    sizes: list[int], b_min: int, extra: int, first: int | None
 ) -> None:
-    bounds = Bounds(b_min, b_min + extra, b_min_bytes, b_min_bytes + extra_bytes, first)
+    bounds = Bounds(b_min, b_min + extra, 1 << 20, 1 << 20, first)
     made: list[tuple[int, int]] = []
     with Arena(
         slots=3, max_texts=bounds.b_max, max_bytes=bounds.b_max_bytes, dimension=1, dtype="float32"
@@ -130,19 +122,28 @@ def test_prediction_equals_the_flushes_of_the_aggregator(
                 made.append((batch.texts, len(batch.segments)))
                 batch.slot.release()
 
-        for number, (size, length) in enumerate(partitions):
+        for number, size in enumerate(sizes):
             aggregator.open(
                 PartitionToRead(Partition(str(number), "v", lambda: iter(()), lambda: "v"))
             )
             if size:
-                texts = pa.array(["x" * length] * size, pa.large_string())
+                texts = pa.array(["x"] * size, pa.large_string())
                 emit(aggregator.add(RowBatch(pa.array(range(size), pa.int64()), texts)))
             emit(aggregator.close(ReadPartition(size, "", pa.int64())))
         emit(aggregator.finish())
-    predicted = predict_flushes(
-        [size for size, _ in partitions], bounds, [length for _, length in partitions], 8
-    )
+    predicted = predict_flushes(sizes, bounds)
     assert made == [(flush.texts, flush.partitions) for flush in predicted]
+
+
+@pytest.mark.parametrize(
+    ("mean_bytes", "expected"),
+    [(0.0, (100, 200, 50)), (10.0, (100, 200, 50)), (100.0, (10, 20, 10)), (1e9, (1, 1, 1))],
+)
+def test_thresholds_in_bytes_count_as_texts_of_the_mean_size(
+    mean_bytes: float, expected: tuple[int, int, int]
+) -> None:
+    found = in_texts(Bounds(100, 200, 1_000, 2_000, 50), mean_bytes)
+    assert (found.b_min, found.b_max, found.first_b_min) == expected
 
 
 @given(
