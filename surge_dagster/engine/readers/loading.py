@@ -42,7 +42,7 @@ class Embeddings:
         self.store = store
         self.space = space
         self._removed = {} if removed else recorded_removed(store, space)
-        self._files = OutputState(store, space.name)
+        self._state = OutputState(store, space.name)
 
     @property
     def dimension(self) -> int:
@@ -60,7 +60,7 @@ class Embeddings:
 
     def facts(self, partition: str) -> FileFacts:
         """Return the metadata of a partition's file: rows, model, precision, versions."""
-        return self._chosen([partition])[0].facts
+        return self.files([partition])[0].facts
 
     def lazy(
         self, partitions: Iterable[str] | None = None, *, text_hash: bool = False
@@ -82,7 +82,7 @@ class Embeddings:
                 have several types. For a damaged page, collecting raises it.
             TransientError: a file was replaced or removed, or cannot be read now.
         """
-        files = self._chosen(partitions)
+        files = self.files(partitions)
         return as_lazy_frame(
             self.store, self.space, files, self._schema(files, text_hash, self._vectors)
         )
@@ -95,7 +95,7 @@ class Embeddings:
         Vectors of int8 and binary spaces are fixed-size binaries, as in the files. See `lazy` for
         arguments and errors; a damaged page raises an `OSError` when it is read.
         """
-        files = self._chosen(partitions)
+        files = self.files(partitions)
         stored = embedding_type(self.dimension, self.space.dtype)
         return as_dataset(self.store, files, self._schema(files, text_hash, stored))
 
@@ -110,7 +110,7 @@ class Embeddings:
         return files
 
     def _present(self) -> dict[str, Found | TransientError]:
-        return without_removed(self._files.files(), self._removed)
+        return without_removed(self._state.files(), self._removed)
 
     def _loadable(self) -> list[PublishedFile]:
         """Return all valid files by name; raise `TransientError` if one cannot be read now."""
@@ -121,12 +121,12 @@ class Embeddings:
                     files.append(usable_file(self.store, self.space, name, listed))
         return files
 
-    def _chosen(self, partitions: Iterable[str] | None) -> list[PublishedFile]:
+    def files(self, partitions: Iterable[str] | None = None) -> list[PublishedFile]:
         """Return the files of these partitions in their order, or all of them sorted by key."""
         if isinstance(partitions, str):
             partitions = [partitions]
         keys = None if partitions is None else list(partitions)
-        listed = self._present() if keys is None else self._files.files(keys)
+        listed = self._present() if keys is None else self._state.files(keys)
         names = {file_name(self.space.name, key): key for key in keys or []}
         if missing := [key for name, key in names.items() if name not in listed]:
             raise ConfigError(

@@ -11,14 +11,13 @@ import pyarrow as pa
 
 from surge_dagster.engine.derived.conversion import comparable, cut
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.errors import ConfigError, TransientError
-from surge_dagster.engine.files.opening import open_listed, usable_file
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.files.opening import open_listed
 from surge_dagster.engine.files.rows import OWN_COLUMNS, matrix_of
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space
-from surge_dagster.engine.output.freshness import Found, OutputState
 from surge_dagster.engine.output.spaces import list_spaces
-from surge_dagster.engine.readers.removed_partitions import recorded_removed, without_removed
+from surge_dagster.engine.readers.loading import Embeddings
 from surge_dagster.engine.store.store import Store
 
 _TINY = np.finfo(np.float32).tiny
@@ -63,25 +62,20 @@ def search(
             'task="query".'
         )
     space = space or _space_of(store, pool)
-    files = _files(store, space, removed=removed)
+    files = Embeddings(store, space, removed=removed).files()
+    if not files:
+        raise ConfigError(
+            f"{store.url!r} has no embeddings of the space {space.name}. Run `surge-dagster embed`."
+        )
     vectors = _query_vectors(pool, queries, space)
     nearest_of_each = [_Nearest(k) for _ in queries]
-    for name, file in files.items():
-        with open_listed(store, space, usable_file(store, space, name, file)) as reader:
+    for file in files:
+        with open_listed(store, space, file) as reader:
             for batch in reader.read():
                 scores_of_each = _cosines(vectors, batch, space)
                 for nearest, scores in zip(nearest_of_each, scores_of_each, strict=True):
                     nearest.add(scores, batch, reader.facts.partition_key)
     return [nearest.hits for nearest in nearest_of_each]
-
-
-def _files(store: Store, space: Space, *, removed: bool) -> dict[str, Found | TransientError]:
-    files = OutputState(store, space.name).files()
-    if not files:
-        raise ConfigError(
-            f"{store.url!r} has no embeddings of the space {space.name}. Run `surge-dagster embed`."
-        )
-    return files if removed else without_removed(files, recorded_removed(store, space))
 
 
 def _query_vectors(pool: EncoderPool, queries: Sequence[str], space: Space) -> np.ndarray:
