@@ -132,7 +132,7 @@ class DeriveRun:
         space = find_derived(store, wanted)
         calibrated = 0
         if space is None and dtype == "int8":
-            ranges, calibrated = find_ranges(store, parent, wanted, self._usable(), threads)
+            ranges, calibrated = find_ranges(store, parent, wanted, self._usable())
             # Another run may have begun the space with other ranges since.
             space = find_derived(store, wanted) or parent.derive(dtype, dimension, ranges)
         space = space or wanted

@@ -43,7 +43,7 @@ class DerivedRows:
         """Take the stored vectors (`matrix`) of consecutive rows; the last ones are compared."""
         if first_row == 0:
             self._digest = blake2b()
-        self._digest.update(np.ascontiguousarray(matrix))
+        self._digest.update(np.ascontiguousarray(matrix).data)
         if first_row + len(matrix) < facts.rows:
             return
         try:
@@ -79,5 +79,5 @@ class DerivedRows:
         digest = blake2b()
         for batch in parent_rows(self._store, self._parent, file, ["embedding"]):
             vectors = convert(cut(matrix_of(batch), self._space), self._space)
-            digest.update(np.ascontiguousarray(vectors))
+            digest.update(np.ascontiguousarray(vectors).data)
         return digest.digest()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
@@ -49,7 +48,7 @@ def parent_rows(
 
 
 def find_ranges(
-    store: Store, parent: Space, wanted: Space, files: Iterable[PublishedFile], threads: int
+    store: Store, parent: Space, wanted: Space, files: Iterable[PublishedFile]
 ) -> tuple[Ranges, int]:
     """Return the smallest and largest value of each dimension, and the number of vectors.
 
@@ -58,30 +57,24 @@ def find_ranges(
     Args:
         wanted: the space to derive, without ranges.
     """
-
-    def of_file(file: PublishedFile) -> tuple[np.ndarray, np.ndarray, int] | None:
-        least, most = np.full((2, wanted.dimension), [[np.inf], [-np.inf]], np.float32)
+    least = np.full(wanted.dimension, np.inf, np.float32)
+    most = np.full(wanted.dimension, -np.inf, np.float32)
+    rows = 0
+    for file in files:
         try:
             for batch in parent_rows(store, parent, file, ["embedding"]):
                 vectors = cut(matrix_of(batch), wanted)
                 np.minimum(least, vectors.min(0), out=least)
                 np.maximum(most, vectors.max(0), out=most)
+                rows += len(batch)
         except StoreUnavailable:
             raise
         except (DataError, TransientError) as error:
-            log.warning(
-                "int8 has its ranges without this partition, which may be clipped: %s", error
-            )
-            return None
-        return least, most, file.facts.rows
-
-    filled = [file for file in files if file.facts.rows]
-    with ThreadPoolExecutor(threads, thread_name_prefix="surge-derive") as pool:
-        ranges = [each for each in pool.map(of_file, filled) if each is not None]
-    if not ranges:
+            message = "int8 has its ranges without this partition, which may be clipped: %s"
+            log.warning(message, error)
+    if not rows:
         raise ConfigError(
             f"the space {parent.name} has no vectors to find the ranges of int8 in. Embed first "
             "(`surge-dagster embed`), then derive."
         )
-    least, most, rows = zip(*ranges, strict=True)
-    return (tuple(np.min(least, axis=0).tolist()), tuple(np.max(most, axis=0).tolist())), sum(rows)
+    return (tuple(least.tolist()), tuple(most.tolist())), rows

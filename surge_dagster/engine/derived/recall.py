@@ -118,42 +118,35 @@ def recall_of(matrix: np.ndarray, queries: np.ndarray, space: Space) -> tuple[fl
 def _sample(
     store: Store, parent: Space, files: Sequence[PublishedFile], draw: random.Random
 ) -> tuple[np.ndarray, int]:
-    """Return rows of some files, [rows, dimension], and the number of files.
-
-    Small files are taken whole; large ones give their first rows.
-    """
+    """Return rows of some files, [rows, dimension], and the number of files."""
     most = max(2, _SAMPLE_BYTES // (4 * parent.dimension))
-    share = most
-    if sum(file.facts.rows for file in files) > most:
-        share = max(1, most // _FILES_PER_SAMPLE)
     sample = [np.empty((0, parent.dimension), np.float32)]
     rows = 0
     partitions = 0
     for file in draw.sample(files, len(files)):
-        wanted = min(share, most - rows)
+        wanted = min(max(1, most // _FILES_PER_SAMPLE), most - rows)
+        if not wanted:
+            break
         try:
             taken = _first_rows(store, parent, file, wanted)
         except StoreUnavailable:
             raise
         except (DataError, TransientError):
             continue
-        if taken:
-            sample += taken
-            rows += sum(map(len, taken))
+        if len(taken):
+            sample.append(taken)
+            rows += len(taken)
             partitions += 1
     return np.concatenate(sample), partitions
 
 
-def _first_rows(store: Store, parent: Space, file: PublishedFile, rows: int) -> list[np.ndarray]:
-    taken: list[np.ndarray] = []
-    if not rows:
-        return taken
+def _first_rows(store: Store, parent: Space, file: PublishedFile, rows: int) -> np.ndarray:
+    taken = np.empty((0, parent.dimension), np.float32)
     for batch in parent_rows(store, parent, file, ["embedding"]):
-        taken.append(matrix_of(batch)[:rows])
-        rows -= len(taken[-1])
-        if not rows:
+        if len(taken) >= rows:
             break
-    return taken
+        taken = np.concatenate([taken, matrix_of(batch)])
+    return taken[:rows]
 
 
 def _units(matrix: np.ndarray) -> np.ndarray:

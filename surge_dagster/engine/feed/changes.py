@@ -203,11 +203,6 @@ class PartitionChanges:
     _file: PublishedFile | None
     _error: SurgeError | None = None
 
-    @property
-    def rows(self) -> int:
-        """Rows of its present file."""
-        return self._file.facts.rows if self._file is not None else 0
-
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """Yield its changes in the order in which to apply them, a few megabytes at a time.
 
