@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.sources import Selection
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.tables.frames import FrameCatalog
+from tests.engine.carried_values import VALUES
 from tests.engine.feeds import note_changes
 from tests.engine.refreshes import ROWS, Output, output
 from tests.engine.runs import completed, finish, make_run, receipts
@@ -125,30 +125,6 @@ def test_rows_whose_carried_columns_differ_have_changed(
         False,
         True,
     ] + 57 * [False]
-
-
-NAN = float("nan")
-VALUES = {
-    "float16": pa.array(np.array([1, NAN, 3], np.float16)),
-    "NaN of float32": pa.array([NAN, 1, None], pa.float32()),
-    "sign of zero": pa.array([1.0, 0.0, -0.0]),
-    "boolean": pa.array([None, True, False]),
-    "string": pa.array(["", "ü", None]),
-    "binary": pa.array([b"", b"\xff", None]),
-    "fixed binary": pa.array([b"ab", b"cd", None], pa.binary(2)),
-    "decimal": pa.array([Decimal("1.10"), Decimal("1.11"), None]),
-    "timestamp": pa.array([-(2**62), 2**62, None], pa.timestamp("ns", "Europe/Paris")),
-    "date": pa.array([0, 1, None], pa.date32()),
-    "time": pa.array([0, 1, None], pa.time64("us")),
-    "duration": pa.array([0, 1, None], pa.duration("ms")),
-    "category": pa.array(["x", "y", None]).dictionary_encode(),
-    "uuid": pa.array([bytes(16), b"x" * 16, None], pa.binary(16)).cast(pa.uuid()),
-    "list": pa.array([[], [1, None], None]),
-    "large list": pa.array([["a"], ["b"], []], pa.large_list(pa.string())),
-    "fixed list": pa.array([[1.0, NAN], [NAN, 1.0], None], pa.list_(pa.float64(), 2)),
-    "struct": pa.array([{"a": NAN, "b": "x"}, {"a": NAN, "b": "y"}, None]),
-    "list of structs": pa.array([[{"a": [1]}], [{"a": [2]}], [{"a": None}]]),
-}
 
 
 @pytest.mark.parametrize("kind", VALUES)
