@@ -38,20 +38,6 @@ def postgres_with_vectors(postgres_server: Any) -> str:
 
 
 @pytest.fixture
-def restart_postgres(postgres_server: Any) -> Callable[[object], None]:
-    """Shuts the server down as a crash would, and starts it again."""
-
-    def restart(_: object) -> None:
-        from pgserver._commands import pg_ctl  # pyright: ignore[reportAttributeAccessIssue]
-
-        how = ["-m", "immediate", "-w", "-t", "300", "-l", str(postgres_server.log), "restart"]
-        pg_ctl(how, postgres_server.pgdata, user=postgres_server.system_user)
-        postgres_server.ensure_postgres_running()
-
-    return restart
-
-
-@pytest.fixture
 def new_database(postgres_with_vectors: str) -> Callable[[], str]:
     """Makes an empty database and gives its URL."""
     import psycopg

@@ -1,11 +1,9 @@
-"""A hand-over that kills its own process with SIGKILL, or tells the one that started it, at its
-n-th point.
+"""A hand-over that kills its own process with SIGKILL at its n-th point.
 
-    python -m tests.consumers.killed_hand_over KIND PLACE OUTPUT N [writes] [told]
+    python -m tests.consumers.killed_hand_over KIND PLACE OUTPUT N
 
 Points are before and after each batch that is applied, each write to a table, the comparison, and
-the confirmation; with `writes`, batches do not count. With `told`, it prints a line at the point
-and goes on.
+the confirmation.
 """
 
 from __future__ import annotations
@@ -31,50 +29,59 @@ def open_target(kind: str, place: str) -> Target:
     return LanceTable(place, "products") if kind == "lancedb" else PgVectorTable(place, "products")
 
 
-def main(kind: str, place: str, output: str, at: int, *modes: str) -> None:
-    passed = 0
+class Points:
+    """Kills the process at the n-th point that it passes."""
 
-    def point() -> None:
-        nonlocal passed
-        passed += 1
-        if passed == at and "told" in modes:
-            print("passed", flush=True)
-        elif passed == at:
+    def __init__(self, at: int) -> None:
+        self._at = at
+        self._passed = 0
+
+    def pass_one(self) -> None:
+        self._passed += 1
+        if self._passed == self._at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def marked(method: Callable[..., Any]) -> Callable[..., Any]:
+    def marked(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A method with a point before and after it."""
+
         def step(*given: Any, **named: Any) -> Any:
-            point()
+            self.pass_one()
             result = method(*given, **named)
-            point()
+            self.pass_one()
             return result
 
         return step
 
-    steps = HandOver.steps
+    def each(self, steps: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        """An iterator with a point before and after each item."""
 
-    def each(self: HandOver, conform: Any) -> Iterator[Any]:
-        for step in steps(self, conform):
-            point()
-            yield step
-            point()
+        def marked_steps(*given: Any) -> Iterator[Any]:
+            for step in steps(*given):
+                self.pass_one()
+                yield step
+                self.pass_one()
 
-    def judge(feed: Changes, target: Target) -> dict[str, str]:
-        compared = compare(feed, target)
-        assert not compared.wrong and not compared.interrupted, compared
-        return {}
+        return marked_steps
 
-    if "writes" not in modes:
-        HandOver.steps = each
-    Changes.confirm = marked(Changes.confirm)
-    _Pending.flush = marked(_Pending.flush)
-    _Pending._merge = marked(_Pending._merge)
-    PgVectorTable._write_versions = marked(PgVectorTable._write_versions)
-    PgVectorTable._build_index = marked(PgVectorTable._build_index)
+
+def judge(feed: Changes, target: Target) -> dict[str, str]:
+    compared = compare(feed, target)
+    assert not compared.wrong and not compared.interrupted, compared
+    return {}
+
+
+def main(kind: str, place: str, output: str, at: int) -> None:
+    points = Points(at)
+    HandOver.steps = points.each(HandOver.steps)
+    Changes.confirm = points.marked(Changes.confirm)
+    _Pending.flush = points.marked(_Pending.flush)
+    _Pending._merge = points.marked(_Pending._merge)
+    PgVectorTable._write_versions = points.marked(PgVectorTable._write_versions)
+    PgVectorTable._build_index = points.marked(PgVectorTable._build_index)
     lance._MERGED_BYTES = 10_000  # so that a hand-over of a hundred partitions is several commits
-    open_target(kind, place).apply(partial(changes, output, CONSUMER), marked(judge))
+    open_target(kind, place).apply(partial(changes, output, CONSUMER), points.marked(judge))
 
 
 if __name__ == "__main__":
-    _, kind, place, output, at, *modes = sys.argv
-    main(kind, place, output, int(at), *modes)
+    _, kind, place, output, at = sys.argv
+    main(kind, place, output, int(at))

@@ -229,7 +229,7 @@ NIGHT = st.tuples(
 )
 
 
-@pytest.mark.parametrize("examples", [4, pytest.param(100, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("examples", [4, pytest.param(40, marks=pytest.mark.soak)])
 def test_consumer_has_the_rows_of_the_source_after_thirty_nights(
     hash_pool: EncoderPool, tmp_path_factory: pytest.TempPathFactory, examples: int
 ) -> None:
@@ -237,6 +237,7 @@ def test_consumer_has_the_rows_of_the_source_after_thirty_nights(
     @given(st.lists(NIGHT, min_size=NIGHTS, max_size=NIGHTS))
     def live(history: list[tuple[list[tuple[str, str, str, str, int]], str]]) -> None:
         nights = Nights(hash_pool, tmp_path_factory.mktemp("nights"))
+        nights.embed()
         for edits, hand_over in history:
             for edit in edits:
                 nights.edit(*edit)

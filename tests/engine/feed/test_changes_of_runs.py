@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.feed.changes import changes
-from tests.engine.feeds import Applied, apply, hand_over, rows_of
+from tests.engine.feeds import Applied, hand_over, rows_of
 from tests.engine.runs import completed, make_run
 from tests.small_catalogs import Rows, numbered_rows, partition_of
 
@@ -53,30 +52,3 @@ def test_consumer_gets_the_changed_rows_of_whole_and_split_partitions(
     ]
     embed(hash_pool, tmp_path, catalog, "v3")  # the same rows
     assert list(changes(tmp_path, "shop")) == []
-
-
-def test_changes_are_recorded_without_a_consumer_where_that_is_asked_for(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    catalog: dict[str, Rows] = {"a": numbered_rows("a", 20)}
-    embed(hash_pool, tmp_path, catalog, "v1", changes=True)
-    feed = changes(tmp_path, since={})
-    target: Applied = {}
-    apply(feed, target)
-    catalog["a"] = [*catalog["a"][:10], ("new", "added")]
-    embed(hash_pool, tmp_path, catalog, "v2", changes=True)
-    assert len(apply(changes(tmp_path, since=feed.versions), target)) == 11 and target == rows_of(
-        catalog
-    )
-
-
-def test_change_files_are_kept_as_long_as_the_run_says(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    catalog: dict[str, Rows] = {"a": numbered_rows("a", 5)}
-    embed(hash_pool, tmp_path, catalog, "v1")
-    embed(hash_pool, tmp_path, {"a": catalog["a"][:4]}, "v2", changes=True)
-    assert len(list((tmp_path / ".changes").glob("*/rows/*"))) == 1
-
-    embed(hash_pool, tmp_path, {"a": catalog["a"][:3]}, "v3", observer=ChangeFeed(keep_days=0))
-    assert not list((tmp_path / ".changes").glob("*/rows/*"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +12,13 @@ import pytest
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.feed.changes import PartitionChanges, changes
 from surge_dagster.engine.feed.row_comparison import RowChanges
-from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.sources import Selection
-from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.tables.frames import FrameCatalog
 from tests.engine.carried_values import VALUES
 from tests.engine.feeds import note_changes
 from tests.engine.refreshes import ROWS, Output, output
-from tests.engine.runs import completed, finish, make_run, receipts
-from tests.small_catalogs import numbered_rows, read_embedded, rewrite, row_batch_of, with_vectors
+from tests.engine.runs import completed, make_run
+from tests.small_catalogs import numbered_rows, read_embedded, rewrite, with_vectors
 
 __all__ = ["output"]
 
@@ -93,38 +90,6 @@ def test_rows_that_were_encoded_again_have_changed(
     output.embed(ROWS, changes=True)
     output.embed(ROWS, changes=True, force=True)
     assert row_changes[-1] is not None and set(row_changes[-1].is_changed.tolist()) == {True}
-
-
-def test_rows_of_a_split_partition_are_compared(
-    output: Output, row_changes: list[RowChanges | None]
-) -> None:
-    rows = numbered_rows("k", 450)
-    output.embed(rows, changes=True)
-    output.embed([*rows[:300], ("new", "new"), *rows[301:]], changes=True)
-    assert row_changes[-1] is not None and np.flatnonzero(row_changes[-1].is_changed).tolist() == [
-        300
-    ]
-    assert row_changes[-1].deleted.to_pylist() == ["id-300"]
-
-
-def test_rows_whose_carried_columns_differ_have_changed(
-    output: Output, row_changes: list[RowChanges | None]
-) -> None:
-    def embed(prices: list[int | None]) -> Receipt:
-        carried = pa.record_batch({"price": pa.array(prices, pa.int64())})
-        batch = replace(row_batch_of(ROWS), carried=carried)
-        version = str(prices)
-        partition = Partition("k", version, lambda: iter([batch]), lambda: version)
-        [receipt] = receipts(finish(make_run(output.pool, [partition], output.root, changes=True)))
-        return receipt
-
-    embed([1, None, None, *range(57)])
-    assert embed([2, None, 5, *range(57)]).rows_reused == 60
-    assert row_changes[-1] is not None and row_changes[-1].is_changed.tolist() == [
-        True,
-        False,
-        True,
-    ] + 57 * [False]
 
 
 @pytest.mark.parametrize("kind", VALUES)
