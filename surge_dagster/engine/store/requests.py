@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 _STATUS = re.compile(r"status(?: code)?: (\d{3})")
 _CODE = re.compile(r"(?:<Code>|\(code: )([A-Za-z0-9]{1,60})[<)]")
+_OBJECT = re.compile(r'invalid path: .*?Path "(.*?)"[ :]')
 
 _LATER = "Run again when the store answers."
 _STAYS = "What was published stays."
@@ -65,7 +66,7 @@ _CAUSES = (
     ("code: 507", "", _ROOM),
     (
         "path segment",
-        "name: an object's name has an empty or dotted part, such as a//b",
+        "name: an object's name has an empty or dotted part, or a control character",
         "Rename or remove that object, or give a folder without it, and run again.",
     ),
     (
@@ -169,6 +170,8 @@ class Requests:
         failed = f"{self._where}: {what} failed"
         for sign, words, remedy in _CAUSES:
             if sign in text:
+                if name := _first(_OBJECT, text):
+                    words = f"{words}: {name!r}"
                 return StoreUnavailable(f"{failed} ({words or answered}). {remedy} {_STAYS}")
 
         if code in _DAMAGED:

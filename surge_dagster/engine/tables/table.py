@@ -83,7 +83,8 @@ class TableSource:
         self._partition_by = partition_by
         self._selection = selection
         self._clock = clock
-        identity = [content.identity, partition_by, selection.columns, selection.encoding]
+        dialect = (selection.encoding, selection.escape)
+        identity = [content.identity, partition_by, selection.columns, dialect]
         described = json.dumps(identity).encode("utf-8", "surrogatepass")
         self._cached_as = f"tables/{hashlib.sha256(described).hexdigest()[:24]}.json"
         self._looked: tuple[float, str | None] = (float("-inf"), None)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError
-from surge_dagster.engine.sources.casting import plain_column
+from surge_dagster.engine.sources.casting import UnfitValue, as_strings, plain_column
 from surge_dagster.engine.sources.formats import batches
 from surge_dagster.engine.sources.listing import SourceFile, SourceFiles
 from surge_dagster.engine.sources.rows import canonical_type, together
@@ -43,7 +44,7 @@ class FileTable:
         self._types: dict[str, tuple[pa.DataType, str]] = {}
         self._partition_by = partition_by
         self._columns = selection.columns
-        self._encoding = selection.encoding
+        self._read = partial(batches, encoding=selection.encoding, escape=selection.escape)
 
     def version(self) -> str | None:
         """List the files, and return their version; None if there are none."""
@@ -68,7 +69,7 @@ class FileTable:
         self.parts = []
         for place, file in enumerate(self._listed):
             count = 0
-            for raw in batches(file, needed, encoding=self._encoding):
+            for raw in self._read(file, needed):
                 count += len(raw)
                 if len(raw):  # a file without rows states no types
                     yield self._uniform(place, raw)
@@ -111,7 +112,7 @@ class FileTable:
         return canonical_type(kind), shown
 
     def _first_type(self, file: SourceFile, name: str) -> pa.DataType:
-        for batch in batches(file, [name], encoding=self._encoding):
+        for batch in self._read(file, [name]):
             if len(batch):
                 return plain_column(batch.column(name)).type
         return pa.null()
@@ -127,7 +128,13 @@ def key_strings(place: str, name: str, raw: pa.Array) -> pa.Array:
             f"the column {name!r} of {place} has type {kind} and cannot be a key. Use "
             "strings, integers, booleans or dates: cast it, or partition by another column."
         )
-    return column.cast(pa.string())
+    try:
+        return as_strings(column).cast(pa.string())
+    except UnfitValue as error:
+        raise ConfigError(
+            f"the column {name!r} of {place} {error.reason}. Correct it in the source, or "
+            "partition by another column."
+        ) from error
 
 
 def without_key(key: str, rows: int, columns: Sequence[str], first: str = "") -> DataError:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.errors import ConfigError, StoreUnavailable
 from surge_dagster.engine.sources import open_files
 from surge_dagster.engine.sources.listing import SourceFiles
 from surge_dagster.engine.store import object_store
@@ -173,6 +173,19 @@ class TestBuckets:
 
         listed = object_store._beginning("cat/c2-", pages())
         assert [meta["path"] for meta in listed] == ["cat/c2-0.csv", "cat/c2-1.csv", "cat/c2-2.csv"]
+
+    @pytest.mark.parametrize("name", ["cat/a//b.csv", "cat/a\x01b.csv"])
+    def test_object_whose_name_no_client_can_use_is_named(
+        self, object_server: ObjectServer, name: str
+    ) -> None:
+        object_server.put("cat/a.csv", b"x")
+        object_server.put(name, b"x")
+
+        with pytest.raises(StoreUnavailable) as refused:
+            self.open(object_server, f"s3://{BUCKET}/cat").list()
+
+        assert f"an empty or dotted part, or a control character: {name!r})" in str(refused.value)
+        assert "Rename or remove that object" in str(refused.value)
 
     def test_whole_bucket_is_a_folder(self, object_server: ObjectServer) -> None:
         object_server.put("a/0.parquet", b"x")

@@ -4,6 +4,7 @@ versions by content."""
 from __future__ import annotations
 
 import datetime
+import uuid
 from pathlib import Path
 
 import pyarrow as pa
@@ -283,3 +284,30 @@ def test_csv_table_that_is_not_utf8_is_read_with_its_encoding(
     for name in ("cp-1252", "base64"):
         with pytest.raises(ConfigError, match=f"the encoding '{name}' is unknown"):
             open_source(path, partition_by="color", encoding=name)
+
+
+def test_escape_is_that_of_every_reading_of_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text('id,text,category\n1,"say \\"hi\\", now",x\n2,b,y\n3,c,x\n')
+
+    read = open_source(path, partition_by="category", escape="\\")
+
+    assert contents(read) == {"x": [("1", 'say "hi", now'), ("3", "c")], "y": [("2", "b")]}
+    assert all(each.source_version.endswith("?escape=%5C") for each in read)
+    with pytest.raises(ConfigError, match=r"row 0 .* set escape to it"):
+        list(open_source(path, partition_by="category"))
+
+
+def test_uuid_is_a_key_and_a_day_outside_of_the_calendar_is_refused(tmp_path: Path) -> None:
+    key = uuid.UUID(bytes=b"all of it is ASC")
+    days = pa.array([0, 2**62], pa.date64())
+    ids = pa.array([key.bytes, key.bytes], pa.uuid())
+    table = pa.table({"id": ["1", "2"], "text": ["a", "b"], "category": ids, "day": days})
+    with pa.ipc.new_file(str(tmp_path / "t.arrow"), table.schema) as writer:
+        writer.write_table(table)
+
+    read = open_source(tmp_path / "t.arrow", partition_by="category")
+
+    assert contents(read) == {str(key): [("1", "a"), ("2", "b")]}
+    with pytest.raises(ConfigError, match=r"'day' of t.arrow has a date64\[ms\] outside of"):
+        list(open_source(tmp_path / "t.arrow", partition_by="day"))
