@@ -96,18 +96,19 @@ def failure_of(
     """Return the failure that ends a run with failed partitions, or one that an error ended."""
     failures = list(outcome.failures.values())
     error = outcome.ended_by
-    count = len(failures)
-    reasons = [failure.reason for failure in failures[:_NAMED]]
-    if count > _NAMED:
-        reasons.append(f"… and {count - _NAMED:,} more, listed in the check {names.run_check.name}")
-    failed = counted(count, "partition")
+    failed = counted(len(failures), "partition")
     if error is None:
-        summary = f"{failed} failed; the others are published and will not be encoded again."
+        lines = [f"{failed} failed; the others are published and will not be encoded again."]
     else:
-        summary = f"{_text(error)}\n{failed} had failed by then:" if count else _text(error)
+        lines = [_text(error)]
+        if failures:
+            lines.append(f"{failed} had failed by then:")
+    lines += [failure.reason for failure in failures[:_NAMED]]
+    if len(failures) > _NAMED:
+        lines.append(f"The check {names.run_check.name} lists all of them.")
     return run_failure(
         context,
-        "\n".join((summary, *reasons)),
+        "\n".join(lines),
         is_transient=is_transient,
         metadata={"failed": table_of_failures(outcome)},
     )

@@ -60,19 +60,6 @@ def test_requested_runs_have_the_tags_of_the_settings(bench: Workbench, small_pi
             assert [each.tags["dagster/priority"] for each in requests] == ["7"] * count
 
 
-def test_partitions_of_a_failed_piece_wait_while_other_pieces_continue(
-    bench: Workbench, small_pieces: None
-) -> None:
-    bench.settings["max_runs"] = 2
-    bench.fill("abcd")
-    first, _ = bench.pretend(bench.tick(), dg.DagsterRunStatus.STARTED)
-
-    bench.instance.report_run_failed(first)
-
-    assert requested(bench.tick()) == []
-    assert requested(bench.later(minutes=1)) == [["a", "b"]]
-
-
 def test_new_space_begun_by_one_partition_is_then_divided(
     bench: Workbench, small_pieces: None
 ) -> None:
@@ -149,17 +136,6 @@ def test_nightly_refresh_requests_no_partition_that_an_active_run_holds(
     bench.pretend(found, dg.DagsterRunStatus.STARTED)
 
     assert "held by active runs" in str(nightly(bench))
-
-
-def test_nightly_refresh_names_the_run_that_holds_everything(bench: Workbench) -> None:
-    bench.fill("ab")
-    run = bench.pretend_run("catalog_refresh", dg.DagsterRunStatus.STARTED)
-
-    said = str(nightly(bench))
-
-    assert f"held by active runs ({run.run_id}" in said
-    assert "terminate one that makes no progress" in said
-    assert run.run_id in bench.tick().skip_message
 
 
 def test_nightly_tick_that_is_evaluated_again_launches_only_the_rest(

@@ -11,7 +11,7 @@ import pytest
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.orchestration.records import failed_on_record
-from tests.dagster.conftest import NAMES, Workbench, requested, stale_status
+from tests.dagster.conftest import NAMES, Workbench, stale_status
 from tests.small_catalogs import partition_folder
 
 REUSED = dg.MetadataValue.bool(True)
@@ -103,24 +103,6 @@ def test_removed_partition_is_deleted_with_its_file_if_that_is_set(bench: Workbe
     assert registered(bench) == ["a", "c"]
     assert not file.exists()
     assert history(bench, "b") == ["removed", "v1"]
-
-
-def test_deleted_partition_that_returns_is_embedded(bench: Workbench) -> None:
-    bench.settings["removed_partitions"] = "delete"
-    catalog_of(bench, *"ab")
-    remove(bench, "b")
-
-    assert bench.nightly().success
-
-    bench.write("b")
-    back = bench.tick()
-
-    [ran] = bench.launch(back)
-
-    assert requested(back) == [["b"]]
-    assert ran.success
-    assert set(ran.materialized()) == {"b"}
-    assert bench.file("b").exists()
 
 
 def test_a_run_that_no_schedule_requested_leaves_removed_partitions_alone(bench: Workbench) -> None:
