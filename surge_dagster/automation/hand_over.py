@@ -7,6 +7,7 @@ space that cannot be brought up to date keeps back no table.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,9 +43,6 @@ def hand_over_changes(
     if not jobs:
         return []
     job_names = [job.name for job in jobs]
-    derived = [names.derived(each.label) for each in settings.derived]
-    deletes = settings.removed_partitions == "delete"
-    configs = {names.derive_job: config_of(names.derive_all_op, {"delete_removed": deletes})}
 
     @dg.sensor(
         name=names.hand_over_sensor,
@@ -70,40 +68,49 @@ def hand_over_changes(
         requests: list[dg.RunRequest] = []
         reasons: list[str] = []
         for job_name in job_names:
-            target = _target(names, context, job_name, derived)
-            if target is None:
-                return dg.SkipReason("nothing is embedded")
-            if has_succeeded(instance, job_name, target):
-                reasons.append(f"{job_name}: no embeddings have changed since it succeeded")
-                continue
-            requested = request_for(instance, job_name, target, configs.get(job_name))
-            if isinstance(requested, dg.RunRequest):
-                requests.append(requested)
+            found = _request(names, settings, context, job_name)
+            if isinstance(found, dg.RunRequest):
+                requests.append(found)
             else:
-                reasons.append(f"{job_name}: {requested.skip_message}")
+                reasons.append(found.skip_message or "")
         return requests or dg.SkipReason("; ".join(reasons))
 
     return [sensor]
 
 
+def _request(
+    names: CatalogNames, settings: Settings, context: dg.SensorEvaluationContext, job_name: str
+) -> dg.RunRequest | dg.SkipReason:
+    target = _target(names, settings, context, job_name)
+    if target is None:
+        return dg.SkipReason("nothing is embedded")
+    if has_succeeded(context.instance, job_name, target):
+        return dg.SkipReason(f"{job_name}: no embeddings have changed since it succeeded")
+    config: dict[str, Any] = {}
+    if job_name == names.derive_job:
+        deletes = settings.removed_partitions == "delete"
+        config = config_of(names.derive_all_op, {"delete_removed": deletes})
+    return request_for(context.instance, job_name, target, config)
+
+
 def _target(
-    names: CatalogNames,
-    context: dg.SensorEvaluationContext,
-    job_name: str,
-    derived: Sequence[dg.AssetKey],
+    names: CatalogNames, settings: Settings, context: dg.SensorEvaluationContext, job_name: str
 ) -> str | None:
-    """Return what a run of a job would bring other files up to date with: the newest event of the
-    assets that the job follows, and for tables the space that readers use. None if nothing is
-    embedded."""
-    newest = _newest_event(context.instance, [names.embeddings])
-    if newest is None or job_name == names.derive_job:
-        return newest
-    newest = _newest_event(context.instance, [names.embeddings, *derived])
-    return f"{newest} {space_of_readers(names.resources(context).output.open()).name}"
-
-
-def _newest_event(instance: dg.DagsterInstance, assets: Sequence[dg.AssetKey]) -> str | None:
-    """Return the id of the newest event of these assets; None if they have none."""
-    events = [instance.fetch_materializations(asset, limit=1).records for asset in assets]
+    """Return what a run of a job would bring which files or tables up to date with: the newest
+    event of the assets that it follows, and for tables the space that readers use. None if nothing
+    is embedded."""
+    derived = [each.label for each in settings.derived]
+    follows = [names.embeddings]
+    if job_name == names.hand_over_job:
+        follows += [names.derived(label) for label in derived]
+    events = [context.instance.fetch_materializations(each, limit=1).records for each in follows]
     ids = [records[0].storage_id for records in events if records]
-    return str(max(ids)) if ids else None
+    if not ids:
+        return None
+
+    wanted = derived
+    if job_name == names.hand_over_job:
+        space = space_of_readers(names.resources(context).output.open())
+        tables = [settings.lancedb, settings.pgvector]
+        wanted = [space.name, *(table.target().place for table in tables if table is not None)]
+    return f"{max(ids)} {hashlib.sha256(repr(wanted).encode()).hexdigest()[:12]}"

@@ -14,7 +14,6 @@ from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration import requests
 from surge_dagster.orchestration.active_runs import active_runs
 from surge_dagster.orchestration.heartbeats import declare_silent_runs
-from surge_dagster.orchestration.launch import record_pool_limit
 from surge_dagster.orchestration.names import LOST_RUNS
 
 _SENSOR_SECONDS = 15  # a tick without an active run costs two short queries
@@ -33,7 +32,6 @@ class _SharedSensor(dg.SensorDefinition):
 
 def _declare_lost(context: dg.SensorEvaluationContext) -> dg.SkipReason:
     """Declare lost runs failed, so that Dagster launches them again."""
-    record_pool_limit(context.instance)
     active = list(active_runs(context.instance, lambda run: True))
     now = requests.now().timestamp()
     context.update_cursor(declare_silent_runs(context.instance, active, context.cursor, now))

@@ -88,9 +88,10 @@ def removed_partition(
 def _of_source(
     names: CatalogNames, partition_key: str, metadata: Mapping[str, Any], *, changed: bool
 ) -> Iterator[SourceEvent]:
-    for kind in (
-        (dg.AssetObservation, dg.AssetMaterialization) if changed else (dg.AssetMaterialization,)
-    ):
+    kinds: list[type[SourceEvent]] = [dg.AssetMaterialization]
+    if changed:
+        kinds.insert(0, dg.AssetObservation)
+    for kind in kinds:
         yield kind(
             names.source_partitions,
             partition=partition_key,
@@ -104,16 +105,10 @@ def embedding(
     asset: dg.AssetKey,
     receipt: Receipt,
     source_event_id: int | None,
-    *,
     space_title: str,
-    reused: bool = False,
-    adopted: bool = False,
 ) -> dg.AssetMaterialization:
-    """The event of one embedded partition.
-
-    Its file was there already if it is `reused`, reported again for a backfill, or `adopted`, which
-    was not on record.
-    """
+    """Return the event of one embedded partition; its action is "fresh" if its file was there
+    already, and is reported for a backfill or was not on record."""
     metadata = (
         _of_file(receipt)
         | {name: getattr(receipt, name) for name in _OF_RECEIPT}
@@ -121,10 +116,6 @@ def embedding(
     )
     if receipt.superbatch is not None:
         metadata["superbatch"] = receipt.superbatch
-    if adopted:
-        metadata["action"] = "adopted"
-    if reused:
-        metadata["reused"] = True
     return dg.AssetMaterialization(
         asset,
         partition=to_partition_key(receipt.key),

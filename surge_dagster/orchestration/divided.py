@@ -71,15 +71,14 @@ def refresh_requests(
                 pieces = found
 
     requests = []
-    removed = settings.removed_partitions
-    for keys in pieces:
+    for number, keys in enumerate(pieces):
+        removed = settings.removed_partitions if number == 0 else "leave"
         options = {"keys": keys, "unattended": True, "removed_partitions": removed}
         config = config_of(names.refresh_op, options)
         # Dagster evaluates a tick again in which its daemon died, and launches the runs whose key
         # is new then.
         run_key = keys[0] if keys else "everything"
         requests.append(dg.RunRequest(run_key, run_config=config, tags=settings.run_tags))
-        removed = "leave"
     return requests
 
 

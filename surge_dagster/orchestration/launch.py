@@ -11,7 +11,6 @@ as bad data, forbids it by a tag of its own: see `failures.run_failure`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
 from enum import Enum
 from typing import Any
 
@@ -118,25 +117,3 @@ def job_of(
 def config_of(op_name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the run config with these options of a `LaunchConfig`."""
     return {"ops": {op_name: {"config": dict(options)}}}
-
-
-def is_by_operator(tags: Mapping[str, str]) -> bool:
-    """Return whether an operator executes a run again, with the tags of the first one."""
-    return "dagster/parent_run_id" in tags and "dagster/retry_number" not in tags
-
-
-def record_pool_limit(instance: dg.DagsterInstance) -> bool:
-    """Record the pool with the limit of the instance's settings; return whether it has one.
-
-    Dagster records a pool's limit when its queue first meets the pool, and starts every run that
-    waits at that moment: on a new instance a refresh in eight runs would start eight encoder pools.
-    So the sensors record it beforehand.
-    """
-    storage = instance.event_log_storage
-    if POOL in storage.get_concurrency_keys():
-        return True
-    if instance.global_op_concurrency_default_limit is None:
-        return False
-    with suppress(Exception):  # of two concurrent calls, one fails on Postgres
-        storage.initialize_concurrency_limit_to_default(POOL)
-    return POOL in storage.get_concurrency_keys()

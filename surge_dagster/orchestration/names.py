@@ -82,13 +82,6 @@ class CatalogNames:
         self.current_space_op = f"{op_prefix}current_space"
         self.derive_all_op = f"{op_prefix}derive"
 
-        self.refresh_job = f"{prefix}catalog_refresh"
-        self.embed_job = f"{prefix}embed_partitions"
-        self.check_job = f"{prefix}catalog_check"
-        self.switch_job = f"{prefix}switch_current_space"
-        self.hand_over_job = f"{prefix}hand_over"
-        self.derive_job = f"{prefix}derive_embeddings"  # if the settings list derived spaces
-
         self._name_automation(prefix)
 
         self.catalog_resource = f"{prefix}catalog"
@@ -100,6 +93,13 @@ class CatalogNames:
         self.bigquery_resource = f"{prefix}bigquery"
 
     def _name_automation(self, prefix: str) -> None:
+        self.refresh_job = f"{prefix}catalog_refresh"
+        self.embed_job = f"{prefix}embed_partitions"
+        self.check_job = f"{prefix}catalog_check"
+        self.switch_job = f"{prefix}switch_current_space"
+        self.hand_over_job = f"{prefix}hand_over"
+        self.derive_job = f"{prefix}derive_embeddings"  # if the settings list derived spaces
+
         self.sensor = f"{prefix}new_partitions"
         self.hand_over_sensor = f"{prefix}hand_over_changes"
         self.alerts = f"{prefix}alerts"

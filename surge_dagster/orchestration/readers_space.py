@@ -55,9 +55,6 @@ def report_files(names: CatalogNames, context: dg.OpExecutionContext, store: Sto
     if space.derived:
         space = named_space(store, space.derived.parent)
     catalogued = read_catalogued(names, names.embeddings, context.instance)
-    source_ids = context.instance.get_latest_storage_id_by_partition(
-        names.source_partitions, dg.DagsterEventType.ASSET_MATERIALIZATION
-    )
     events: list[Event] = []
     for name, file in OutputState(store, space.name).files().items():
         if not isinstance(file, PublishedFile):
@@ -67,15 +64,8 @@ def report_files(names: CatalogNames, context: dg.OpExecutionContext, store: Sto
         if is_on_record or key not in catalogued.registered:
             continue
         receipt = Receipt.of(file.facts, file.stored, store.location(name), action="fresh")
-        event = embedding(
-            names,
-            names.embeddings,
-            receipt,
-            source_ids.get(key),
-            space_title=space.title,
-            adopted=True,
-        )
-        events.append(event)
+        source_id = catalogued.source_ids.get(key)
+        events.append(embedding(names, names.embeddings, receipt, source_id, space.title))
     for batch in in_chunks(events):
         report_events(context.instance, context, batch)
 

@@ -244,10 +244,10 @@ class Refresh:
     def _report_fresh(self, work: Worklist) -> None:
         """Adopt files that are not on record; in a backfill, report every other fresh file too."""
         for receipt in work.adopted:
-            self._events.embedding(receipt, adopted=True)
+            self._events.embedding(receipt)
         for receipt in work.fresh:
             if self._in_backfill:
-                self._events.embedding(receipt, reused=True)
+                self._events.embedding(receipt)
             else:
                 self._events.unchanged(receipt)
 

@@ -6,8 +6,7 @@ partition's event points at the event of its source version, so it is made when 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import dagster as dg
 
@@ -26,14 +25,7 @@ FAILURES_LOGGED = 100
 _MATERIALIZATION = dg.DagsterEventType.ASSET_MATERIALIZATION
 
 
-@dataclass(frozen=True, slots=True)
-class _Embedding:
-    receipt: Receipt
-    reused: bool
-    adopted: bool
-
-
-class RunEvents(EventWriter[Event | _Embedding]):
+class RunEvents(EventWriter[Event | Receipt]):
     """Reports a run to Dagster and enters failures in the outcome.
 
     Args:
@@ -54,10 +46,7 @@ class RunEvents(EventWriter[Event | _Embedding]):
         self._asset = catalogued.asset
         self._shown_as = shown_as
         self._sources = dict(catalogued.sources)
-        source_ids = context.instance.get_latest_storage_id_by_partition(
-            names.source_partitions, _MATERIALIZATION
-        )
-        self._source_ids = dict(source_ids)
+        self._source_ids = dict(catalogued.source_ids)
         # A partition that failed is planned by name just before its run ends, which shows it as
         # failed. Every run that materializes it later plans it too: its page would otherwise go on
         # naming the run that failed.
@@ -76,24 +65,23 @@ class RunEvents(EventWriter[Event | _Embedding]):
         assert event.partition
         if event.partition in self._planned:
             self.put(Planned(event.asset_key, event.partition))
-        metadata = {**event.metadata, "reused": True}
         text = "This run left the partition as it is; this is its last event once more."
         self.put(
             dg.AssetMaterialization(
                 event.asset_key,
                 description=text,
                 partition=event.partition,
-                metadata=metadata,
+                metadata=event.metadata,
                 tags=event.tags,
             )
         )
 
-    def embedding(self, receipt: Receipt, *, reused: bool = False, adopted: bool = False) -> None:
+    def embedding(self, receipt: Receipt) -> None:
         self.unchanged(receipt)
         partition_key = to_partition_key(receipt.key)
         if partition_key in self._planned:
             self.put(Planned(self._asset, partition_key))
-        self.put(_Embedding(receipt, reused, adopted))
+        self.put(receipt)
 
     def unchanged(self, receipt: Receipt) -> None:
         """Enter a fresh partition that is on record; only its source version is reported, if it has
@@ -121,9 +109,9 @@ class RunEvents(EventWriter[Event | _Embedding]):
 
     # In the writer's thread
 
-    def _store_batch(self, batch: Sequence[Event | _Embedding]) -> None:
+    def _store_batch(self, batch: Sequence[Event | Receipt]) -> None:
         instance = self._context.instance
-        plain = [item for item in batch if not isinstance(item, _Embedding)]
+        plain = [item for item in batch if not isinstance(item, Receipt)]
         report_events(instance, self._context, plain)
         # Not those of other runs and of the sensor: they may have reported a version that this run
         # has not read.
@@ -137,22 +125,14 @@ class RunEvents(EventWriter[Event | _Embedding]):
             ids = instance.get_latest_storage_id_by_partition(source, _MATERIALIZATION, reported)
             self._source_ids |= ids
 
-        embeddings = [item for item in batch if isinstance(item, _Embedding)]
-        if embeddings:
-            report_events(instance, self._context, list(self._materializations(embeddings)))
-
-    def _materializations(
-        self, embeddings: Sequence[_Embedding]
-    ) -> Iterator[dg.AssetMaterialization]:
-        """Yield the events of partitions, after the events that they point at are stored."""
+        receipts = [item for item in batch if isinstance(item, Receipt)]
+        if not receipts:
+            return
         asset = self._shown_as()  # for each batch: a switch may take place during the run
-        for each in embeddings:
-            yield asset_events.embedding(
-                self._names,
-                asset,
-                each.receipt,
-                self._source_ids.get(to_partition_key(each.receipt.key)),
-                space_title=self._outcome.report.space_title,
-                reused=each.reused,
-                adopted=each.adopted,
-            )
+        title = self._outcome.report.space_title
+        events: list[Event] = []
+        for receipt in receipts:
+            source_id = self._source_ids.get(to_partition_key(receipt.key))
+            event = asset_events.embedding(self._names, asset, receipt, source_id, title)
+            events.append(event)
+        report_events(instance, self._context, events)

@@ -171,18 +171,18 @@ class DevServer:
         }
 
     def events(self, run_id: str) -> list[dict[str, Any]]:
-        """Materializations of a run in the order they were stored: asset, partition, numbers in the
-        metadata."""
+        """Materializations of a run in the order they were stored: asset, partition, numbers and
+        texts of the metadata."""
         found: list[dict[str, Any]] = []
         fields = """... on MaterializationEvent { assetKey { path } partition metadataEntries {
-            label ... on IntMetadataEntry { intValue } ... on BoolMetadataEntry { boolValue } } }"""
+            label ... on IntMetadataEntry { intValue } ... on TextMetadataEntry { text } } }"""
         for event in self._log(run_id, fields):
             if not event.get("assetKey"):
                 continue
             entries = event["metadataEntries"]
-            numbers = {e["label"]: e.get("intValue", e.get("boolValue")) for e in entries}
+            values = {e["label"]: e.get("intValue", e.get("text")) for e in entries}
             place = {"asset": event["assetKey"]["path"][-1], "partition": event["partition"]}
-            found.append(place | numbers)
+            found.append(place | values)
         return found
 
     def embedded(self, run_id: str) -> list[str]:

@@ -153,6 +153,16 @@ def test_hand_over_is_requested_after_a_switch_and_brings_the_new_vectors(
     assert len(vector) == 24
 
 
+def test_hand_over_is_requested_for_another_table(bench: Workbench, hand_overs: HandOvers) -> None:
+    assert bench.refresh().success
+    assert hand_overs.attempts() == ["1"]
+    assert bench.run(NAMES.hand_over_job, tags=hand_overs.tags).success
+    assert hand_overs.attempts() == []
+
+    bench.settings["lancedb"] = bench.settings["lancedb"] | {"table": "goods"}
+    assert hand_overs.attempts() == ["1"]
+
+
 def test_hand_over_that_failed_is_requested_again_after_a_wait(
     bench: Workbench, hand_overs: HandOvers
 ) -> None:

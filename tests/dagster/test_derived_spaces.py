@@ -119,6 +119,15 @@ def test_one_tick_requests_derived_spaces_and_tables(bench: Workbench, made: Spa
     assert [each.job_name for each in requests] == [NAMES.derive_job, NAMES.hand_over_job]
 
 
+def test_derived_space_that_is_added_is_requested(bench: Workbench, made: Spaces) -> None:
+    follow(bench)
+    bench.settings["derived"].append({"dimension": 4})
+
+    [ran] = follow(bench)
+
+    assert ran.success
+
+
 def test_derived_spaces_that_fail_keep_back_no_table(bench: Workbench, made: Spaces) -> None:
     bench.settings["lancedb"] = {"uri": str(bench.root / "lance")}
     derive, _ = bench.tick(NAMES.hand_over_sensor).run_requests

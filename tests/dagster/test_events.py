@@ -102,8 +102,7 @@ def events_of_every_kind() -> list[Event]:
                 NAMES.embeddings,
                 receipt,
                 number,
-                space_title="title",
-                reused=number % 2 == 0,
+                "title",
             )
         )
         metadata: dict[str, Any] = {
@@ -176,7 +175,7 @@ def test_postgres_has_room_for_the_longest_key_and_version(postgres_bench: Workb
     receipt = Receipt(key, "encoded", "/a", 1, 8, 2**60, "d", 0, version, "c", "w", "space")
     events = [
         *asset_events.source_version(NAMES, partition, changed=True),
-        asset_events.embedding(NAMES, NAMES.embeddings, receipt, 1, space_title="title"),
+        asset_events.embedding(NAMES, NAMES.embeddings, receipt, 1, "title"),
     ]
     instance = postgres_bench.instance
     instance.add_dynamic_partitions(NAMES.partitions_name, [key])
@@ -223,7 +222,7 @@ def assert_adopted_event_describes_its_file(
         "source_version": "v1",
         "content_digest": facts.content_digest,
         "etag": str(file.stat().st_mtime_ns),
-        "action": "adopted",
+        "action": "fresh",
     }
     source = ids_of(bench, NAMES.source_partitions, MATERIALIZATION)[key]
     tags = dict(event.tags or {})
@@ -289,7 +288,7 @@ def test_adopted_partition_points_at_the_version_it_was_made_from(
     monkeypatch.setattr(Refresh, "_report_fresh", after_a_tick)
     event = bench.refresh().materialized()["a"]
 
-    assert event.metadata["action"].value == "adopted"
+    assert event.metadata["action"].value == "fresh"
     assert (event.tags or {})["dagster/input_event_pointer/source_partitions"] == str(source)
     assert stale_status(bench, "a") == "STALE"
 

@@ -203,7 +203,7 @@ def test_backfill_is_one_run_that_encodes_what_is_missing(server: DevServer, fol
     assert sorted(server.embedded(run["runId"])) == sorted(bar["all"])
 
     events = [event for event in server.events(run["runId"]) if event["asset"] == "embeddings"]
-    encoded = {event["partition"] for event in events if not event.get("reused")}
+    encoded = {event["partition"] for event in events if event["action"] != "fresh"}
 
     assert encoded == {"p03", *missing}
 

@@ -14,8 +14,6 @@ from surge_dagster.orchestration.records import failed_on_record
 from tests.dagster.conftest import NAMES, Workbench, stale_status
 from tests.small_catalogs import partition_folder
 
-REUSED = dg.MetadataValue.bool(True)
-
 
 def remove(bench: Workbench, *keys: str) -> None:
     for key in keys:
@@ -205,7 +203,7 @@ def test_backfill_leaves_a_removed_partition_as_it_is(bench: Workbench, model: s
 
     repeated, _ = events_of(bench, "b")
     assert repeated.tags == before.tags
-    assert dict(repeated.metadata) == {**before.metadata, "reused": REUSED}
+    assert repeated.metadata == before.metadata
     assert [stale_status(bench, key) for key in "abc"] == ["FRESH", "STALE", "FRESH"]
     assert history(bench, "b") == ["removed", "v1"]
     assert failed_on_record(NAMES.embeddings, bench.instance) == set()

@@ -149,7 +149,7 @@ def test_a_range_embeds_its_partitions_and_named_keys_nothing_else_in_it(bench: 
     assert set(bench.embed("b", "d").materialized()) == {"b", "d"}
 
 
-def test_in_a_backfill_fresh_partitions_say_that_they_were_reused(bench: Workbench) -> None:
+def test_in_a_backfill_fresh_partitions_have_an_event_too(bench: Workbench) -> None:
     bench.fill("abc")
     first = bench.refresh()
     bench.write("b", 9, version="v2")
@@ -160,7 +160,8 @@ def test_in_a_backfill_fresh_partitions_say_that_they_were_reused(bench: Workben
 
     events = ran.materialized()
     assert set(events) == {"a", "b", "c"}
-    assert {key for key, event in events.items() if "reused" in event.metadata} == {"a", "c"}
+    actions = {key: event.metadata["action"].value for key, event in events.items()}
+    assert actions == {"a": "fresh", "b": "encoded", "c": "fresh"}
 
     version = "dagster/data_version"
     assert (events["a"].tags or {})[version] == (first.materialized()["a"].tags or {})[version]

@@ -12,7 +12,6 @@ from surge_dagster.config.settings import load_settings
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, StoreUnavailable
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.orchestration.names import LOST_RUNS
 from tests.dagster.conftest import NAMES, Workbench, requested
 
 
@@ -93,18 +92,6 @@ def test_partitions_of_a_range_that_an_active_run_holds_are_not_requested(bench:
     bench.pretend_run("embed_partitions", dg.DagsterRunStatus.QUEUED, tags=tags)
 
     assert requested(bench.tick()) == [["a", "d"]]
-
-
-def test_pool_limit_is_recorded_before_the_first_run_is_queued(bench: Workbench) -> None:
-    """Dagster would start every run that is queued when it first looks at its queue."""
-    storage = bench.instance.event_log_storage
-
-    assert storage.get_pool_limits() == []
-
-    bench.tick(LOST_RUNS)
-    assert [(pool.name, pool.limit, pool.from_default) for pool in storage.get_pool_limits()] == [
-        ("gpu", 1, True)
-    ]
 
 
 def test_run_gets_a_limited_number_of_partitions(
@@ -191,7 +178,7 @@ def test_the_next_run_adopts_files_that_dagster_does_not_know(
     [ran] = bench.launch(found)
     assert ran.success
     assert ran.metrics()["texts_encoded"] == 0
-    assert all(event.metadata["action"].value == "adopted" for event in ran.materialized().values())
+    assert all(event.metadata["action"].value == "fresh" for event in ran.materialized().values())
     assert bench.instance.get_materialized_partitions(NAMES.embeddings) == {"a", "b"}
     assert requested(bench.tick()) == []
 
