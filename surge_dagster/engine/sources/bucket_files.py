@@ -14,6 +14,7 @@ from surge_dagster.engine.sources.listing import (
     NamePattern,
     SourceFile,
     SourceFiles,
+    require_no_table,
 )
 from surge_dagster.engine.store.object_store import ObjectStore
 from surge_dagster.engine.store.store import StoredObject
@@ -34,6 +35,7 @@ class BucketFiles(SourceFiles):
             relative = stored.name.removeprefix(self._above)
             if stored.name == self._name:
                 relative = stored.name.rpartition("/")[2]
+            require_no_table(self.url, relative)
             is_hidden = any(part.startswith(HIDDEN) for part in relative.split("/"))
             if is_source_file(relative) and not is_hidden:
                 yield SourceFile(
@@ -46,7 +48,7 @@ class BucketFiles(SourceFiles):
 
     def _stored(self, place: str, begin: str) -> Sequence[StoredObject]:
         """Return what lies in a folder, or the object of this name."""
-        found = list(self._bucket.list(place, deep=True, begin=begin))
+        found = list(self._bucket.list(place, deep=True, begin=begin, hidden=True))
         if found or not place:
             return found
         try:

@@ -32,6 +32,12 @@ from surge_dagster.engine.support.unreadable import UNREADABLE, visible
 T = TypeVar("T")
 FIRST_BYTES = 1024 * 1024  # of the end of an object, that opening it brings
 HIDDEN = ("_", ".")
+DELTA_LOG = "_delta_log"
+# Files and folders of tables whose other files are not what their rows are, by the table's format.
+_OF_TABLES = re.compile(
+    rf"(?:^|/)(?:(?P<Delta>{DELTA_LOG})|(?P<Hudi>\.hoodie)|"
+    r"(?P<Iceberg>metadata/[^/]+\.metadata\.json))(?:/|$)"
+)
 _NAME = re.compile(r"\{([^{}]*)\}")
 _WILD = re.compile(r"(\*\*/?|\*|\{[^{}]*\})")
 _WILDCARDS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}
@@ -127,6 +133,22 @@ class SourceFiles(ABC):
 
     @abstractmethod
     def _found(self, scope: str, begin: str) -> Iterator[SourceFile]: ...
+
+
+def require_no_table(url: str, relative: str) -> None:
+    """Raise `ConfigError` if a name in a source's listing belongs to a table."""
+    found = _OF_TABLES.search(relative)
+    if found is None:
+        return
+    place = visible(printable(relative[: found.start()])) or "."
+    kind = found.lastgroup
+    remedy = "Give a query's result or a copy of it as files."
+    if kind == "Delta":
+        remedy = "Give the folder of the table as the source."
+    raise ConfigError(
+        f"the source {url!r} has a table of {kind} in {place!r}, whose files are not its rows: "
+        f"deleted and old ones are among them. {remedy}"
+    )
 
 
 def split_pattern(url: str) -> tuple[str, NamePattern | None]:

@@ -11,7 +11,13 @@ from pathlib import Path
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources.formats import is_source_file
-from surge_dagster.engine.sources.listing import HIDDEN, NamePattern, SourceFile, SourceFiles
+from surge_dagster.engine.sources.listing import (
+    HIDDEN,
+    NamePattern,
+    SourceFile,
+    SourceFiles,
+    require_no_table,
+)
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.local_upload import stored_object
 from surge_dagster.engine.support.keys import is_text
@@ -58,6 +64,7 @@ class LocalFiles(SourceFiles):
         for entry in entries:
             name = entry.name
             relative = prefix + name
+            require_no_table(self.url, relative)
             if name.startswith(HIDDEN) or not name.startswith(begin):
                 continue
             if entry.is_symlink():

@@ -56,8 +56,11 @@ class ObjectStore(Store):
         same._requests = self._requests.until(over)
         return same
 
-    def list(self, folder: str, *, deep: bool = False, begin: str = "") -> Iterator[StoredObject]:
-        """See `Store`; `begin` takes those of a deep listing whose names in the folder begin so."""
+    def list(
+        self, folder: str, *, deep: bool = False, begin: str = "", hidden: bool = False
+    ) -> Iterator[StoredObject]:
+        """See `Store`; `begin` takes those of a deep listing whose names in the folder begin so,
+        `hidden` also those that are hidden."""
         prefix = f"{self._prefix}{folder}".rstrip("/")
         base = f"{prefix}/" if prefix else ""
 
@@ -74,7 +77,7 @@ class ObjectStore(Store):
 
         for path, size, etag in self._requests.send(f"LIST {base}", request):
             inner = path.removeprefix(base)
-            if not any(part.startswith(_HIDDEN) for part in inner.split("/")):
+            if hidden or not any(part.startswith(_HIDDEN) for part in inner.split("/")):
                 yield StoredObject(path.removeprefix(self._prefix), size, etag)
 
     def folders(self) -> Sequence[str]:

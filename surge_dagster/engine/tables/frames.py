@@ -23,6 +23,7 @@ from surge_dagster.engine.sources.rows import canonical_type, small
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support.unreadable import first_line
 from surge_dagster.engine.tables.column_settings import ColumnSettings, column_names, selected
+from surge_dagster.engine.tables.delta_dataset import delta_dataset
 from surge_dagster.engine.tables.grouped_partitions import grouped_partition
 from surge_dagster.engine.tables.grouping import Block, Gathered, GroupedRows
 from surge_dagster.engine.tables.table_rows import key_strings, keys_of
@@ -185,8 +186,8 @@ def _batches_of(
     opened: Any = frame
     if not _is_frame(frame) and callable(frame):
         opened = frame()
-    if hasattr(opened, "to_pyarrow_dataset"):  # a Delta table's other reader gives any order
-        opened = opened.to_pyarrow_dataset()
+    if hasattr(opened, "to_pyarrow_dataset"):
+        opened = delta_dataset(key, opened)
     schema = _schema(key, opened)
     _require_columns(key, opened, schema, columns, settings)
     outer = outer_columns(schema.names, columns)

@@ -13,6 +13,7 @@ from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.tables.bigquery import BIGQUERY_SCHEME, open_bigquery
 from surge_dagster.engine.tables.column_settings import FileColumnSettings, column_names, selected
+from surge_dagster.engine.tables.delta import is_delta, open_delta
 from surge_dagster.engine.tables.table import TableSource
 from surge_dagster.engine.tables.table_rows import FileTable
 
@@ -33,7 +34,7 @@ def open_source(
         url: a local path or pattern such as `products/{category}.parquet`, a `file://` URL, the URL
             of a bucket (`s3://`, `gs://`, `az://`), or `bigquery://project.dataset.table`.
         partition_by: columns whose values are the key of a row. All files together are then one
-            table, with its rows in any order.
+            table, with its rows in any order. A Delta table may have its own.
         query, updated_at: see `BigQueryCatalog`.
         columns: as in the settings, `id="sku", text="{title}. {description}"`, or in a `selection`.
     """
@@ -45,6 +46,8 @@ def open_source(
             str(url), partition_by, selection, gcp, query=query, updated_at=updated_at
         )
     require_no_bigquery(str(url), query=query, updated_at=updated_at)
+    if is_delta(str(url), storage_options):
+        return open_delta(str(url), partition_by, selection, storage_options)
     if partition_by:
         content = FileTable(open_files(url, storage_options), partition_by, selection)
         return TableSource(content, partition_by, selection)

@@ -57,7 +57,9 @@ def test_footers_of_unchanged_objects_are_not_read_again(
     second = [
         (partition.key, partition.source_version, partition.rows) for partition in bucket.open()
     ]
-    assert ["list-type" in target for target in object_server.requests("GET")] == [True, False]
+    assert ["list-type" in target for target in object_server.requests("GET")] == [True] * 2 + [
+        False
+    ]
     assert [old == new for old, new in zip(first, second, strict=True)] == [
         True,
         True,
@@ -109,11 +111,11 @@ def test_object_that_is_never_given_fails_its_partition_alone(
 def test_bucket_that_is_down_ends_a_listing(bucket: Shop, object_server: ObjectServer) -> None:
     bucket.write("category=a/0.parquet", numbered_rows("a", 5))
     object_server.plan = always(Fault("status", 503))
-    with pytest.raises(TransientError, match=r"LIST cat/ failed \(503"):
+    with pytest.raises(TransientError, match=r"LIST cat/\S* failed \(503"):
         list(bucket.open())
 
 
-def test_run_sends_one_listing_and_three_small_requests_for_each_partition(
+def test_run_sends_two_listings_and_three_requests_for_each_partition(
     bucket: Shop, object_server: ObjectServer, hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
     """Its footer, its content, and a look at its folder alone before it is published."""
@@ -121,9 +123,9 @@ def test_run_sends_one_listing_and_three_small_requests_for_each_partition(
         bucket.write(f"category={number}/0.parquet", numbered_rows(str(number), 3))
     assert len(finish_receipts(make_run(hash_pool, bucket.open(), tmp_path / "out"))) == 40
     listings = [target for target in object_server.requests("GET") if "list-type" in target]
-    assert len([target for target in listings if "category" not in target]) == 1
-    assert len(listings) == len(set(listings)) == 41
-    assert (len(object_server.log), object_server.requests("HEAD")) == (1 + 3 * 40, [])
+    assert len([target for target in listings if "category" not in target]) == 2
+    assert len(listings) == len(set(listings)) == 42
+    assert (len(object_server.log), object_server.requests("HEAD")) == (2 + 3 * 40, [])
 
 
 class TestReadingAhead:

@@ -1,0 +1,202 @@
+"""Delta tables as sources: rows of the newest version; what is read wrongly is refused by name."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from surge_dagster.engine.errors import ConfigError, TransientError
+from surge_dagster.engine.store.object_client import StorageOptions
+from surge_dagster.engine.tables.frames import FrameCatalog, FrameTable
+from surge_dagster.engine.tables.opening import open_source, release
+from tests.engine.sources.reading import refusal
+from tests.engine.sources.tables import contents, versions
+from tests.engine.store.object_server import BUCKET, ObjectServer
+
+deltalake = pytest.importorskip("deltalake", reason="not installed: the extra 'delta'")
+
+ROWS = pa.table({"category": ["a", "b", "a"], "id": ["1", "2", "3"], "text": ["x", "y", "z"]})
+
+
+def write(folder: Path, rows: pa.Table = ROWS, **options: Any) -> str:
+    deltalake.write_deltalake(str(folder), rows, **options)
+    return str(folder)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> str:
+    return write(tmp_path / "shop", partition_by=["category"])
+
+
+def test_table_is_divided_by_its_partition_columns(table: str) -> None:
+    assert contents(open_source(table)) == {"a": [("1", "x"), ("3", "z")], "b": [("2", "y")]}
+
+
+def test_table_is_divided_by_the_columns_that_are_named(table: str) -> None:
+    assert list(contents(open_source(table, partition_by="id"))) == ["1", "2", "3"]
+
+
+def test_deleted_and_overwritten_rows_are_not_read(table: str) -> None:
+    deltalake.DeltaTable(table).delete("id = '1'")
+    write(Path(table), pa.table({"category": ["b"], "id": ["4"], "text": ["new"]}), mode="append")
+    deltalake.DeltaTable(table).update(predicate="id = '2'", new_values={"text": "newer"})
+
+    found = {key: sorted(rows) for key, rows in contents(open_source(table)).items()}
+
+    assert found == {"a": [("3", "z")], "b": [("2", "newer"), ("4", "new")]}
+
+
+def test_version_of_a_partition_changes_with_its_rows_only(table: str) -> None:
+    before = versions(open_source(table))
+    deltalake.DeltaTable(table).delete("id = '2'")
+    assert versions(open_source(table)) == {"a": before["a"]}
+
+
+def test_rows_keep_their_order_after_a_checkpoint(tmp_path: Path) -> None:
+    table = str(tmp_path / "shop")
+    for number in range(12):
+        row = {"category": ["a"], "id": [str(number)], "text": ["x"]}
+        write(tmp_path / "shop", pa.table(row), mode="append")
+    before = versions(open_source(table, partition_by="category"))
+    deltalake.DeltaTable(table).create_checkpoint()
+    assert versions(open_source(table, partition_by="category")) == before
+
+
+def test_table_that_changes_after_it_was_listed_is_transient(table: str) -> None:
+    source = open_source(table)
+    [first, _] = source
+    write(Path(table), mode="overwrite")
+    release(source)  # what was grouped
+    with pytest.raises(TransientError, match="changed after it was listed"):
+        list(first.read())
+
+
+def test_table_without_partition_columns_needs_the_setting(tmp_path: Path) -> None:
+    table = write(tmp_path / "shop")
+    with pytest.raises(ConfigError, match=r"has no partition columns.*--partition-by COLUMN"):
+        open_source(table)
+
+
+def test_missing_package_is_named_with_its_install_command(
+    table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    with pytest.raises(ConfigError, match=r"pip install 'surge-dagster\[delta\]'"):
+        open_source(table)
+
+
+@pytest.fixture
+def in_bucket(table: str, object_server: ObjectServer) -> StorageOptions:
+    """The table under `cat/shop` of a bucket."""
+    for path in Path(table).rglob("*"):
+        if path.is_file():
+            object_server.put(f"cat/shop/{path.relative_to(table)}", path.read_bytes())
+    return StorageOptions(
+        endpoint=object_server.url, access_key_id="a", secret_access_key="b", region="us-east-1"
+    )
+
+
+def test_table_in_a_bucket_is_read(table: str, in_bucket: StorageOptions) -> None:
+    source = open_source(f"s3://{BUCKET}/cat/shop", storage_options=in_bucket)
+    assert contents(source) == contents(open_source(table))
+
+
+def test_parent_of_a_table_in_a_bucket_is_refused(in_bucket: StorageOptions) -> None:
+    with pytest.raises(ConfigError, match="has a table of Delta in 'shop'"):
+        list(open_source(f"s3://{BUCKET}/cat", storage_options=in_bucket))
+
+
+def mapped_field(name: str, physical_name: str, number: int) -> dict[str, Any]:
+    mapping = {
+        "delta.columnMapping.id": number,
+        "delta.columnMapping.physicalName": physical_name,
+    }
+    return {"name": name, "type": "string", "nullable": True, "metadata": mapping}
+
+
+@pytest.fixture(params=[2, 3])
+def mapped(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A table in which Spark has renamed the column of texts, by the protocol's reader version."""
+    folder = tmp_path / "mapped"
+    (folder / "_delta_log").mkdir(parents=True)
+    pq.write_table(pa.table({"id": ["1"], "col-1": ["waterproof"]}), folder / "0.parquet")
+    fields = [mapped_field("id", "id", 1), mapped_field("text", "col-1", 2)]
+    protocol: dict[str, Any] = {"minReaderVersion": request.param, "minWriterVersion": 5}
+    if request.param == 3:
+        protocol |= {"minWriterVersion": 7, "readerFeatures": ["columnMapping"]}
+        protocol |= {"writerFeatures": ["columnMapping"]}
+    metadata = {
+        "id": "x",
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps({"type": "struct", "fields": fields}),
+        "partitionColumns": [],
+        "configuration": {"delta.columnMapping.mode": "name"},
+        "createdTime": 1,
+    }
+    file = {"path": "0.parquet", "partitionValues": {}, "modificationTime": 1, "dataChange": True}
+    file["size"] = (folder / "0.parquet").stat().st_size
+    lines = [{"protocol": protocol}, {"metaData": metadata}, {"add": file}]
+    log = folder / "_delta_log" / f"{0:020}.json"
+    log.write_text("\n".join(map(json.dumps, lines)))
+    return str(folder)
+
+
+def test_table_with_column_mapping_is_refused(mapped: str) -> None:
+    with pytest.raises(ConfigError, match=r"has column mapping.*CREATE TABLE"):
+        list(open_source(mapped, partition_by="id", missing_text="skip"))
+
+
+def test_frame_with_column_mapping_is_refused(mapped: str) -> None:
+    with pytest.raises(ConfigError, match="has column mapping"):
+        FrameTable(deltalake.DeltaTable(mapped), "id")
+    [one] = FrameCatalog({"a": deltalake.DeltaTable(mapped)})
+    assert "has column mapping" in str(refusal(one))
+
+
+@pytest.mark.parametrize(
+    ("marker", "kind"),
+    [
+        ("_delta_log/00000000000000000000.json", "Delta"),
+        (".hoodie/hoodie.properties", "Hudi"),
+        ("metadata/v1.metadata.json", "Iceberg"),
+        ("metadata/00001-f1.gz.metadata.json", "Iceberg"),
+    ],
+)
+@pytest.mark.parametrize("source", ["", "/**/*.parquet", "/{lang}/*/*.parquet"])
+def test_table_inside_of_a_source_is_refused_by_name(
+    tmp_path: Path, marker: str, kind: str, source: str
+) -> None:
+    for name in ("data/0.parquet", marker):
+        path = tmp_path / "de" / "shop" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    with pytest.raises(ConfigError, match=f"has a table of {kind} in 'de/shop'"):
+        list(open_source(f"{tmp_path}{source}"))
+
+
+@pytest.mark.parametrize("marker", [".hoodie/hoodie.properties", "metadata/v1.metadata.json"])
+def test_folder_of_a_table_that_cannot_be_read_is_refused(tmp_path: Path, marker: str) -> None:
+    (tmp_path / marker).parent.mkdir()
+    (tmp_path / marker).touch()
+    with pytest.raises(ConfigError, match=r"has a table of (Hudi|Iceberg) in '\.'"):
+        list(open_source(tmp_path))
+
+
+@pytest.mark.parametrize("part", ["category=a", "category=*/*.parquet"])
+def test_part_of_a_table_is_refused(table: str, part: str) -> None:
+    with pytest.raises(ConfigError, match=r"lies in the Delta table|has a table of Delta"):
+        list(open_source(f"{table}/{part}"))
+
+
+def test_hudi_table_in_a_bucket_is_refused(object_server: ObjectServer) -> None:
+    object_server.put("cat/.hoodie/hoodie.properties", b"")
+    object_server.put("cat/0.parquet", b"")
+    options = StorageOptions(endpoint=object_server.url, access_key_id="a", secret_access_key="b")
+    with pytest.raises(ConfigError, match="has a table of Hudi"):
+        list(open_source(f"s3://{BUCKET}/cat", storage_options=options))
