@@ -221,6 +221,23 @@ def xlm_roberta_with_dense(folder: Path) -> Path:
     return _saved(folder, tokenizer, config, transformers.XLMRobertaModel, rest)
 
 
+def esm_with_token_dropout(folder: Path) -> Path:
+    """Scales the embeddings of a text by its share of mask tokens."""
+    tokenizer = _word_piece()
+    tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    config = transformers.EsmConfig(
+        vocab_size=len(tokenizer),
+        mask_token_id=tokenizer.mask_token_id,
+        pad_token_id=0,
+        max_position_embeddings=66,
+        position_embedding_type="rotary",
+        token_dropout=True,
+        **_ENCODER,
+    )
+    rest = [_pooling("mean"), modules.Normalize()]
+    return _saved(folder, tokenizer, config, transformers.EsmModel, rest)
+
+
 def t5_with_dense(folder: Path) -> Path:
     config = transformers.T5Config(
         vocab_size=220, d_model=HIDDEN, d_kv=16, d_ff=64, num_layers=2, num_heads=2

@@ -31,9 +31,9 @@ PARITY_TEXTS = [
     "",
     " ",
     "word",
-    "Stainless steel bottle, 750 ml, keeps drinks cold for a day",
     "Between <pad> and [PAD]<pad> are words",
     "A row ends with [SEP] and </s> and begins with [CLS]",
+    "<mask> and [MASK] <mask>",  # ESM scales a text by its share of mask tokens
     "Größe 43, naïve façade, Ærøskøbing",
     "東京の夜景 пример текста مثال 🚀🚀",
     "def f(x: int) -> str:\n    return f'{x!r}'  # comment",

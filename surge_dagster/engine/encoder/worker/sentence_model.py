@@ -22,6 +22,10 @@ from surge_dagster.engine.model.spec import Space
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+# Small, because padding costs a CPU much. The library fails on a batch that has a single text of no
+# tokens, which the 16 texts of the parity check have not.
+_BATCH_TEXTS = 4
+
 
 def load_reference(space: Space, device: str) -> SentenceTransformer:
     """Load sentence-transformers' own model in fp32, with the space's length and normalization."""
@@ -74,7 +78,7 @@ def reference_vectors(model: SentenceTransformer, space: Space, texts: list[str]
     return (model.encode_query if is_query else model.encode_document)(
         texts,
         prompt=space.requested.query_prompt if is_query else space.requested.document_prompt,
-        batch_size=8,
+        batch_size=_BATCH_TEXTS,
         normalize_embeddings=space.normalize,
         truncate_dim=space.dimension,
         convert_to_numpy=True,
