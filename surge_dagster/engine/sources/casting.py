@@ -44,7 +44,9 @@ class UnfitValue(Exception):
 
 
 def plain_column(column: pa.Array) -> pa.Array:
-    """Return a column without its dictionary or extension type."""
+    """Return a column without its dictionary, run lengths or extension type."""
+    if pa.types.is_run_end_encoded(column.type):
+        column = pc.run_end_decode(column)  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(column, pa.DictionaryArray):
         # pyarrow cannot decode the views of polars.
         if pa.types.is_string_view(column.dictionary.type):

@@ -309,7 +309,13 @@ class _Rows:
         if not batches:
             raise TransientError("BigQuery returned no rows: the source was changed. Run again.")
         table = pa.Table.from_batches(batches)
-        table = table.sort_by([("surge_key", "ascending"), (self._id, "ascending")])
+        try:
+            table = table.sort_by([("surge_key", "ascending"), (self._id, "ascending")])
+        except pa.ArrowException as error:
+            raise ConfigError(
+                f"rows cannot be sorted by their id: the column {self._id!r} has type "
+                f"{table[self._id].type}. Name a column of strings or integers with the setting id."
+            ) from error
 
         held = {listed.json_key: table.slice(0, 0) for listed in wanted}
         begin = 0

@@ -148,6 +148,14 @@ def test_a_changed_schema_is_named_with_a_remedy(service: Service) -> None:
     assert "the text column has type int64; expected string" in str(refusal(first))
 
 
+def test_ids_that_cannot_be_sorted_are_refused(service: Service) -> None:
+    ids = [[number] for number in range(len(service.fake.table))]
+    service.fake.replace(service.fake.table.set_column(1, "id", [ids]))
+    [first, *_] = service.open()
+    with pytest.raises(ConfigError, match=r"the column 'id' has type list.*with the setting id"):
+        rows_of(first)
+
+
 def test_version_moves_with_the_rows_of_a_modified_table(
     service: Service,
 ) -> None:

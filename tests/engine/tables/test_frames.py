@@ -189,6 +189,12 @@ def test_current_version_of_a_frame_is_looked_up(current: str | None) -> None:
     assert listed.current_source_version() == current
 
 
+def test_texts_stored_as_runs_are_read() -> None:
+    texts = pa.RunEndEncodedArray.from_arrays(pa.array([2, 3], pa.int32()), pa.array(["x", "y"]))
+    [one] = FrameTable(pa.table({"key": ["a"] * 3, "id": [1, 2, 3], "text": texts}), "key")
+    assert rows_of(one) == [(1, "x"), (2, "x"), (3, "y")]
+
+
 def test_order_is_kept_beyond_a_batch_of_rows() -> None:
     rows = np.arange(30_000)
     keys = [f"p{row % 3}" for row in rows]
