@@ -25,9 +25,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import Cancelled, TransientError
-from surge_dagster.engine.files.facts import FileFacts
 from surge_dagster.engine.files.formats import file_name
-from surge_dagster.engine.files.parquet import read_facts
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Failure
@@ -211,8 +209,7 @@ def results(
     tokenize = TextTokens(pool.space, pool.start())
     keys = [partition.key for partition in file.partitions() if partition.key not in reasons]
     paths = {key: scratch / file_name(pool.space.name, key) for key in keys}
-    facts = {key: read_facts(pq.read_metadata(path)) for key, path in paths.items()}
-    vectors = _read_vectors(list(paths.values()))
+    embedded = _read_rows(list(paths.values()))
     for number, raw in read_raw_lines(file.path):
         line = parse_line(raw)
         key = file.key_of(number)
@@ -220,8 +217,10 @@ def results(
         try:
             if key in reasons:
                 raise _near_unusable_text(reasons[key])
-            matrix = np.stack(list(islice(vectors, len(line.body.input))))
-            truncated, tokens = _read_by_model(line.body, tokenize, facts[key], space)
+            rows = list(islice(embedded, len(line.body.input)))
+            matrix = np.stack([vector for vector, _ in rows])
+            was_truncated = np.array([was_truncated for _, was_truncated in rows])
+            truncated, tokens = _read_by_model(line.body, tokenize, was_truncated, space)
         except Refusal as error:
             refused = _result(number, line, error.status, error.body(), headers)
             yield "error", refused.model_dump_json()
@@ -243,34 +242,30 @@ def _near_unusable_text(reason: str) -> Refusal:
 
 
 def _read_by_model(
-    request: EmbeddingRequest, tokenize: TextTokens, facts: FileFacts, space: Space
+    request: EmbeddingRequest, tokenize: TextTokens, was_truncated: np.ndarray, space: Space
 ) -> tuple[np.ndarray, int]:
     """Return which texts the model did not read whole, and how many tokens it read.
 
-    Without a tokenizer only the lengths of texts say it, and those that may have been cut count as
-    cut.
-
     Args:
-        facts: of the file with their vectors.
+        was_truncated: whether the workers found it so, bool [texts].
 
     Raises:
         Refusal: texts were cut, and the request does not allow it.
     """
     texts = tokenize(request.input)
-    truncated = np.array([text.is_truncated for text in texts])
-    if facts.truncated and not tokenize.makes_ids:
-        lengths = np.array([len(text.encode()) for text in request.input])
-        truncated |= lengths >= facts.shortest_truncated_bytes
+    truncated = was_truncated | np.array([text.is_truncated for text in texts])
     if truncated.any() and not request.truncate:
         raise too_long(truncated, space.max_length)
     return truncated, sum(min(text.tokens, space.max_length) for text in texts)
 
 
-def _read_vectors(paths: list[Path]) -> Iterator[np.ndarray]:
+def _read_rows(paths: list[Path]) -> Iterator[tuple[np.ndarray, bool]]:
+    """Yield the vectors of files, each with whether its text was truncated."""
     for path in paths:
-        for batch in pq.ParquetFile(path).iter_batches(columns=["embedding"]):
+        for batch in pq.ParquetFile(path).iter_batches(columns=["truncated", "embedding"]):
             values = batch["embedding"].flatten().to_numpy()
-            yield from values.reshape(len(batch), -1).astype(np.float32, copy=False)
+            vectors = values.reshape(len(batch), -1).astype(np.float32, copy=False)
+            yield from zip(vectors, batch["truncated"].to_pylist(), strict=True)
 
 
 def _result(

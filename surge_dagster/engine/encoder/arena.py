@@ -162,11 +162,6 @@ class Slot:
         """Where each text starts, in bytes: one entry more than rows."""
         return self._arrays.offsets[: self._rows + 1]
 
-    def lengths(self, start: int, stop: int) -> np.ndarray:
-        """UTF-8 bytes of the texts of rows start..stop."""
-        self._check(start, stop)
-        return np.diff(self._arrays.offsets[start : stop + 1])
-
     def append(
         self,
         texts: pa.LargeStringArray,

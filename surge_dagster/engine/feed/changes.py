@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 _BATCH_BYTES = 4 * 1024 * 1024
 _BATCH_ROWS = 4096
 _UNKNOWN = ""  # version of a partition of which the consumer may have any rows
-_NOT_GIVEN = ("text_hash",)
+_NOT_GIVEN = ("text_hash", "truncated")
 _OPERATION = pa.field("op", pa.string(), nullable=False)
 
 

@@ -54,26 +54,17 @@ AnyFacts = TypeVar("AnyFacts", bound=Facts)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorOrigin:
-    """Where the vectors of some rows come from, and between which lengths of texts truncation
-    begins.
-
-    A file does not state whether a row's text was truncated. It follows from the length of the
-    text, except between the last two of these numbers.
+    """Where the vectors of some rows come from.
 
     Attributes:
         rows_reused: rows whose vectors were taken from the file that is replaced.
         oldest_encoded_at: no vector was made before, in UTC, ISO 8601 with seconds; "" if that is
-            unknown.
-        longest_whole_bytes: of the texts that were not truncated.
-        shortest_truncated_bytes: of the truncated texts; zero if there are none, or if it is
             unknown.
     """
 
     rows_reused: int = 0
     rows_encoded: int = 0
     oldest_encoded_at: str = ""
-    longest_whole_bytes: int = 0
-    shortest_truncated_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +112,11 @@ class VectorFacts(VectorOrigin):
         if not self.rows or not other.rows:
             return self if self.rows else other
         times = sorted((self.oldest_encoded_at, other.oldest_encoded_at))
-        shortest = sorted((self.shortest_truncated_bytes, other.shortest_truncated_bytes))
         return VectorFacts(
             truncated=self.truncated + other.truncated,
             rows_reused=self.rows_reused + other.rows_reused,
             rows_encoded=self.rows_encoded + other.rows_encoded,
             oldest_encoded_at=times[0],  # "" is unknown, and less than any time
-            longest_whole_bytes=max(self.longest_whole_bytes, other.longest_whole_bytes),
-            shortest_truncated_bytes=shortest[0] or shortest[1],
         )
 
 

@@ -17,7 +17,7 @@ MAX_ROW_GROUP_ROWS = 65_536
 READ_BYTES = 1024 * 1024
 _ROW_GROUP_BYTES = 1024 * 1024
 _MOST_READ_ROWS = 1024
-OWN_COLUMNS = ("id", "text", "text_hash", "embedding")
+OWN_COLUMNS = ("id", "text", "text_hash", "truncated", "embedding")
 _DTYPES = {np.dtype("float32"): pa.float32(), np.dtype("float16"): pa.float16()}
 _BITS = {"int8": 8, "binary": 1}  # of a value, if vectors are stored as bytes
 
@@ -30,6 +30,7 @@ class FileRows:
         texts: None leaves the column out; `text_hashes` are of all texts nevertheless.
         matrix: [rows, dimension], contiguous.
         carried: further columns of the source.
+        truncated: whether the model reads only a part of each text, bool [rows]; None: of no text.
     """
 
     ids: Sequence[pa.Array]
@@ -39,6 +40,7 @@ class FileRows:
     matrix: np.ndarray
     carried: Sequence[pa.RecordBatch] = ()
     carried_columns: pa.Schema | None = None
+    truncated: np.ndarray | None = None
 
     def table(self, columns: pa.Schema) -> pa.Table:
         """Return the rows as a table of a file's columns; vectors are not copied."""
@@ -47,6 +49,10 @@ class FileRows:
         if self.texts is not None:
             arrays.append(self.texts)
         arrays.append(self.text_hashes)
+        truncated = self.truncated
+        if truncated is None:
+            truncated = np.zeros(len(self.matrix), np.bool_)
+        arrays.append(pa.array(truncated))
         if self.carried_columns is not None:
             arrays += pa.Table.from_batches(self.carried, self.carried_columns).columns
         arrays.append(embedding_array(columns, self.matrix))
@@ -79,6 +85,7 @@ def schema(
     if include_text:
         columns.append(pa.field("text", pa.large_string(), nullable=False))
     columns.append(pa.field("text_hash", TEXT_HASH, nullable=False))
+    columns.append(pa.field("truncated", pa.bool_(), nullable=False))
     columns += carried or ()
     columns.append(pa.field("embedding", embedding_type(dimension, dtype), nullable=False))
     return pa.schema(columns)

@@ -21,7 +21,6 @@ from surge_dagster.engine.plan.catalog_sample import (
     CountTokens,
     IsReused,
     sample_catalog,
-    text_sizes,
     token_counter,
     tokens_by_bytes,
 )
@@ -29,7 +28,7 @@ from surge_dagster.engine.plan.planner import Goals, Plan, RunCosts
 from surge_dagster.engine.run.deciding import decide
 from surge_dagster.engine.run.embedding_run import publishing_threads
 from surge_dagster.engine.run.memory import MemoryPlan, fit_memory
-from surge_dagster.engine.run.old_rows import UNUSABLE, read_hashes, truncation
+from surge_dagster.engine.run.old_rows import UNUSABLE, read_hashes
 from surge_dagster.engine.run.old_values import NO_ROW
 from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.run.superbatch import PartitionToRead
@@ -166,5 +165,4 @@ def _are_reused(store: Store, space: Space, file: PublishedFile, texts: pa.Array
             old, _ = read_hashes(reader)
     except UNUSABLE:
         return np.zeros(len(texts), np.bool_)
-    _, is_certain = truncation(file.facts, text_sizes(texts))
-    return is_certain & (old.rows(text_hashes(texts)) != NO_ROW)
+    return old.rows(text_hashes(texts)) != NO_ROW

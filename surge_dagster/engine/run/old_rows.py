@@ -14,13 +14,14 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.encoder.known_vectors import KnownVectors
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
-from surge_dagster.engine.files.facts import FileFacts, InvalidFile
+from surge_dagster.engine.files.facts import InvalidFile
 from surge_dagster.engine.files.opening import open_published
 from surge_dagster.engine.files.parquet import OutputFile
 from surge_dagster.engine.files.rows import matrix_of, row_group_rows
@@ -43,6 +44,16 @@ _PIECE_BYTES = 8 * 1024 * 1024  # of vectors that are handed over at a time
 _COPIES = 5  # of a row group's vectors: as they are read, with their levels, and decoded
 # of a row group on average: if rows were shuffled, each piece needs most of them
 _MOST_READINGS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A row group of an old file: vectors, [rows, dimension], and which texts were truncated."""
+
+    number: int
+    first_row: int
+    vectors: np.ndarray
+    truncated: np.ndarray
 
 
 class OldRows:
@@ -75,7 +86,7 @@ class OldRows:
                     partition.key,
                 )
         self._observed = None if observer is None else observer.follow(reader, memory.reserve)
-        self._group: tuple[int, np.ndarray] | None = None
+        self._group: _Group | None = None
         self._readings = 0
         self._flags: tuple[StagedRows, np.ndarray] | None = None
 
@@ -140,12 +151,11 @@ class OldRows:
         if self._hashes is None or not self._takes_vectors or is_exhausted or not len(batch):
             return nothing
         old = self._hashes.rows(text_hashes(batch.texts), by_id)
-        truncated, is_certain = truncation(self._reader.facts, np.diff(batch.text_offsets))
-        rows = np.flatnonzero(is_certain & (old != NO_ROW))
+        rows = np.flatnonzero(old != NO_ROW)
         if not len(rows):
             return nothing
         try:
-            matrix = self._vectors(old[rows])
+            return self._taken(rows, old[rows]), old[rows]
         except StoreUnavailable:
             raise
         except UNUSABLE as error:
@@ -157,47 +167,36 @@ class OldRows:
             self._takes_vectors = False
             self._group = None
             return nothing
-        return KnownVectors(rows, matrix, truncated[rows]), old[rows]
 
-    def _vectors(self, old: np.ndarray) -> np.ndarray:
-        """Return vectors of rows of the file, [n, dimension]; reads each row group once."""
+    def _taken(self, rows: np.ndarray, old: np.ndarray) -> KnownVectors:
+        """Return vectors of rows of the file for these rows; reads each row group once."""
         groups = np.searchsorted(self._group_ends, old, side="right")
         matrix = np.empty((len(old), self._space.dimension), self._space.dtype)
-        for group in np.unique(groups).tolist():
-            if self._group is None or self._group[0] != group:
+        truncated = np.empty(len(old), np.bool_)
+        for number in np.unique(groups).tolist():
+            if self._group is None or self._group.number != number:
                 self._group = None  # one is held at a time
-                self._group = group, self._read_group(group)
-            places = np.flatnonzero(groups == group)
-            # from the group's end
-            matrix[places] = self._group[1][old[places] - self._group_ends[group]]
-        return matrix
+                self._group = self._read_group(number)
+            places = np.flatnonzero(groups == number)
+            rows_in_group = old[places] - self._group.first_row
+            matrix[places] = self._group.vectors[rows_in_group]
+            truncated[places] = self._group.truncated[rows_in_group]
+        return KnownVectors(rows, matrix, truncated)
 
-    def _read_group(self, group: int) -> np.ndarray:
+    def _read_group(self, number: int) -> _Group:
         self._readings += 1
-        batches = self._reader.read(columns=["embedding"], groups=[group])
-        parts = [matrix_of(batch) for batch in batches]
-        vectors = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        first = int(self._group_ends[group - 1]) if group else 0
-        rows = int(self._group_ends[group]) - first
+        batches = list(self._reader.read(columns=["truncated", "embedding"], groups=[number]))
+        vectors = np.concatenate([matrix_of(batch) for batch in batches])
+        truncated = np.concatenate([batch.column("truncated") for batch in batches])
+        first = int(self._group_ends[number - 1]) if number else 0
+        rows = int(self._group_ends[number]) - first
         if len(vectors) != rows:
-            raise InvalidFile(f"row group {group} has {len(vectors):,} vectors for {rows:,} rows")
+            raise InvalidFile(f"row group {number} has {len(vectors):,} vectors for {rows:,} rows")
         normalized = self._space.normalize
         wrong = invalid_row(vectors, normalized=normalized, may_be_zero=lambda row: True)
         if wrong is not None:
             raise InvalidFile(f"row {first + wrong[0]}: {wrong[1]}")
-        return vectors
-
-
-def truncation(facts: FileFacts, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return whether each text of an old file with these bytes was truncated, and whether that is
-    certain."""
-    no = np.zeros(len(lengths), np.bool_)
-    if not facts.truncated:
-        return no, ~no
-    if not facts.shortest_truncated_bytes:
-        return no, no
-    truncated = lengths > facts.longest_whole_bytes
-    return truncated, truncated | (lengths < facts.shortest_truncated_bytes)
+        return _Group(number, first, vectors, truncated)
 
 
 @contextlib.contextmanager

@@ -45,6 +45,7 @@ class SpaceTarget:
             matrix,
             segment.carried,
             segment.carried_columns,
+            batch.slot.truncation(segment.start, segment.stop),
         )
 
     def columns(self, id_type: pa.DataType, carried: pa.Schema | None) -> pa.Schema:

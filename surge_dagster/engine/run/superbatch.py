@@ -157,19 +157,14 @@ class Segment:
             now: the time in the form of the facts.
         """
         reused = slot.reused(self.start, self.stop)
-        truncated = slot.truncation(self.start, self.stop)
-        lengths = slot.lengths(self.start, self.stop)
-        count = int(np.count_nonzero(truncated))
         oldest = now
         if reused and self.partition.old_file is not None:
             oldest = min(now, self.partition.old_file.facts.oldest_encoded_at)
         return VectorFacts(
-            truncated=count,
+            truncated=int(np.count_nonzero(slot.truncation(self.start, self.stop))),
             rows_reused=reused,
             rows_encoded=self.rows - reused,
             oldest_encoded_at=oldest,
-            longest_whole_bytes=int(lengths.max(initial=0, where=~truncated)),
-            shortest_truncated_bytes=int(lengths[truncated].min()) if count else 0,
         )
 
 

@@ -30,7 +30,7 @@ from surge_dagster.engine.sources.template import Template
 _NO_ESCAPE = '",;\t|\r\n'
 MissingText = Literal["refuse_nulls", "refuse", "skip", "empty"]
 # Columns of an output, which no carried column may be named like.
-OWN_COLUMNS = ("partition", "id", "text", "text_hash", "embedding", "op")
+OWN_COLUMNS = ("partition", "id", "text", "text_hash", "truncated", "embedding", "op")
 
 
 @dataclass(frozen=True, slots=True)

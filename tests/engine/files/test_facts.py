@@ -35,8 +35,7 @@ def test_facts_are_read_back_as_they_were_written(
 
 def test_metadata_name_every_fact_of_the_format() -> None:
     promised = (
-        "format rows_reused rows_encoded oldest_encoded_at longest_whole_bytes "
-        "shortest_truncated_bytes partition_key "
+        "format rows_reused rows_encoded oldest_encoded_at partition_key "
         "space model precision source_version content_digest desired_version rows dimension "
         "truncated writer "
         "skipped_rows blank_texts rows_version carried_columns metadata_digest"

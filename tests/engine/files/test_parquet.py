@@ -90,6 +90,7 @@ class TestFormat:
             pa.field("id", id_type, nullable=False),
             *([pa.field("text", pa.large_string(), nullable=False)] if include_text else []),
             pa.field("text_hash", pa.binary(16), nullable=False),
+            pa.field("truncated", pa.bool_(), nullable=False),
             pa.field("embedding", pa.list_(item, 3), nullable=False),
         ]
         table = pq.read_table(tmp_path / "f")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 
+import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.run import old_rows
@@ -71,26 +72,18 @@ def test_forced_run_reuses_nothing(output: Output) -> None:
     assert output.encoded == 60
 
 
-def test_truncated_texts_are_counted_exactly_and_reused(output: Output) -> None:
-    rows = [*ROWS[:5], *((f"long-{n}", f"{LONG} {n}") for n in range(4)), *ROWS[5:]]
-    assert output.embed(rows).truncated == 4
-    edited = [*rows[1:7], *rows[8:], ("long-9", LONG + " new")]
-    receipt = output.embed(edited)
-    assert receipt.truncated == 4
-    assert receipt.rows_encoded == 1
-    assert read_embedded(output.root, output.run.space.name, "k").facts.truncated == 4
-
-
-def test_text_of_which_nothing_tells_whether_it_was_truncated_is_encoded(output: Output) -> None:
-    rows = [("a", "short"), ("b", "between"), ("c", LONG)]
+@pytest.mark.parametrize("count", [60, 450], ids=["whole", "split"])
+def test_truncated_texts_are_reused_and_stay_marked(output: Output, count: int) -> None:
+    rows = [*numbered_rows("k", count), ("long", LONG), ("last", "short")]
     output.embed(rows)
-    rewrite(output.path, lambda table: table, longest_whole_bytes=20, shortest_truncated_bytes=6)
-    receipt = output.embed([*rows, ("d", "new")])
-    assert receipt.rows_encoded == 2
-    assert receipt.rows_reused == 2
-    assert receipt.truncated == 1
-    rewrite(output.path, lambda table: table, shortest_truncated_bytes=0)
-    assert output.embed(rows).rows_reused == 0
+
+    edited = [*rows[1:], ("new", LONG + " new")]
+    receipt = output.embed(edited)
+
+    assert receipt.rows_encoded == 1
+    assert receipt.truncated == 2
+    truncated = pq.read_table(output.path)["truncated"].to_pylist()
+    assert truncated == [text.startswith(LONG) for _, text in edited]
 
 
 def test_file_without_texts_is_reused_by_its_hashes(output: Output) -> None:
