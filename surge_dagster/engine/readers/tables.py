@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pyarrow as pa
 import pyarrow.fs as fs
 
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.facts import InvalidFile
 from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.files.opening import open_listed
@@ -20,6 +21,7 @@ from surge_dagster.engine.files.parquet import OutputFile
 from surge_dagster.engine.files.rows import check_schema
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.unreadable import first_line
 
 if TYPE_CHECKING:
     import polars as pl
@@ -61,7 +63,13 @@ def as_lazy_frame(
             if limit == 0:
                 return
 
-    return register_io_source(read, schema=types, explain_name="surge-dagster embeddings")
+    try:
+        return register_io_source(read, schema=types, explain_name="surge-dagster embeddings")
+    except pl.exceptions.PolarsError as error:
+        raise ConfigError(
+            f"polars does not have a type of these files: {first_line(error)}. Load them with "
+            "dataset()."
+        ) from error
 
 
 def _matching(files: Sequence[PublishedFile], predicate: pl.Expr) -> Sequence[PublishedFile]:

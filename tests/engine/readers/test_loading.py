@@ -18,11 +18,16 @@ import pyarrow.dataset as ds
 import pytest
 
 from surge_dagster import open_embeddings
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.sources import Selection
 from surge_dagster.engine.store.object_store import ObjectStore
 from surge_dagster.engine.support.footer_memory import forget_all
+from surge_dagster.engine.tables.frames import FrameCatalog
+from tests.engine.carried_values import VALUES
 from tests.engine.outputs import Load, Output, both_ways, output
+from tests.engine.runs import completed, make_run
 from tests.engine.store.object_server import ObjectServer, open_bucket
 
 __all__ = ["output"]
@@ -90,6 +95,23 @@ def test_other_types_of_ids_and_vectors_are_loaded(
     table = load(open_embeddings(output.root))
     assert table["id"].cast(pa.string()).to_pylist() == ["0", "1", "2", "3"]
     np.testing.assert_array_equal(matrix_in(table), matrix)
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_carried_column_of_any_type_is_loaded(
+    hash_pool: EncoderPool, tmp_path: Path, kind: str
+) -> None:
+    table = pa.table({"id": ["a", "b", "c"], "text": ["x", "y", "z"], "value": VALUES[kind]})
+    source = FrameCatalog({"k": table}, Selection(carried=("value",)), versions={"k": "1"})
+    completed(make_run(hash_pool, source, tmp_path))
+    opened = open_embeddings(tmp_path)
+
+    assert opened.dataset().to_table().num_rows == 3
+    if kind == "decimal256":
+        with pytest.raises(ConfigError, match=r"polars does not have a type .* with dataset"):
+            opened.lazy()
+    else:
+        assert opened.lazy().select("value").collect().height == 3
 
 
 @both_ways
