@@ -192,8 +192,10 @@ class OldRows:
         rows = int(self._group_ends[number]) - first
         if len(vectors) != rows:
             raise InvalidFile(f"row group {number} has {len(vectors):,} vectors for {rows:,} rows")
-        normalized = self._space.normalize
-        wrong = invalid_row(vectors, normalized=normalized, may_be_zero=lambda row: True)
+        has_blank_texts = self._reader.facts.blank_texts > 0
+        wrong = invalid_row(
+            vectors, normalized=self._space.normalize, may_be_zero=lambda row: has_blank_texts
+        )
         if wrong is not None:
             raise InvalidFile(f"row {first + wrong[0]}: {wrong[1]}")
         return _Group(number, first, vectors, truncated)
