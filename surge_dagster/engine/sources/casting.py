@@ -111,7 +111,10 @@ def as_strings(column: pa.Array) -> pa.Array:
         )
     strings = cast_column(column, pa.large_string())
     if pa.types.is_temporal(kind):
-        is_out = pc.starts_with(strings, _OUT_OF_RANGE).fill_null(False)  # pyright: ignore[reportAttributeAccessIssue]
+        unzoned = strings
+        if pa.types.is_timestamp(kind) and kind.tz is not None:  # Arrow writes such a time wrongly
+            unzoned = column.cast(pa.timestamp(kind.unit)).cast(pa.large_string())
+        is_out = pc.starts_with(unzoned, _OUT_OF_RANGE).fill_null(False)  # pyright: ignore[reportAttributeAccessIssue]
         if (row := pc.index(is_out, True).as_py()) >= 0:  # pyright: ignore[reportAttributeAccessIssue]
             raise UnfitValue(f"has a {kind} outside of the calendar", row)
     return strings

@@ -47,6 +47,7 @@ def test_uuid_is_read_in_its_usual_form_as_id_text_and_carried_column(tmp_path: 
         (uuid_column(), AS_TEXT),
         (pa.array(['{"a": 1}', "2"], pa.json_()), ['{"a": 1}', "2"]),
         (pa.array([1, -1], pa.bool8()), ["1", "-1"]),
+        (pa.RunEndEncodedArray.from_arrays([2], ["text"]), ["text", "text"]),
         (pa.array([1.5, 2.0], pa.float16()), ["1.5", "2"]),
     ],
 )
@@ -77,7 +78,6 @@ def test_json_column_is_a_text(tmp_path: Path) -> None:
         pa.FixedShapeTensorArray.from_numpy_ndarray(
             pa.array([1, 2, 3, 4]).to_numpy().reshape(2, 2).copy()
         ),
-        pa.RunEndEncodedArray.from_arrays([2], ["text"]),
     ],
     ids=lambda values: str(values.type)[:20],
 )
@@ -91,6 +91,7 @@ def test_type_without_a_usual_form_is_refused_in_a_template_by_name(values: pa.A
     [
         (pa.array([1, 2], pa.timestamp("s", "Nowhere/City")), 100, "timezone 'Nowhere/City'"),
         (pa.array([1, LATE], pa.timestamp("s")), 101, "outside of the calendar"),
+        (pa.array([1, LATE], pa.timestamp("s", "Europe/Berlin")), 101, "outside of the calendar"),
         (pa.array([1, LATE], pa.date64()), 101, "outside of the calendar"),
     ],
 )
