@@ -84,9 +84,7 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         max_body_size=settings.max_body_bytes,
-        middleware=[
-            Middleware(Gate, keys=keys, metrics=metrics, is_private=settings.uds is not None)
-        ],
+        middleware=[Middleware(Gate, spaces, keys, metrics, is_private=settings.uds is not None)],
         exception_handlers=HANDLERS,
     )
     app.state.batches = Batches(spaces, settings.batches) if settings.batches else None

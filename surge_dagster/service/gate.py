@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _EMPTY_DIGEST = hashlib.sha256(b"").hexdigest()
 _PROBES = ("/healthz", "/readyz")
+_QUERIES = f"{ROOTS[0]}/embeddings"
 _REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 _LOCAL = re.compile(r"(localhost|127\.\d{1,3}\.\d{1,3}\.\d{1,3}|\[::1\])(:\d+)?", re.ASCII)
 _FOREIGN = Refusal(
@@ -45,6 +46,8 @@ _UNAUTHORIZED = Refusal(
 _CHARSET = Refusal(
     415, "unsupported_charset", "The form has another charset than UTF-8. Send UTF-8."
 )
+_NEWEST_SHARE = 0.2
+_ROUNDS = 3  # of the event loop: a result, the task that waits for it, its answer
 _BODY_UNREAD = (401, 403, 413, 415)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _ENDPOINT = ["endpoint"]
@@ -198,12 +201,23 @@ class Gate:
     """
 
     def __init__(
-        self, app: ASGIApp, keys: ApiKeys | None, metrics: Metrics, *, is_private: bool
+        self,
+        app: ASGIApp,
+        spaces: ServedSpaces,
+        keys: ApiKeys | None,
+        metrics: Metrics,
+        *,
+        is_private: bool,
     ) -> None:
         self._app = app
+        self._spaces = spaces
         self._keys = keys
         self._metrics = metrics
         self._is_private = is_private
+        self._begun = 0  # requests that are not answered
+        self._is_busy = False  # whether the event loop had the next request when it began one
+        self._last_begun_at = 0.0
+        self._request_seconds = 0.0  # of the event loop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -215,6 +229,7 @@ class Gate:
         headers = Headers(scope=scope)
         state = scope.setdefault("state", {})
         state.setdefault("arrived_at", time.monotonic())
+        state["loop_seconds"] = self._loop_seconds(len(state.get("requests", ())))
         state["owner"] = ""  # of all files and batches, if there are no keys
         state["request_id"] = headers.get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(state["request_id"]):
@@ -231,12 +246,26 @@ class Gate:
                     sent["connection"] = "close"
             await send(message)
 
+        self._begun += 1
         try:
             refusal = self._refusal(scope, headers)
             app = self._app if refusal is None else refusal.response()
             await app(scope, receive, send_counted)
         finally:
+            self._begun -= 1
             self._metrics.count(scope, status, time.perf_counter() - begun_at)
+
+    def _loop_seconds(self, requests: int) -> float:
+        """Return how long the requests that the event loop has read and not begun delay an
+        answer."""
+        now = time.monotonic()
+        if self._is_busy:
+            newest = now - self._last_begun_at
+            self._request_seconds += _NEWEST_SHARE * (newest - self._request_seconds)
+        waiting = max(0, requests - self._begun - 1)
+        self._is_busy = waiting > 0
+        self._last_begun_at = now
+        return _ROUNDS * waiting * self._request_seconds
 
     def _refusal(self, scope: Scope, headers: Headers) -> Refusal | None:
         """Return why a request is refused, whatever its body is."""
@@ -254,7 +283,20 @@ class Gate:
         charset = options.get(b"charset", b"utf-8").lower()
         if kind.startswith(b"multipart/") and charset not in (b"utf-8", b"utf8"):
             return _CHARSET
-        return None
+        return self._late(scope)
+
+    def _late(self, scope: Scope) -> Refusal | None:
+        """Return the refusal of a query that is late before its body is read, which costs less."""
+        served = self._spaces.served()
+        if scope["path"] != _QUERIES or not served or served[0].queries.promise is None:
+            return None
+        state = scope["state"]
+        needed = time.monotonic() - state["arrived_at"] + state["loop_seconds"]
+        late = needed - served[0].queries.promise.promised_seconds
+        if late <= 0:
+            return None
+        message = "More requests wait than can be read in time. Send it again later."
+        return Refusal(429, "rate_limit_exceeded", message, retry_after_seconds=late)
 
 
 def _is_local(headers: Headers) -> bool:

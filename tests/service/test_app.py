@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from surge_dagster.service.errors import Refusal
+from surge_dagster.service.lane import Promise
 from tests.service.fake_spaces import FakeSpaces, post
 from tests.service.running import client_of, connected, read_all, serving
 
@@ -148,14 +149,24 @@ def test_promise_counts_until_the_answer_is_sent_whatever_it_is(
     client: TestClient, spaces: FakeSpaces, promised: float, broken: int
 ) -> None:
     lane = spaces.only.queries
-    assert lane.promise is not None
-    lane.promise = replace(lane.promise, tokens_per_second=1e12, wanted_seconds=promised)
-    post(client)
-    lane.fails_later = Refusal(503, "encoder_down", "no worker")
-    post(client)
-    lane.failure = Refusal(429, "rate_limit_exceeded", "refused, so nothing was promised")
-    post(client)
-    post(client, "/documents/v1/embeddings")
+    kept = Promise(1e12, 512, 1_000.0)
+    accept = lane.accept
+
+    def accept_late(texts: list[str], **options: Any) -> Any:
+        lane.promise = Promise(1e12, 512, promised)
+        return accept(texts, **options)
+
+    lane.accept = accept_late
+    for path, later, failure in (
+        ("/v1/embeddings", None, None),
+        ("/v1/embeddings", Refusal(503, "encoder_down", "no worker"), None),
+        ("/v1/embeddings", None, Refusal(429, "rate_limit_exceeded", "nothing is promised")),
+        ("/documents/v1/embeddings", None, None),
+    ):
+        lane.promise = kept
+        lane.fails_later = later
+        lane.failure = failure
+        post(client, path)
 
     [line] = re.findall("^surge_promise_broken_total{.*", client.get("/metrics").text, re.MULTILINE)
 

@@ -112,7 +112,7 @@ def test_client_for_python_gets_the_vectors_of_its_base_url(
 def test_service_passes_the_suite_of_langchain(root: str, url: str, python: Path) -> None:
     suite = (CLIENTS / "langchain_suite.py", "-c", os.devnull, "-o", "asyncio_mode=auto")
     ended = subprocess.run(
-        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *suite],
+        [python, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", *suite],
         env=os.environ | {"SURGE_URL": url + root},
         capture_output=True,
         text=True,
