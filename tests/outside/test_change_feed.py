@@ -206,8 +206,8 @@ def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 def _places(name: str, column: pa.Array) -> list[int]:
     """Return which of the three values of a column each row has."""
     plain = VALUES[name]
-    if isinstance(plain, pa.ExtensionArray):
-        plain = plain.storage
+    if name in ("uuid", "json"):
+        plain = pa.array([value and str(value) for value in plain.to_pylist()])
     known = _shown(plain.cast(column.type))
     assert len(set(known)) == 3
     return [known.index(value) for value in _shown(column)]

@@ -56,11 +56,7 @@ def search(
     Raises:
         ConfigError: the pool encodes documents or into another space, or the space has no files.
     """
-    if pool.space.side != replace(pool.space, task="query").side:
-        raise ConfigError(
-            "this model encodes queries in another way than documents. Start the pool with "
-            'task="query".'
-        )
+    _require_queries(pool)
     space = space or _space_of(store, pool)
     files = Embeddings(store, space, removed=removed).files()
     if not files:
@@ -76,6 +72,14 @@ def search(
                 for nearest, scores in zip(nearest_of_each, scores_of_each, strict=True):
                     nearest.add(scores, batch, reader.facts.partition_key)
     return [nearest.hits for nearest in nearest_of_each]
+
+
+def _require_queries(pool: EncoderPool) -> None:
+    if pool.space.side != replace(pool.space, task="query").side:
+        raise ConfigError(
+            "this model encodes queries in another way than documents. Start the pool with "
+            'task="query".'
+        )
 
 
 def _query_vectors(pool: EncoderPool, queries: Sequence[str], space: Space) -> np.ndarray:

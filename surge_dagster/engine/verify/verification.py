@@ -109,8 +109,7 @@ def verify(
     reencode: int | None = 3,
     seed: int | None = None,
 ) -> Iterator[Violation | Verified | Compared]:
-    """Check every partition of a source against its file, and every file of the space against the
-    source.
+    """Check every partition of a source and every file of the space against each other.
 
     Args:
         pool: a pool of the same space, to encode rows again; None: no row is encoded again. A
@@ -138,10 +137,9 @@ def verify(
     yield from _orphans(store, space, is_complete)
     yield from _unused_segments(store, space, is_complete)
     if samples is not None:
-        compared = sum(is_complete.values())
         samples.compare()
         yield from _wrong_vectors(samples, space)
-        yield Compared(samples.compared, compared, not_compared, samples.seed)
+        yield Compared(samples.compared, sum(is_complete.values()), not_compared, samples.seed)
 
 
 def _samples(
