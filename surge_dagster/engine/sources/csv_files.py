@@ -21,6 +21,7 @@ from surge_dagster.engine.support.unreadable import first_line
 
 _DELIMITERS = (",", ";", "\t", "|")
 _LONGEST_ROW = 8 * 1024 * 1024
+_HEADER_BYTES = 256 * 1024
 _ENCODING = "Set encoding to that of its text, such as cp1252 or utf-16."
 _QUOTE = (
     "Close its quotes, write a quote within quotes twice, and give the row as many values as the "
@@ -55,7 +56,7 @@ def _header(request: FileRead, stream: io.BufferedReader) -> tuple[str, list[str
     if request.encoding == "utf-8":
         request.refuse_utf16(stream, _ENCODING)
     decoder = codecs.getincrementaldecoder(_codec(request))("surrogateescape")
-    head = decoder.decode(stream.peek())
+    head = decoder.decode(stream.peek()[:_HEADER_BYTES])
     if not head.strip():
         raise request.refused("is empty", "Write its header, or remove it.")
     headers: dict[str, list[str]] = {}

@@ -16,7 +16,6 @@ from surge_dagster.engine.sources.nested import outer_columns, select
 from surge_dagster.engine.support.unreadable import visible
 
 BLOCK_BYTES = 2 * 1024 * 1024  # of text that is parsed at a time
-_HEAD_BYTES = 256 * 1024  # a CSV header must end within these
 _CODECS = {".gz": "gzip", ".zst": "zstd"}
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
@@ -75,7 +74,7 @@ class FileRead:
         with self.file.open() as opened:
             stream = pa.CompressedInputStream(opened, codec) if codec else opened
             with stream:
-                yield io.BufferedReader(stream, _HEAD_BYTES)  # pyright: ignore[reportArgumentType]
+                yield io.BufferedReader(stream, BLOCK_BYTES)  # pyright: ignore[reportArgumentType]
 
     def refuse_utf16(self, stream: io.BufferedReader, remedy: str) -> None:
         """Refuse a text file that begins with the mark of UTF-16, or as Latin text does in it."""

@@ -21,6 +21,7 @@ from surge_dagster.engine.sources.partition import row_in_words
 from surge_dagster.engine.support.unreadable import first_line
 
 _LONGEST_LINE = 64 * 1024 * 1024
+_BLOCK_ROWS = 8192  # short objects take ten times their text
 _TYPES = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
 _ONE_TYPE = (
     "Write each value of a column with the same type, for example all ids in quotes, and lists and "
@@ -60,7 +61,7 @@ def _blocks(request: FileRead, stream: io.BufferedReader) -> Iterator[list[_Obje
         block.append(_parsed(request, line, row))
         row += 1
         size += len(line)
-        if size > BLOCK_BYTES:
+        if size > BLOCK_BYTES or len(block) == _BLOCK_ROWS:
             yield block
             block = []
             size = 0

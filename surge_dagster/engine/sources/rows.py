@@ -108,17 +108,13 @@ def together(
         size += batch.nbytes
         rows += len(batch)
         if pending and (size > most_bytes or rows > most_rows):
-            yield _concatenated(pending)
+            yield pa.concat_batches(pending)
             pending = []
             size = batch.nbytes
             rows = len(batch)
         pending.append(batch)
     if pending:
-        yield _concatenated(pending)
-
-
-def _concatenated(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return pa.concat_batches(batches) if len(batches) > 1 else batches[0]
+        yield pa.concat_batches(pending)
 
 
 def canonical_type(kind: pa.DataType) -> pa.DataType:
