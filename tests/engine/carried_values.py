@@ -54,5 +54,4 @@ VALUES: dict[str, Any] = {
 REFUSED: dict[str, Any] = {
     "map": pa.array([[("a", 1)], [("a", 2)], None], pa.map_(pa.string(), pa.int64())),
     "interval": pa.array([(1, 2, 3), (1, 2, 4), None], pa.month_day_nano_interval()),
-    "run-end encoded": pa.RunEndEncodedArray.from_arrays([1, 2, 3], [1, 2, None]),
 }
