@@ -32,27 +32,10 @@ _USER_VERSION = {"dagster/data_version_is_user_provided": "true"}
 # Dagster's data version of an external asset whose events name none. `superbatches` names none, so
 # that no SuperBatch, of whichever space, makes embeddings stale.
 _SUPERBATCHES_VERSION = "INITIAL"
-_SUPERBATCH_METRICS = (
-    *(
-        "partitions",
-        "texts",
-        "text_bytes",
-        "tokens",
-        "padding_ratio",
-        "truncated",
-        "replays",
-        "fill_ratio",
-    ),
-    *("encode_seconds", "tokenize_seconds", "forward_seconds"),
-    *("read_seconds", "serialize_seconds", "upload_seconds"),
-    *("duty_cycle", "worker_idle_ratio", "overlap_ratio"),
-    "peak_resident_bytes",
-)
 _OF_RECEIPT = (
     *("rows", "truncated", "skipped_rows", "blank_texts", "rows_reused", "rows_encoded"),
     *("source_version", "content_digest", "etag", "oldest_encoded_at"),
 )
-_WHERE_MEASURED = ("texts_per_second", "pace_ratio")
 
 SourceEvent = dg.AssetObservation | dg.AssetMaterialization
 
@@ -166,23 +149,19 @@ def _of_file(receipt: Receipt) -> dict[str, Any]:
 def superbatch(
     names: CatalogNames, report: SuperBatchReport, space: Space
 ) -> dg.AssetMaterialization:
-    measured = report.as_dict()
-    metrics = {name: measured[name] for name in _SUPERBATCH_METRICS}
-    metrics |= {name: value for name in _WHERE_MEASURED if (value := measured[name]) is not None}
-    metadata = {
-        name: round(value, 4) if isinstance(value, float) else value
-        for name, value in metrics.items()
-    }
+    metadata: dict[str, Any] = {"superbatch": report.index}
+    for name, value in report.as_dict().items():
+        if isinstance(value, float):
+            metadata[name] = round(value, 4)
+        elif isinstance(value, int):
+            metadata[name] = value
+    del metadata["index"]
+
     content = f"{counted(report.texts, 'text')} of {counted(report.partitions, 'partition')}"
     return dg.AssetMaterialization(
         names.superbatches,
         description=f"SuperBatch {report.index}: {content}",
-        metadata={
-            "superbatch": report.index,
-            **metadata,
-            "space_title": space.title,
-            "space": space.name,
-        },
+        metadata=metadata | {"space_title": space.title, "space": space.name},
     )
 
 
