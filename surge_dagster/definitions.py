@@ -84,7 +84,7 @@ def _definitions(settings: Settings, names: CatalogNames) -> dg.Definitions:
         jobs=[refresh, embed, catalog_check(names, checks), switch_current_space(names), *follow],
         sensors=[
             new_partitions(names, settings, embed),
-            lost_runs,
+            lost_runs(names, settings),
             *webhook_alerts(names, settings),
             *hand_over_changes(names, settings, follow),
         ],

@@ -22,7 +22,7 @@ from surge_dagster.config.settings import Settings
 from surge_dagster.engine.support.counts import counted, named
 from surge_dagster.orchestration.active_runs import assets_of, concerns
 from surge_dagster.orchestration.dagster_internals import last_tick
-from surge_dagster.orchestration.names import LOST_RUNS, CatalogNames
+from surge_dagster.orchestration.names import CatalogNames
 
 _SENSOR_SECONDS = 30
 # Dagster gives a tick a minute.
@@ -58,7 +58,7 @@ def webhook_alerts(names: CatalogNames, settings: Settings) -> list[dg.SensorDef
         return []
     url = settings.alert_webhook.get_secret_value()
     common = {"catalog": names.name or "", "source": settings.source}
-    assets = names.assets | {names.derived(each.label) for each in settings.derived}
+    assets = names.assets(each.label for each in settings.derived)
 
     @dg.sensor(
         name=names.alerts,
@@ -144,8 +144,7 @@ def _of_runs(
 
 def _failing(context: dg.SensorEvaluationContext, names: CatalogNames) -> dict[str, str]:
     """Return a message for each sensor and schedule whose ticks fail."""
-    # All catalogs share `lost_runs`, and each posts that it fails: each may have its own URL.
-    watched = dict.fromkeys((names.sensor, names.hand_over_sensor, LOST_RUNS), _FAILED_TICKS)
+    watched = dict.fromkeys((names.sensor, names.hand_over_sensor, names.lost_runs), _FAILED_TICKS)
     watched |= {names.schedule: 1, names.check_schedule: 1}
     failing: dict[str, str] = {}
     for name, fewest in watched.items():

@@ -58,12 +58,9 @@ def hand_over_changes(
     def sensor(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
         instance = context.instance
 
-        def is_concerned(run: dg.DagsterRun) -> bool:
-            return run.job_name in job_names or embeds(names, instance, run)
-
-        run = next(active_runs(instance, is_concerned), None)
-        if run is not None:
-            return dg.SkipReason(f"waiting for run {run.run_id}, which embeds or hands over")
+        for run in active_runs(instance):
+            if run.job_name in job_names or embeds(names, instance, run):
+                return dg.SkipReason(f"waiting for run {run.run_id}, which embeds or hands over")
 
         requests: list[dg.RunRequest] = []
         reasons: list[str] = []

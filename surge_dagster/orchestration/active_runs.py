@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -46,13 +45,9 @@ class Held:
         )
 
 
-def active_runs(
-    instance: dg.DagsterInstance, concerned: Callable[[dg.DagsterRun], bool]
-) -> Iterator[dg.DagsterRun]:
-    """Yield those of the concerned runs that wait or are executed, the newest first."""
-    for run in instance.get_runs(filters=dg.RunsFilter(statuses=_ACTIVE)):
-        if concerned(run):
-            yield run
+def active_runs(instance: dg.DagsterInstance) -> Sequence[dg.DagsterRun]:
+    """Return the runs that wait or are executed, the newest first."""
+    return instance.get_runs(filters=dg.RunsFilter(statuses=_ACTIVE))
 
 
 def embeds(names: CatalogNames, instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
@@ -82,8 +77,8 @@ def held_by_active_runs(
         besides: a run that does not count.
     """
     op_names = (names.embeddings_op, names.refresh_op)
-    runs = active_runs(instance, partial(embeds, names, instance))
-    runs = [run for run in runs if run.run_id != besides]
+    others = [run for run in active_runs(instance) if run.run_id != besides]
+    runs = [run for run in others if embeds(names, instance, run)]
     registered = (
         dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name)) if runs else {}
     )

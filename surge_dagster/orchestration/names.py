@@ -8,6 +8,7 @@ a name has the plain names.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,6 @@ from surge_dagster.config.run_setup import RunSetup
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.resources import CatalogSource, EncoderResource, OutputStore
 
-LOST_RUNS = "lost_runs"  # the sensor that all catalogs of a code location share
 _VALID = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
@@ -102,6 +102,7 @@ class CatalogNames:
 
         self.sensor = f"{prefix}new_partitions"
         self.hand_over_sensor = f"{prefix}hand_over_changes"
+        self.lost_runs = f"{prefix}lost_runs"
         self.alerts = f"{prefix}alerts"
         self.schedule = f"{prefix}nightly_refresh"
         self.check_schedule = f"{prefix}scheduled_check"
@@ -120,12 +121,13 @@ class CatalogNames:
     def derived_op(self, label: str) -> str:
         return f"{self.embeddings_op}_{label}"
 
-    @property
-    def assets(self) -> frozenset[dg.AssetKey]:
-        """All assets of the catalog, without those of derived spaces."""
+    def assets(self, labels: Iterable[str]) -> frozenset[dg.AssetKey]:
+        """Return all assets of the catalog, given the labels of its derived spaces."""
         sources = (self.source_partitions, self.superbatches)
         spaces = (self.embeddings, self.next_space, self.current_space)
-        return frozenset((*sources, *spaces, self.lancedb, self.pgvector))
+        return frozenset(
+            (*sources, *spaces, self.lancedb, self.pgvector, *map(self.derived, labels))
+        )
 
     @property
     def run_check(self) -> dg.AssetCheckKey:

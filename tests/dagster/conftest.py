@@ -25,7 +25,7 @@ from surge_dagster.engine.run.meters import Pace
 from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.launch import job_of
-from surge_dagster.orchestration.names import LOST_RUNS, CatalogNames
+from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.resources import EncoderResource
 from tests.dagster import private_dagster
 from tests.dagster.dev_server import CHILD_PATH
@@ -340,7 +340,7 @@ def tick_for_a_minute(bench: Workbench) -> None:
     lost."""
     cursor = None
     for _ in range(5):
-        cursor = bench.tick(LOST_RUNS, cursor).cursor
+        cursor = bench.tick(NAMES.lost_runs, cursor).cursor
         bench.ahead += timedelta(seconds=15)
 
 

@@ -19,7 +19,6 @@ from surge_dagster.orchestration.heartbeats import (
     executing,
 )
 from surge_dagster.orchestration.launch import job_of
-from surge_dagster.orchestration.names import LOST_RUNS
 from tests.dagster.conftest import NAMES, Workbench, execute, run_op, tick_for_a_minute
 from tests.service.lanes import until
 
@@ -129,7 +128,7 @@ def test_silent_run_that_is_being_canceled_ends_as_canceled(bench: Workbench) ->
 
 
 def test_sensor_that_finds_lost_runs_is_on_from_the_start(bench: Workbench) -> None:
-    sensor = bench.definitions.get_repository_def().get_sensor_def(LOST_RUNS)
+    sensor = bench.definitions.get_repository_def().get_sensor_def(NAMES.lost_runs)
     assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
 
 

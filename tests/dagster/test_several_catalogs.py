@@ -9,7 +9,7 @@ import pytest
 
 from surge_dagster import embedding_catalog
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.orchestration.names import LOST_RUNS, CatalogNames
+from surge_dagster.orchestration.names import CatalogNames
 from tests.dagster.conftest import Ran, Tick, Workbench, evaluate, execute
 from tests.small_catalogs import numbered_rows, write_partition
 
@@ -111,26 +111,7 @@ def test_names_of_two_catalogs_never_collide() -> None:
         )
     )
     for kind, names in merged.items():
-        of_each = [one[kind] - {LOST_RUNS} for one in single]
-        assert len(names - {LOST_RUNS}) == sum(map(len, of_each)), kind
-
-    assert LOST_RUNS in merged["automation"], "one for all catalogs"
-
-
-def test_catalogs_of_a_project_of_components_share_lost_runs(tmp_path: Path) -> None:
-    """Dagster gives each component's definitions the metadata of its file, on copies."""
-    of_components = [
-        embedding_catalog(
-            name=name, source=str(tmp_path / name), output=str(tmp_path / f"{name}-out")
-        ).with_definition_metadata_update(lambda metadata, name=name: {**metadata, "file": name})
-        for name in ("shop", "docs")
-    ]
-    sensors = [
-        sensor.name
-        for sensor in dg.Definitions.merge(*of_components).get_repository_def().sensor_defs
-    ]
-
-    assert sensors.count(LOST_RUNS) == 1
+        assert len(names) == sum(len(one[kind]) for one in single), kind
 
 
 def test_assets_have_the_owners_of_the_settings() -> None:
