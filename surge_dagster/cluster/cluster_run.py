@@ -84,25 +84,25 @@ def open_run(
     store: Store,
     warn: Callable[[str], None],
     *,
-    known: Mapping[str, Freshness] | None = None,
+    freshness: Mapping[str, Freshness] | None = None,
     outputs: OutputState | None = None,
 ) -> OpenedRun:
     """Return a run in this process, or over the cluster of the settings.
 
     Args:
         pool: of this process; over a cluster it is not started.
-        known: freshness of all partitions by key, if the caller has asked for it.
+        freshness: of all partitions by key, if the caller has asked for it.
         outputs: the files of the space, if the caller has listed them.
     """
     if setup.encoder.cluster == "none":
-        run = setup.new_run(partitions, pool, store, known=known, outputs=outputs)
+        run = setup.new_run(partitions, pool, store, freshness=freshness, outputs=outputs)
         run.report.price_per_hour = setup.encoder.price_per_hour
         return OpenedRun(run, partial(learning, run, pool, store))
 
     setup = setup.for_machines()
     encoder = setup.encoder
     connect = partial(RayCluster, encoder.cluster, setup, pool.space, warn)
-    run = ClusterRun(setup, partitions, pool, connect, warn, known=known, outputs=outputs)
+    run = ClusterRun(setup, partitions, pool, connect, warn, freshness=freshness, outputs=outputs)
     run.report.price_per_hour = encoder.price_per_hour
     return OpenedRun(run, run.events, run.work)
 
@@ -138,7 +138,7 @@ class ClusterRun(Generic[T]):
         connect: Callable[[str], Cluster[T]],
         warn: Callable[[str], None] = log.warning,
         *,
-        known: Mapping[str, Freshness] | None = None,
+        freshness: Mapping[str, Freshness] | None = None,
         outputs: OutputState | None = None,
         sizes: StretchSizes | None = None,
     ) -> None:
@@ -158,7 +158,7 @@ class ClusterRun(Generic[T]):
         # It lists the output and begins the space, and is never run.
         self._store = setup.open_store()
         self._local = setup.new_run([], pool, self._store, outputs=outputs)
-        self._known = dict(known or {})
+        self._freshness = dict(freshness or {})
         self._begun = time.perf_counter()
         self._tasks: dict[T, _Task] = {}
         self._ended = set[str]()  # keys of due partitions that have a receipt or a failure
@@ -198,12 +198,16 @@ class ClusterRun(Generic[T]):
         due: list[Partition] = []
         fresh_keys: set[str] = set()
         with contextlib.suppress(Cancelled):
-            unknown = [each for key, each in self._partitions.items() if key not in self._known]
+            unknown = [each for key, each in self._partitions.items() if key not in self._freshness]
             for partition in self._outputs.looked_at(unknown):
                 self._stop.require_running()
-                self._known[partition.key] = self._outputs.freshness(partition)
+                self._freshness[partition.key] = self._outputs.freshness(partition)
             decisions = decide(
-                self._listed, self._outputs, self._stop, force=self._force, known=self._known
+                self._listed,
+                self._outputs,
+                self._stop,
+                force=self._force,
+                freshness=self._freshness,
             )
             for decision in decisions:
                 if isinstance(decision, PartitionToRead):
@@ -275,8 +279,8 @@ class ClusterRun(Generic[T]):
                 stretch = self._queue.next(name, len(machines), speed, count)
                 if stretch is None:
                     continue
-                known = {key: self._known[key] for key in stretch.piece.keys}
-                task = cluster.embed(name, stretch, known)
+                freshness = {key: self._freshness[key] for key in stretch.piece.keys}
+                task = cluster.embed(name, stretch, freshness)
                 self._tasks[task] = _Task(name, stretch, self._now())
                 held[name] += _places_of(stretch)
         self.preparing = f"{counted(sum(map(bool, held.values())), 'machine')} at work"
@@ -377,7 +381,7 @@ class ClusterRun(Generic[T]):
         published: list[str] = []
         given_up: list[str] = []
         for key in stretch.piece.keys:
-            is_fresh = self._known[key].status == "fresh" and not self._force
+            is_fresh = self._freshness[key].status == "fresh" and not self._force
             (published if is_fresh else given_up).append(key)
         if published:
             self._queue.put_back(Stretch(replace(stretch.piece, keys=tuple(published))))
@@ -396,7 +400,7 @@ class ClusterRun(Generic[T]):
         self._outputs.refresh()
         self._outputs.look_at(keys)
         for key in keys:
-            self._known[key] = self._outputs.freshness(self._partitions[key])
+            self._freshness[key] = self._outputs.freshness(self._partitions[key])
 
     def _judged(self, work: MachineWork, event: Event) -> Event:
         """Return the event; a receipt for another source version than listed becomes a failure."""

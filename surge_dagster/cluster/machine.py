@@ -86,7 +86,7 @@ class Cluster(Protocol[T]):
         """Set how many machines could be used, for whatever starts and ends machines."""
         ...
 
-    def embed(self, machine: str, stretch: Stretch, known: Mapping[str, Freshness]) -> T: ...
+    def embed(self, machine: str, stretch: Stretch, freshness: Mapping[str, Freshness]) -> T: ...
 
     def wait(self, tasks: Sequence[T], seconds: float) -> list[T]:
         """Return the tasks that are done, after the first of them or this time."""
@@ -150,12 +150,14 @@ class Machine:
             workers=self._pool.workers,
         )
 
-    def embed(self, number: int, piece: Piece, known: Mapping[str, Freshness]) -> StretchOutcome:
+    def embed(
+        self, number: int, piece: Piece, freshness: Mapping[str, Freshness]
+    ) -> StretchOutcome:
         """Embed a piece of the catalog.
 
         Args:
             number: for `stop`; never given twice.
-            known: what the driver has decided of these partitions.
+            freshness: what the driver has decided of these partitions.
         """
         listed: list[Partition] = []
         gone: list[Event] = []
@@ -171,7 +173,7 @@ class Machine:
         run = self._setup.new_run(
             listed,
             self._pool,
-            known=known,
+            freshness=freshness,
             outputs=self._outputs,
             ranges=() if piece.rows is None else [piece.rows],
             at_once=STRETCHES_AT_ONCE,

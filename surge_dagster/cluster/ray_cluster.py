@@ -142,13 +142,13 @@ class RayCluster:
             else:
                 request_resources(bundles=bundles)
 
-    def embed(self, machine: str, stretch: Stretch, known: Mapping[str, Freshness]) -> RayTask:
+    def embed(self, machine: str, stretch: Stretch, freshness: Mapping[str, Freshness]) -> RayTask:
         actor = self._nodes[machine].actor
         number = next(self._numbers)
         with self._calling():
             # It is done once: the driver hands it out again itself.
             call = actor.embed.options(max_task_retries=0)
-            return RayTask(machine, actor, number, call.remote(number, stretch.piece, known))
+            return RayTask(machine, actor, number, call.remote(number, stretch.piece, freshness))
 
     def wait(self, tasks: Sequence[RayTask], seconds: float) -> list[RayTask]:
         if not tasks:

@@ -142,7 +142,7 @@ class Refresh:
                 pool,
                 self._store,
                 self._context.log.warning,
-                known=work.known,
+                freshness=work.freshness,
                 outputs=work.outputs,
             )
             self._outcome.report = opened.run.report

@@ -112,7 +112,7 @@ class Worklist:
     Attributes:
         outputs: files of the run's space; those that differ from their source count as missing.
         todo: partitions that are selected and need work.
-        known: their freshness, by catalog key.
+        freshness: of each of them, by catalog key.
         fresh: of files that stay as they are and are on record.
         adopted: of files that stay as they are and are not on record.
         differing: how files differ from their facts, space or source.
@@ -121,7 +121,7 @@ class Worklist:
 
     outputs: OutputState
     todo: list[Partition] = field(default_factory=list)
-    known: dict[str, Freshness] = field(default_factory=dict)
+    freshness: dict[str, Freshness] = field(default_factory=dict)
     fresh: list[Receipt] = field(default_factory=list)
     adopted: list[Receipt] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
@@ -154,7 +154,7 @@ def make_worklist(
             work.failures.append(Failure(partition.key, reason, transient=True))
         elif is_selected and (fresh_file is None or must_be_forced):
             work.todo.append(partition)
-            work.known[partition.key] = freshness
+            work.freshness[partition.key] = freshness
         elif fresh_file is not None:
             is_on_record = record.shows(fresh_file, partition.source_version)
             receipts = work.fresh if is_on_record else work.adopted

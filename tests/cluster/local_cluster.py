@@ -87,13 +87,13 @@ class LocalCluster:
     def request(self, machines: int) -> None:
         self.requested.append(machines)
 
-    def embed(self, machine: str, stretch: Stretch, known: Mapping[str, Freshness]) -> Task:
+    def embed(self, machine: str, stretch: Stretch, freshness: Mapping[str, Freshness]) -> Task:
         number = len(self.given)
         self.given.append((machine, stretch))
 
         def work() -> StretchOutcome:
             self.before(machine, stretch.piece.keys)
-            return self._machines[machine].embed(number, stretch.piece, known)
+            return self._machines[machine].embed(number, stretch.piece, freshness)
 
         self._begun.append(in_background(work, "test-machine"))
         return machine, number, self._begun[-1]

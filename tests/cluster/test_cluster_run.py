@@ -188,12 +188,12 @@ def test_machine_compares_old_vectors_once_for_all_its_stretches(
 
 def test_stretch_that_is_stopped_before_it_begins_embeds_nothing(setup: RunSetup) -> None:
     piece = Piece(tuple(CATALOG), 1)
-    known = dict.fromkeys(CATALOG, Freshness("missing"))
+    freshness = dict.fromkeys(CATALOG, Freshness("missing"))
     machine = Machine(setup, write_token(setup.open_store()))
     try:
         machine.stop(1)
-        assert machine.embed(1, piece, known).stopped
-        outcome = machine.embed(2, piece, known)
+        assert machine.embed(1, piece, freshness).stopped
+        outcome = machine.embed(2, piece, freshness)
     finally:
         machine.close()
     assert not outcome.stopped

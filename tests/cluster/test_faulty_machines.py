@@ -107,8 +107,8 @@ def test_what_a_lost_machine_has_published_is_not_encoded_again(
 
     def lose_after_the_work(machine: str, keys: Sequence[str]) -> None:
         if machine == "a":
-            known = dict.fromkeys(keys, Freshness("missing"))
-            cluster._machines["a"].embed(hash(keys), Piece(tuple(keys), 1), known)
+            freshness = dict.fromkeys(keys, Freshness("missing"))
+            cluster._machines["a"].embed(hash(keys), Piece(tuple(keys), 1), freshness)
             encoded_by_a.extend(keys)
             if "b" not in cluster.names:
                 cluster.names.append("b")
@@ -225,10 +225,10 @@ def test_partitions_that_fail_on_the_only_machine_fail_by_name(
     bad = {"p11", "p10", "p09", "p08"}
     embed = Machine.embed
 
-    def fail_bad(self: Machine, number: int, piece: Piece, known: Any) -> StretchOutcome:
+    def fail_bad(self: Machine, number: int, piece: Piece, freshness: Any) -> StretchOutcome:
         if bad.issuperset(piece.keys):
             return StretchOutcome([Failure(key, "unreadable") for key in piece.keys], False)
-        return embed(self, number, piece, known)
+        return embed(self, number, piece, freshness)
 
     monkeypatch.setattr(Machine, "embed", fail_bad)
     failures = events_of(LocalCluster(setup, ["a"]), pool, Failure)

@@ -28,7 +28,7 @@ def decide(
     *,
     force: bool = False,
     ranges: Sequence[PartitionRange] = (),
-    known: Mapping[str, Freshness] | None = None,
+    freshness: Mapping[str, Freshness] | None = None,
 ) -> Iterator[Receipt | Failure | PartitionToRead]:
     """Yield what each partition needs, in their order: nothing (a receipt), to be read, or an
     operator (a failure).
@@ -36,7 +36,7 @@ def decide(
     Args:
         force: read fresh partitions too.
         ranges: what is read of their partitions; the others are read whole.
-        known: freshness of all partitions by key, if the caller has asked for it.
+        freshness: of all partitions by key, if the caller has asked for it.
 
     Raises:
         Cancelled: the run is stopping.
@@ -45,14 +45,14 @@ def decide(
     """
     keys: set[str] = set()
     divided = _by_key(ranges)
-    for partition in outputs.looked_at(partitions) if known is None else partitions:
+    for partition in outputs.looked_at(partitions) if freshness is None else partitions:
         stop.require_running()
         parts = divided.pop(partition.key, [])
         try:
             _require_new(partition, keys)
             keys.add(partition.key)
-            freshness = outputs.freshness(partition) if known is None else known[partition.key]
-            yield from _cut(_decision(partition, freshness, outputs, force), parts)
+            found = outputs.freshness(partition) if freshness is None else freshness[partition.key]
+            yield from _cut(_decision(partition, found, outputs, force), parts)
         except StoreUnavailable:
             raise
         except (SurgeError, OSError) as error:

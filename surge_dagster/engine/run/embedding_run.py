@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import Cancelled, ConfigError
@@ -47,7 +47,7 @@ from surge_dagster.engine.sources.partition import Partition, PartitionRange
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.ledger import Ledger
 from surge_dagster.engine.support.process_memory import MemoryGauge, memory_bytes
-from surge_dagster.engine.support.waiting import StopSignal, wait_for_thread
+from surge_dagster.engine.support.waiting import StopSignal, in_background, result_of
 
 _LOCAL_THREADS = 4
 _Decision = Receipt | Failure | PartitionToRead
@@ -72,8 +72,8 @@ class EmbeddingRun:
             file, else it reports nothing of it. Excludes `force`.
         outputs: the files of the pool's space, if the caller has listed them; None: the run lists
             them.
-        known: freshness of all partitions by key, if the caller has asked for it; the run does not
-            ask again.
+        freshness: of all partitions by key, if the caller has asked for it; the run does not ask
+            again.
         reuse_answer: of runs that share the pool; the first one compares the sample for all.
         include_text: write the text column.
         memory_limit_bytes: data that may be resident at any time; None is half of the memory that
@@ -100,7 +100,7 @@ class EmbeddingRun:
     force: bool = False
     ranges: Sequence[PartitionRange] = ()
     outputs: OutputState | None = None
-    known: Mapping[str, Freshness] | None = None
+    freshness: Mapping[str, Freshness] | None = None
     reuse_answer: ReuseAnswer | None = None
     include_text: bool = True
     memory_limit_bytes: int | None = None
@@ -198,7 +198,7 @@ class EmbeddingRun:
             self._stop,
             force=self.force,
             ranges=self.ranges,
-            known=self.known,
+            freshness=self.freshness,
         )
         fresh_keys: set[str] = set()
         due = yield from self._first_due(decisions, fresh_keys)
@@ -281,14 +281,9 @@ class EmbeddingRun:
         with memory.arena:
             events = self._events = EventStream(self.report, memory)
             target = SpaceTarget(store, self.space, self.pool.precision, self.include_text)
-            stages = threading.Thread(
-                target=self._join_stages,
-                args=(due, target, memory, events, outputs),
-                name="surge-run",
-                daemon=True,
-            )
+            join = partial(self._join_stages, due, target, memory, events, outputs)
+            stages = in_background(join, "surge-run")
             try:
-                stages.start()
                 for event in events:
                     if isinstance(event, Receipt) and event.action != "fresh":
                         self._record_selection()
@@ -297,7 +292,7 @@ class EmbeddingRun:
                 if not events.ended:
                     self.stop()
                 try:
-                    wait_for_thread(stages)
+                    result_of(stages)
                 except BaseException:  # interrupted again: the caller waits no longer
                     self._stop.abandon()
                     raise

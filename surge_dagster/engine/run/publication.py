@@ -74,7 +74,6 @@ class Publication:
             target.store.location(stored.name),
             action=action,
             superbatch=batch.index,
-            texts_per_second=self.encoded.metrics.costs.texts_per_second,
         )
         with self.lock:
             self.receipts.append(receipt)

@@ -55,14 +55,13 @@ class _SplitPartition:
 
     Attributes:
         staged: rows that are staged, in any order.
-        read: the partition as it was read, once its last segment was written; the SuperBatch of
-            that segment gives the other two.
+        read: the partition as it was read, once its last segment was written.
+        superbatch: index of that of its last segment.
     """
 
     staged: list[StagedRows] = field(default_factory=list)
     read: ReadPartition | None = None
     superbatch: int | None = None
-    texts_per_second: float | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -234,7 +233,6 @@ class Publisher:
             if segment.read is not None:
                 split.read = segment.read
                 split.superbatch = publication.encoded.batch.index
-                split.texts_per_second = publication.encoded.metrics.costs.texts_per_second
                 split.staged += segment.read.staged
             return split.is_complete
 
@@ -286,7 +284,6 @@ class Publisher:
             target.store.location(published.stored.name),
             action=partition.action(published.facts),
             superbatch=split.superbatch,
-            texts_per_second=split.texts_per_second,
             texts_reused=self._staged_before(partition, read),
         )
 

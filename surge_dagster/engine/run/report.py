@@ -107,7 +107,6 @@ class Receipt:
         truncated: texts whose first tokens are all that the model saw.
         skipped_rows, blank_texts: see `FileFacts`.
         superbatch: index of the SuperBatch that completed it, None unless it was encoded.
-        texts_per_second: throughput of that SuperBatch.
         texts_reused: rows whose vectors other runs had staged.
         rows_reused, rows_encoded, oldest_encoded_at: see `VectorOrigin`; of a file that was
             republished, those it had.
@@ -126,7 +125,6 @@ class Receipt:
     desired_version: str
     space: str
     superbatch: int | None = None
-    texts_per_second: float | None = None
     texts_reused: int = 0
     skipped_rows: int = 0
     blank_texts: int = 0
@@ -143,7 +141,6 @@ class Receipt:
         *,
         action: Action = "encoded",
         superbatch: int | None = None,
-        texts_per_second: float | None = None,
         texts_reused: int = 0,
     ) -> Self:
         """Return the receipt of a published file."""
@@ -155,7 +152,6 @@ class Receipt:
             bytes=stored.size,
             etag=stored.etag,
             superbatch=superbatch,
-            texts_per_second=texts_per_second,
             texts_reused=texts_reused,
             **of_file,
         )

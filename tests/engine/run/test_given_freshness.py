@@ -15,7 +15,7 @@ def test_partition_that_its_caller_takes_for_missing_is_encoded_though_it_is_fre
 ) -> None:
     partitions = [partition_of(key, numbered_rows(key, 3)) for key in "ab"]
     finish(make_run(hash_pool, partitions, tmp_path))
-    known = dict.fromkeys("ab", Freshness("missing"))
+    freshness = dict.fromkeys("ab", Freshness("missing"))
 
-    run = make_run(hash_pool, partitions, tmp_path, known=known)
+    run = make_run(hash_pool, partitions, tmp_path, freshness=freshness)
     assert [receipt.action for receipt in finish_receipts(run)] == ["encoded", "encoded"]
