@@ -28,7 +28,7 @@ from surge_dagster.engine.files.formats import (
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.concurrent_reads import reads_ahead
 from surge_dagster.engine.store.store import Store, StoredObject
-from surge_dagster.engine.support.footer_memory import FooterMemory, Tag
+from surge_dagster.engine.support.footer_memory import FooterMemory
 
 Status = Literal["fresh", "stale", "missing", "foreign", "unread"]
 Found = PublishedFile | InvalidFile | FileNotFoundError
@@ -85,8 +85,8 @@ class OutputState:
             if stored.name.endswith(SUFFIX):
                 self._listed[stored.name] = stored
         self._memory.forget_others(self._listed)
-        self._known = self._memory.known(self._tags(self._listed))
-        self._unreadable: dict[str, TransientError] = {}
+        tags = {name: (stored.size, stored.etag) for name, stored in self._listed.items()}
+        self._known: dict[str, Found | TransientError] = {**self._memory.known(tags)}
 
     def look_at(self, keys: Iterable[str]) -> None:
         """Read the files of these partitions from a bucket, many concurrently; only those that are
@@ -128,7 +128,7 @@ class OutputState:
         self._read_all(names)
         files: dict[str, Found | TransientError] = {}
         for name in names:
-            file = files[name] = self._unreadable.get(name) or self._known[name]
+            file = files[name] = self._known[name]
             if isinstance(file, PublishedFile) and file.stored != self._listed[name]:
                 files[name] = FileNotFoundError(
                     f"{self.store.location(name)!r} was replaced after it was listed"
@@ -139,7 +139,7 @@ class OutputState:
         """Return whether what was listed under a name, a file or none, is there now; False for a
         file that cannot be read."""
         listed = self._listed.get(name)
-        if name in self._unreadable:
+        if isinstance(self._known.get(name), TransientError):
             return False
         try:
             with explained(self.store.location(name)), self.store.open(name, listed):
@@ -161,8 +161,9 @@ class OutputState:
         """Treat a file as invalid that was read in full and does not hold what it states, until it
         is replaced."""
         stored = file.stored
-        self._known[stored.name] = InvalidFile(reason)
-        self._memory.remember(stored.name, (stored.size, stored.etag), self._known[stored.name])
+        refused = InvalidFile(reason)
+        self._known[stored.name] = refused
+        self._memory.remember(stored.name, (stored.size, stored.etag), refused)
 
     def _freshness(
         self, key: str, source_version: str, rows_version: str | None = None
@@ -175,27 +176,19 @@ class OutputState:
             return Freshness("missing")
         if self._is_unread(name):
             self._keep(name, _read(self.store, name))
-        if name in self._unreadable:
+        file = self._known.get(name)
+        if isinstance(file, TransientError):
             reason = (
                 f"partition {key!r}: it is unknown whether its file is up to date, so it was left "
-                f"alone. {self._unreadable[name]}"
+                f"alone. {file}"
             )
             return Freshness("unread", error=TransientError(reason, key))
-        file = self._known.get(name)
         if isinstance(file, InvalidFile):
             return Freshness("missing", invalid=file)
         if not isinstance(file, PublishedFile):
             return Freshness("missing")
         status = status_of(file.facts, self.space, key, source_version, rows_version)
         return Freshness(status, None if status == "missing" else file)
-
-    def _tags(self, names: Iterable[str]) -> dict[str, Tag]:
-        tags: dict[str, Tag] = {}
-        for name in names:
-            stored = self._listed.get(name)
-            if stored is not None:
-                tags[name] = stored.size, stored.etag
-        return tags
 
     def _names(self, keys: Iterable[str]) -> list[str]:
         names: list[str] = []
@@ -206,21 +199,18 @@ class OutputState:
 
     def _read_all(self, names: Iterable[str]) -> None:
         unread = [name for name in names if self._is_unread(name)]
-        self._known |= self._memory.known(self._tags(unread))
-        unread = [name for name in unread if name not in self._known]
         for name, answer in zip(unread, reads_ahead(self.store, unread, _read), strict=True):
             self._keep(name, answer)
 
     def _is_unread(self, name: str) -> bool:
-        return name in self._listed and name not in self._known and name not in self._unreadable
+        return name in self._listed and name not in self._known
 
     def _keep(self, name: str, answer: Found | TransientError) -> None:
+        self._known[name] = answer
         if isinstance(answer, TransientError):
-            self._unreadable[name] = answer
             return
         # A file may have been replaced since it was listed.
         stored = answer.stored if isinstance(answer, PublishedFile) else self._listed[name]
-        self._known[name] = answer
         if self.store.is_settled(stored, self._seen_ns):
             self._memory.remember(name, (stored.size, stored.etag), answer)
 
