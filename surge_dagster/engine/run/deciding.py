@@ -58,12 +58,8 @@ def decide(
         except (SurgeError, OSError) as error:
             yield failure_of(partition, error)
     for key, parts in divided.items():
-        yield Failure(
-            key,
-            f"{parts[0]} were to be encoded, and the source has no such partition now. Divide it "
-            "anew.",
-            transient=True,
-        )
+        reason = f"{parts[0]} were to be encoded, and the source has no such partition now."
+        yield Failure(key, f"{reason} Divide it anew.", transient=True)
 
 
 def _by_key(ranges: Sequence[PartitionRange]) -> dict[str, list[PartitionRange]]:

@@ -30,7 +30,7 @@ from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.run.reuse_check import ReuseCheck
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.space_target import SpaceTarget
-from surge_dagster.engine.run.staging import StagedRowsCheck, StagedRowsDiffer, Staging
+from surge_dagster.engine.run.staging import StagedRowsCheck, Staging
 from surge_dagster.engine.run.superbatch import (
     PartitionToRead,
     ReadPartition,
@@ -107,8 +107,6 @@ def _gather(
         failure = failure_of(partition.source, error)
         if isinstance(error, DataError):  # before other errors, what was read is staged
             dropped.add(partition)
-        if isinstance(error, StagedRowsDiffer):
-            reader.staging.remove(partition.key)
     finally:
         if read is None:
             texts, size = aggregator.discard()
@@ -155,7 +153,7 @@ class _RowReader:
             rows = self.memory.batches(partition.source, partition.range)
             batches = opened.enter_context(contextlib.closing(rows))
             ids = opened.enter_context(_Ids(partition, self.memory, old_rows))
-            check = StagedRowsCheck(partition.key, staged, partition.first_row)
+            check = StagedRowsCheck(self.staging, partition.key, staged, partition.first_row)
             content = _Content()
             for batch in batches:
                 content.add(batch)

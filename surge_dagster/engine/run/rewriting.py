@@ -17,7 +17,7 @@ from surge_dagster.engine.files.parquet import STRING_COPIES, FileWriter, levels
 from surge_dagster.engine.files.rows import vector_bytes
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.failures import require_unchanged
-from surge_dagster.engine.run.observer import PublicationObserver
+from surge_dagster.engine.run.observer import ObservedRows, PublicationObserver
 from surge_dagster.engine.run.space_target import SpaceTarget
 from surge_dagster.engine.run.staging import Staging
 from surge_dagster.engine.run.superbatch import PartitionToRead, ReadPartition, StagedRows
@@ -54,22 +54,37 @@ def assemble(
     columns = target.columns(read.id_type, read.carried_columns)
     changes = read.changes if partition.action(facts) == "encoded" else None
     wanted_ids: list[pa.Array] = []
-
-    def rows() -> Iterator[pa.RecordBatch]:
-        for segment in sorted(staged, key=lambda rows: rows.start):
-            row = segment.start
-            for batch in staging.rows(source, segment):
-                require_not_over()
-                if changes is not None:
-                    wanted_ids.append(changes.wanted_ids(row, batch.column("id")))
-                row += len(batch)
-                yield batch
+    rows = _rows(staging, partition, staged, require_not_over)
 
     with target.create(partition.key) as upload:
-        write_rows(target.space, upload, columns, facts, rows())
+        write_rows(target.space, upload, columns, facts, _noted(rows, changes, wanted_ids))
         if observer is not None and changes is not None:
             observer.publishing(facts, changes, wanted_ids)
         return PublishedFile(upload.publish(lambda: require_unchanged(source)), facts, columns)
+
+
+def _rows(
+    staging: Staging,
+    partition: PartitionToRead,
+    staged: Sequence[StagedRows],
+    require_not_over: Callable[[], None],
+) -> Iterator[pa.RecordBatch]:
+    for segment in sorted(staged, key=lambda rows: rows.start):
+        for batch in staging.rows(partition.source, segment):
+            require_not_over()
+            yield batch
+
+
+def _noted(
+    batches: Iterable[pa.RecordBatch], changes: ObservedRows | None, wanted_ids: list[pa.Array]
+) -> Iterator[pa.RecordBatch]:
+    """Yield all rows of a partition; `wanted_ids` takes the ids that an observer needs."""
+    row = 0
+    for batch in batches:
+        if changes is not None:
+            wanted_ids.append(changes.wanted_ids(row, batch.column("id")))
+        row += len(batch)
+        yield batch
 
 
 def write_rows(

@@ -30,7 +30,13 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable, SurgeError, TransientError
-from surge_dagster.engine.files.facts import InvalidFile, VectorFacts, desired_version, explained
+from surge_dagster.engine.files.facts import (
+    FileFacts,
+    InvalidFile,
+    VectorFacts,
+    desired_version,
+    explained,
+)
 from surge_dagster.engine.files.parquet import FileWriter, OutputFile
 from surge_dagster.engine.files.rows import (
     READ_BYTES,
@@ -128,28 +134,22 @@ class Staging:
         Raises:
             TransientError, OSError: the store does not take it.
         """
-        texts = batch.slot.texts(segment.start, segment.stop)
         digest = ContentDigest()
         sizes: list[np.ndarray] = []
-        row = 0
-        for ids, carried in zip_longest(segment.ids, segment.carried):
-            rows = RowBatch(ids, texts[row : row + len(ids)], carried=carried)  # pyright: ignore[reportArgumentType]
+        for rows in _pieces(batch, segment):
             digest.update(rows)
             sizes.append(row_bytes(rows))
-            row += len(rows)
 
         partition = segment.partition
-        start = segment.first_row
-        name = self._name(partition.source, start, start + row)
+        stop = segment.first_row + segment.rows
+        name = self._name(partition.source, segment.first_row, stop)
+        table = self._table(batch, segment, matrix)
         read = ReadPartition(
-            row, digest.hexdigest(), segment.id_type, carried_columns=segment.carried_columns
+            segment.rows,
+            digest.hexdigest(),
+            segment.id_type,
+            carried_columns=segment.carried_columns,
         )
-        columns = self._target.columns(segment.id_type, segment.carried_columns)
-        table = self._target.rows(batch, segment, matrix).table(columns)
-        reused = batch.slot.known(segment.start, segment.stop)
-        if reused is None:
-            reused = np.zeros(row, np.bool_)
-        table = table.add_column(table.num_columns - 1, _REUSED, pa.array(reused, pa.bool_()))
         facts = replace(
             self._target.facts(partition, read, vectors),
             space=name,
@@ -158,16 +158,30 @@ class Staging:
         )
 
         self._staged_keys.add(encode_key(partition.key))
+        self._publish(name, table, facts, _group_borders(np.concatenate(sizes)))
+        self._store.sync(self._folder(partition.source))
+        return StagedRows(
+            segment.first_row, stop, facts.content_digest, vectors, partition.old_version
+        )
+
+    def _publish(self, name: str, table: pa.Table, facts: FileFacts, borders: list[int]) -> None:
         with (
             self._store.create(name) as upload,
             FileWriter(upload.sink, table.schema, facts) as writer,
         ):
-            for begin, end in pairwise(_group_borders(np.concatenate(sizes))):
+            for begin, end in pairwise(borders):
                 writer.append_table(table.slice(begin, end - begin))
             writer.close()
             upload.publish(lambda: None)
-        self._store.sync(self._folder(partition.source))
-        return StagedRows(start, start + row, facts.content_digest, vectors, partition.old_version)
+
+    def _table(self, batch: SuperBatch, segment: Segment, matrix: np.ndarray) -> pa.Table:
+        """Return the rows of a segment as a file has them, and which vectors were reused."""
+        columns = self._target.columns(segment.id_type, segment.carried_columns)
+        table = self._target.rows(batch, segment, matrix).table(columns)
+        reused = batch.slot.known(segment.start, segment.stop)
+        if reused is None:
+            reused = np.zeros(segment.rows, np.bool_)
+        return table.add_column(table.num_columns - 1, _REUSED, pa.array(reused, pa.bool_()))
 
     def reused(self, partition: Partition, staged: StagedRows) -> np.ndarray:
         """Return which staged rows have the vector of the old file, bool [rows]; raises as
@@ -262,20 +276,9 @@ class Staging:
         return f"{self._root}/{encode_key(partition.key)}/{version}"
 
 
-class StagedRowsDiffer(TransientError):
-    """Rows that an earlier run staged are not those of the partition; whoever catches it removes
-    them."""
-
-    def __init__(self, key: str, reason: str) -> None:
-        super().__init__(
-            f"partition {key!r}: {reason}. What an earlier run staged of it is removed; run again.",
-            key,
-        )
-
-
 class StagedRowsCheck:
     """Separates a partition's staged rows from the others while they stream by, and proves that
-    they are the same.
+    they are the same. If they are not, what is staged of the partition is removed.
 
     Args:
         staged: ascending, none empty, no two overlapping.
@@ -285,7 +288,10 @@ class StagedRowsCheck:
         row: the first row after the last piece.
     """
 
-    def __init__(self, key: str, staged: Sequence[StagedRows], row: int = 0) -> None:
+    def __init__(
+        self, staging: Staging, key: str, staged: Sequence[StagedRows], row: int = 0
+    ) -> None:
+        self._staging = staging
         self._key = key
         self.row = row
         self._coming = deque(staged)
@@ -295,7 +301,7 @@ class StagedRowsCheck:
         """Yield the next rows in order, in pieces, each with the staged rows that it is part of.
 
         Raises:
-            StagedRowsDiffer: staged rows ended here and were not these.
+            TransientError: staged rows ended here and were not these.
         """
         done = 0
         while done < len(batch):
@@ -317,21 +323,33 @@ class StagedRowsCheck:
     def _end(self, staged: StagedRows) -> None:
         if self._digest.hexdigest() != staged.digest:
             rows = f"{staged.start:,} to {staged.stop:,}"
-            raise StagedRowsDiffer(self._key, f"its rows {rows} are not those that were staged")
+            self._refuse(f"its rows {rows} are not those that were staged")
         self._coming.popleft()
         self._digest = ContentDigest()
 
     def finish(self) -> None:
-        """Check the end of the partition.
-
-        Raises:
-            StagedRowsDiffer: the partition ends before its staged rows do.
-        """
+        """Check the end of the partition; raises `TransientError` if it ends before its staged rows
+        do."""
         if self._coming:
             last = self._coming[-1].stop
-            raise StagedRowsDiffer(
-                self._key, f"it has {self.row:,} rows, and {last:,} were there when it was staged"
-            )
+            self._refuse(f"it has {self.row:,} rows, and {last:,} were there when it was staged")
+
+    def _refuse(self, reason: str) -> None:
+        self._staging.remove(self._key)
+        raise TransientError(
+            f"partition {self._key!r}: {reason}. What an earlier run staged of it is removed; run "
+            "again.",
+            self._key,
+        )
+
+
+def _pieces(batch: SuperBatch, segment: Segment) -> Iterator[RowBatch]:
+    """Yield the rows of a segment in the pieces of its ids."""
+    first = segment.start
+    for ids, carried in zip_longest(segment.ids, segment.carried):
+        texts = batch.slot.texts(first, first + len(ids))
+        yield RowBatch(ids, texts, carried=carried)  # pyright: ignore[reportArgumentType]
+        first += len(ids)
 
 
 def _staged_rows(reader: OutputFile, start: int, stop: int) -> StagedRows:

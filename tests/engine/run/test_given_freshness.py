@@ -10,7 +10,7 @@ from tests.engine.runs import finish, finish_receipts, make_run
 from tests.small_catalogs import numbered_rows, partition_of
 
 
-def test_partition_that_its_caller_takes_for_missing_is_encoded_though_it_is_fresh(
+def test_partition_that_its_caller_takes_for_missing_is_encoded(
     hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
     partitions = [partition_of(key, numbered_rows(key, 3)) for key in "ab"]

@@ -91,7 +91,7 @@ def test_file_without_texts_is_reused_by_its_hashes(output: Output) -> None:
     assert output.embed(ROWS[5:], include_text=False).rows_reused == 55
 
 
-def test_oldest_vector_of_a_file_is_as_old_as_that_of_the_file_it_came_from(output: Output) -> None:
+def test_oldest_vector_is_as_old_as_that_of_the_file_it_came_from(output: Output) -> None:
     first = output.embed(ROWS)
     rewrite(output.path, lambda table: table, oldest_encoded_at="2020-02-02T02:02:02+00:00")
     assert output.embed(ROWS[1:]).oldest_encoded_at == "2020-02-02T02:02:02+00:00"

@@ -4,13 +4,15 @@ same rows."""
 from __future__ import annotations
 
 from itertools import pairwise
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.files.facts import VectorFacts
-from surge_dagster.engine.run.staging import StagedRowsCheck, StagedRowsDiffer
+from surge_dagster.engine.run.staging import StagedRowsCheck
 from surge_dagster.engine.run.superbatch import StagedRows
 from tests.engine.runs import read_of
 from tests.small_catalogs import Rows, numbered_rows, row_batch_of
@@ -24,7 +26,7 @@ def staged_of(rows: Rows, start: int, stop: int) -> StagedRows:
 
 def cut(rows: Rows, staged: list[StagedRows], batch_rows: int = 7) -> list[bool]:
     """For each row whether it is staged; rows and their order are checked."""
-    check = StagedRowsCheck("k", staged)
+    check = StagedRowsCheck(Mock(), "k", staged)
     found = []
     ids = []
     for start in range(0, len(rows), batch_rows):
@@ -55,7 +57,7 @@ def test_changed_staged_row_is_noticed(row: int, column: int) -> None:
     staged = [staged_of(ROWS, 10, 20), staged_of(ROWS, 20, 45)]
     rows: Rows = [(values[0], values[1]) for values in changed]
     if 10 <= row < 45:
-        with pytest.raises(StagedRowsDiffer, match="are not those that were staged"):
+        with pytest.raises(TransientError, match="are not those that were staged"):
             cut(rows, staged)
     else:
         cut(rows, staged)
@@ -66,5 +68,5 @@ def test_changed_staged_row_is_noticed(row: int, column: int) -> None:
     [(ROWS[1:], "its rows 10 to 20"), (ROWS[:15], "it has 15 rows, and 20 were there")],
 )
 def test_moved_or_missing_staged_rows_are_noticed(rows: Rows, reason: str) -> None:
-    with pytest.raises(StagedRowsDiffer, match=reason):
+    with pytest.raises(TransientError, match=reason):
         cut(rows, [staged_of(ROWS, 10, 20)])

@@ -208,7 +208,7 @@ def test_segment_without_its_end_is_encoded_again(
     assert warning in caplog.text
 
 
-def test_segment_with_a_damaged_page_is_removed_and_encoded_by_the_next_run(
+def test_segment_with_a_damaged_page_is_encoded_by_the_next_run(
     hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
     leave_staged(hash_pool, tmp_path, BIG, 270)

@@ -104,7 +104,7 @@ class OvertakenStore(LocalStore):
         return super().create(name)
 
 
-def test_split_partition_that_another_run_published_is_left_to_the_next_run(
+def test_split_partition_that_another_run_published_fails_for_now(
     hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
     store = OvertakenStore(tmp_path, hash_pool)
