@@ -1,2 +1,15 @@
 """The encoder service: answers queries over HTTP, in the vector spaces of an output, within a
-promised time."""
+promised time.
+
+A query passes, in this order:
+
+    server.py       uvicorn, and when the request arrived
+    gate.py         API key or local host, requests that are late already, metrics
+    embeddings.py   body and answer (errors.py, if it is refused)
+    spaces.py       the served spaces and their models
+    lane.py         tokens, admission by the promise, queue, passes through the model
+
+and below it, in `engine/encoder`, what the texts of a run pass too: pool, arena, calls, schedule,
+dispatcher, protocol, worker_process, and in the worker main, tokenization and a backend.
+`app.py` composes the service. Batches are `batch_routes`, `records`, `batches` and `batch_run`.
+"""

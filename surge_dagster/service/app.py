@@ -77,6 +77,7 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> FastAPI:
     """
     keys = ApiKeys(settings.api_keys) if settings.api_keys else None
     metrics = Metrics(spaces)
+    gate = Middleware(Gate, spaces, keys, metrics, is_private=settings.uds is not None)
     app = FastAPI(
         title="surge-dagster",
         version=__version__,
@@ -84,7 +85,7 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         max_body_size=settings.max_body_bytes,
-        middleware=[Middleware(Gate, spaces, keys, metrics, is_private=settings.uds is not None)],
+        middleware=[gate],
         exception_handlers=HANDLERS,
     )
     app.state.batches = Batches(spaces, settings.batches) if settings.batches else None
@@ -95,17 +96,22 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> FastAPI:
         {"query": ThreadPoolExecutor(2, "queries"), "document": ThreadPoolExecutor(1, "documents")},
         began=int(time.time()),
     )
-    app.include_router(_probes(spaces))
+    _include_routes(app, spaces, metrics, has_keys=keys is not None)
+    return app
 
+
+def _include_routes(
+    app: FastAPI, spaces: ServedSpaces, metrics: Metrics, *, has_keys: bool
+) -> None:
+    app.include_router(_probes(spaces))
     # The gate checks keys, before a body is read; this is for the OpenAPI document.
-    with_key = [Depends(HTTPBearer(auto_error=False))] if keys else []
+    with_key = [Depends(HTTPBearer(auto_error=False))] if has_keys else []
     router = APIRouter(dependencies=with_key, responses=_ANY_REFUSAL)
     router.include_router(_metrics(metrics))
     for root in ROOTS:
         router.include_router(embeddings.router, prefix=root)
         router.include_router(batch_routes.router, prefix=root)
     app.include_router(router)
-    return app
 
 
 def _metrics(metrics: Metrics) -> APIRouter:

@@ -14,13 +14,15 @@ from tests.cluster.servers import Bucket
 from tests.extras import require
 from tests.service.lanes import until
 
-MODEL, BIN = "hash://64", Path(sys.executable).parent
+MODEL = "hash://64"
+BIN = Path(sys.executable).parent
 _ALIVE = """
 import ray
 ray.init("auto")
 print("alive", *[node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]])
 """
-RAYLET, MACHINE = "raylet/raylet", "ray::Machine"
+RAYLET = "raylet/raylet"
+MACHINE = "ray::Machine"
 _JOIN_AT_ONCE = 8  # of hosts that share the cores here
 _RAY = (BIN / "ray", "start", "--num-cpus", 1, "--disable-usage-stats")
 

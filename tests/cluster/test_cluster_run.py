@@ -64,9 +64,7 @@ def test_run_needs_no_machine_if_everything_is_fresh(setup: RunSetup, pool: Enco
     assert run.report.partitions_skipped == 12
 
 
-def test_what_is_staged_of_fresh_partitions_is_removed_though_others_are_due(
-    setup: RunSetup, pool: EncoderPool
-) -> None:
+def test_what_is_staged_of_fresh_partitions_is_removed(setup: RunSetup, pool: EncoderPool) -> None:
     list(cluster_run(LocalCluster(setup, ["a"]), pool).events())
     output = Path(setup.output)
     # as by a machine that ended late
@@ -114,9 +112,7 @@ def test_machine_that_joins_late_gets_work(setup: RunSetup, pool: EncoderPool) -
     assert "late" in {machine for machine, _ in cluster.given}
 
 
-def test_machines_are_requested_for_all_remaining_work_also_if_all_are_lost(
-    setup: RunSetup, pool: EncoderPool
-) -> None:
+def test_machines_are_requested_for_all_remaining_work(setup: RunSetup, pool: EncoderPool) -> None:
     requested: list[int] = []
 
     def lose(machine: str, keys: Sequence[str]) -> None:

@@ -20,7 +20,9 @@ from tests.service.lanes import until
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
-DEPLOY, BIN, MODEL = Path(__file__).parents[2] / "deploy", Path(sys.executable).parent, "hash://64"
+DEPLOY = Path(__file__).parents[2] / "deploy"
+BIN = Path(sys.executable).parent
+MODEL = "hash://64"
 _NUMBERS = itertools.count()
 LISTED = (
     "import ray; ray.init('auto', log_to_driver=False); print('nodes:', sum(n['Alive'] for n in "
@@ -102,7 +104,8 @@ def test_slurm_job_embeds_on_all_its_nodes_and_lets_no_other_user_in(
         f"""printf '%s\\0' "$@" > "{tools}/new" && mv "{tools}/new" "{tools}/task" """,
         "sleep infinity",
     )
-    output, nodes = catalog.parent / "output", {"SLURM_JOB_NODELIST": "node[1-4]"}
+    output = catalog.parent / "output"
+    nodes = {"SLURM_JOB_NODELIST": "node[1-4]"}
     job = start(
         network[0],
         "bash",

@@ -295,7 +295,7 @@ def test_defect_of_this_package_ends_the_run(setup: RunSetup, pool: EncoderPool)
         list(cluster_run(LocalCluster(setup, ["a", "b"], fail), pool).events())
 
 
-def test_partition_that_a_machine_reads_in_another_version_is_done_by_another(
+def test_partition_that_is_read_in_another_version_is_done_by_another(
     setup: RunSetup, pool: EncoderPool
 ) -> None:
     stale = stale_listing(setup)
@@ -322,9 +322,7 @@ def test_partition_that_two_machines_read_in_another_version_fails(
     assert "read version old, and this run listed" in failures[0].reason
 
 
-def test_machine_whose_output_is_on_a_disk_of_its_own_is_refused_before_it_encodes(
-    giant: RunSetup, tmp_path: Path
-) -> None:
+def test_machine_with_an_output_of_its_own_is_refused(giant: RunSetup, tmp_path: Path) -> None:
     token = write_token(giant.open_store())
     elsewhere = replace(giant, output=str(tmp_path / "own disk"))
     with pytest.raises(ConfigError, match="All machines need one output"):
@@ -352,7 +350,7 @@ def test_machine_keeps_no_copy_of_a_grouped_table(tmp_path: Path, cache_folder: 
     assert set(cache_folder.rglob("rows/*/*")) == before
 
 
-def test_store_that_ignores_conditions_of_writes_is_refused_before_a_machine_has_work(
+def test_store_that_ignores_conditions_is_refused_before_any_work(
     setup: RunSetup, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(store: LocalStore, name: str) -> None:

@@ -147,7 +147,7 @@ def task_of(cluster: RayCluster, outcome: object) -> RayTask:
     return RayTask("cpu", cluster._nodes["cpu"].actor, 0, outcome)
 
 
-def test_precision_of_the_first_machine_is_that_of_the_run_also_when_it_is_lost(
+def test_precision_of_the_first_machine_is_that_of_the_run(
     ray: FakeRay, warnings: list[str]
 ) -> None:
     cluster = connected(warnings, "cpu")
@@ -162,7 +162,7 @@ def test_precision_of_the_first_machine_is_that_of_the_run_also_when_it_is_lost(
 @pytest.mark.parametrize(
     ("error", "kind"), [(ValueError("bad"), ConfigError), (ConnectionError("no"), TransientError)]
 )
-def test_wrong_address_is_a_setting_and_a_cluster_that_does_not_answer_is_passing(
+def test_wrong_address_is_a_setting_and_no_answer_is_passing(
     ray: FakeRay, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[SurgeError]
 ) -> None:
     def fail(*_: object, **__: object) -> None:

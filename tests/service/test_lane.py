@@ -142,7 +142,7 @@ def test_time_before_a_request_is_read_counts() -> None:
         assert_encoded(in_time.result(), ["in time"])
 
 
-def test_promise_follows_quick_passes_if_less_was_wanted_than_could_be_kept() -> None:
+def test_quick_passes_lower_a_promise_that_was_raised() -> None:
     with open_lane(promise=Promise(1.0, 64, 10.0)) as lane:
         assert lane.promise is not None
         assert lane.promise.promised_seconds == MARGIN * 2 * 64
@@ -231,7 +231,7 @@ def test_request_after_a_pool_gave_up_starts_another(
         assert lane.pool is not lost
 
 
-def test_lane_whose_next_pool_cannot_be_made_fails_requests_and_tries_again(
+def test_request_is_refused_if_no_other_pool_can_be_made(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> EncoderPool:

@@ -127,7 +127,7 @@ def test_request_whose_client_goes_while_it_is_accepted_is_never_encoded() -> No
     assert lane.held.empty()
 
 
-def test_answer_that_its_client_does_not_read_is_held_as_vectors_and_counted(
+def test_answer_that_is_not_read_is_held_as_vectors_and_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     written = list[int]()

@@ -34,7 +34,7 @@ def client(url: str, spaces: FakeSpaces) -> Iterator[openai.OpenAI]:
     spaces.only.queries.failure = None
 
 
-def test_both_formats_are_equal_to_the_last_bit_and_index_is_right_with_duplicates(
+def test_both_formats_are_equal_to_the_last_bit(
     client: openai.OpenAI,
 ) -> None:
     answers = [

@@ -26,7 +26,9 @@ from tests.service.test_chaos import embed
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
-CLIENTS, RATE, ROUNDS = 10, 200, 2  # the rate is of all clients, in requests per second
+CLIENTS = 10
+RATE = 200  # of all clients, in requests per second
+ROUNDS = 2
 # One that a busy machine keeps, too: retries are needed for services that end.
 PROMISE = ("--promise-ms", "10000")
 
@@ -36,7 +38,8 @@ class Clients:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self.answered, self.failed = [0] * CLIENTS, list[Exception]()
+        self.answered = [0] * CLIENTS
+        self.failed = list[Exception]()
         self._ended = threading.Event()
         self._threads = [
             threading.Thread(target=self._ask, args=(number,)) for number in range(CLIENTS)

@@ -56,7 +56,7 @@ def test_prompts_and_tokens_are_those_of_sentence_transformers(tmp_path: Path) -
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", [*ZOO, *ALSO_ELSEWHERE])
-def test_answers_of_every_architecture_are_the_vectors_of_searches_and_of_files(
+def test_answers_of_every_architecture_are_those_of_searches_and_files(
     name: str, tmp_path: Path
 ) -> None:
     spec = EncodingSpec(str(tiny_model(name, tmp_path)))

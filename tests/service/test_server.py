@@ -97,7 +97,9 @@ def test_service_says_what_it_serves_and_answers_on_a_unix_socket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers = SimpleQueue[uvicorn.Server]()
-    spaces, said, path = FakeSpaces(), SimpleQueue[str](), tmp_path / "socket"
+    spaces = FakeSpaces()
+    said = SimpleQueue[str]()
+    path = tmp_path / "socket"
     chosen = ServiceSettings(uds=path)
     monkeypatch.setattr("uvicorn.Server.startup", noted_startup(servers))
     frozen = list[list[str]]()

@@ -39,7 +39,8 @@ from tests.spaces import Spaces
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
-A, B = "hash://16", "hash://24"
+A = "hash://16"
+B = "hash://24"
 ROWS = numbered_rows("a", 30)
 TEXTS = [text for _, text in ROWS]
 PROMPTED = EncodingSpec("hash://16", document_prompt="d: ", query_prompt="q: ")
@@ -89,7 +90,7 @@ def test_vectors_are_those_of_files_and_of_searches(tmp_path: Path) -> None:
     assert queries.tokens == sum(1 + len(f"q: {text}") // 4 for text in TEXTS)
 
 
-def test_documents_have_no_worker_before_the_first_one_and_a_higher_niceness(
+def test_worker_for_documents_starts_late_at_a_higher_niceness(
     tmp_path: Path,
 ) -> None:
     embedded(tmp_path)
