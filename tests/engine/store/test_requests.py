@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import http.server
-import ipaddress
-import socket
-import ssl
 import threading
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from obstore.exceptions import GenericError
 
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable, TransientError
@@ -170,86 +161,25 @@ def test_missing_bucket_is_named_as_the_cause(
         operation(store_at(object_server.url, "another"))
 
 
-@pytest.fixture
-def tls_port(tmp_path: Path) -> Iterator[int]:
-    """Port of a server whose certificate is not trusted."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder(
-            name, name, key.public_key(), 1, now - timedelta(days=1), now + timedelta(days=1)
-        )
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
-            critical=False,
-        )
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    files = tmp_path / "certificate", tmp_path / "key"
-    files[0].write_bytes(certificate.public_bytes(pem))
-    files[1].write_bytes(
-        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*files)
-
-    class Quiet(http.server.ThreadingHTTPServer):
-        def handle_error(self, request: object, client_address: object) -> None:
-            pass
-
-    with Quiet(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield server.server_port
-        server.shutdown()
-
-
-def test_untrusted_certificate_is_named_as_the_cause(tls_port: int, operation: Operation) -> None:
-    with pytest.raises(TransientError, match="certificate is not valid for it, or is not trusted"):
-        operation(store_at(f"https://127.0.0.1:{tls_port}"))
-
-
 @pytest.mark.parametrize(
-    ("endpoint", "error"),
+    ("text", "words"),
     [
-        ("https://{host}", "tls: no secure connection.*begins with http://"),
-        (
-            "http://nowhere.invalid",
-            "dns: the name of the host does not resolve.*Correct `endpoint`",
-        ),
+        ("kind: Connect, InvalidCertificate(UnknownIssuer)", "is not valid for it, or is not tr"),
+        ("kind: Connect, InvalidMessage(InvalidContentType)", "tls: .*begins with http://"),
+        ('kind: Connect, ConnectError("dns error", failed)', "dns: .*Correct `endpoint`"),
+        ('kind: Connect, ConnectError("tcp connect error")', "refused: no connection"),
+        ("kind: Timeout, source: TimedOut", "timeout: no answer in time"),
+        ("kind: Interrupted, kind: ConnectionReset", "reset: the connection was lost"),
     ],
 )
-def test_endpoint_of_plain_http_or_unknown_name_is_named_as_the_cause(
-    object_server: ObjectServer, operation: Operation, endpoint: str, error: str
+def test_request_without_an_answer_is_explained_by_the_words_of_obstore(
+    text: str, words: str
 ) -> None:
-    with pytest.raises(TransientError, match=error):
-        operation(store_at(endpoint.format(host=object_server.url.removeprefix("http://"))))
+    def lost() -> None:
+        raise GenericError(f"Error performing GET https://127.0.0.1 - HTTP error: {text}")
 
-
-def test_connection_that_is_lost_is_named_as_the_cause(object_server: ObjectServer) -> None:
-    store = store_at(object_server.url)
-    write(store)
-    object_server.plan = always(Fault("truncate_down"), "GET")
-    with pytest.raises(TransientError, match="reset: the connection was lost"):
-        store.read_end("space/a.parquet", 100)
-
-
-def test_store_that_reads_no_body_times_out() -> None:
-    """The store reads less than is sent, and connecting may take longer than the test."""
-    limits = ClientLimits(
-        timeout_seconds=0.5, connect_timeout_seconds=3600.0, part_bytes=64 * 1024 * 1024
-    )
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
-        store = store_at(f"http://127.0.0.1:{listening.getsockname()[1]}", limits=limits)
-        with (
-            pytest.raises(TransientError, match="timeout: no answer in time"),
-            store.create("space/a.parquet") as upload,
-        ):
-            upload.sink.write(bytes(32 * 1024 * 1024))
-            upload.publish(lambda: None)
+    with pytest.raises(StoreUnavailable, match=words):
+        Requests("s3://b").send("GET a", lost)
 
 
 class TestProxies:
