@@ -303,53 +303,50 @@ def _handler(fake: FakeBigQuery) -> type[BaseHTTPRequestHandler]:
 
 def _rest(fake: FakeBigQuery, path: str, body: dict[str, Any]) -> dict[str, Any]:
     if "/tables/" in path:
-        project, dataset, table = TABLE.split(".")
-        reference = {"projectId": project, "datasetId": dataset, "tableId": table}
         return {
-            "tableReference": reference,
+            "tableReference": _reference(*TABLE.split(".")),
             "type": "TABLE",
             "lastModifiedTime": str(fake.modified),
             "schema": {},
         }
-    if path.endswith(("/queries", "/jobs")):
+    name = path.rpartition("/")[2]
+    result = fake._results.get(name)
+    if result is None:
         fake.projects.append(path.partition("/projects/")[2].partition("/")[0])
-    if path.endswith("/queries"):
-        fake.locations.append(body.get("location"))
-        name, result = fake.query(body["query"])
-    elif path.endswith("/jobs"):
-        fake.locations.append(body["jobReference"].get("location"))
-        name, result = fake.query(body["configuration"]["query"]["query"])
-    else:
-        name = path.rpartition("/")[2]
-        result = fake._results[name]
+        job = body.get("jobReference", body)
+        fake.locations.append(job.get("location"))
+        query = body["query"] if name == "queries" else body["configuration"]["query"]["query"]
+        name, result = fake.query(query)
     job = {"projectId": PROJECT, "jobId": name, "location": "US"}
-    fields = [
-        {"name": field.name, "type": _TYPES.get(field.type, "STRING")} for field in result.schema
-    ]
     if "/jobs" in path:
-        destination = {"projectId": PROJECT, "datasetId": "_anonymous", "tableId": name}
-        made = {"query": {"query": "", "destinationTable": destination}, "jobType": "QUERY"}
-        now = str(int(time.time() * 1000))
-        return {
-            "id": name,
-            "jobReference": job,
-            "status": {"state": "DONE"},
-            "configuration": made,
-            "statistics": {"creationTime": now, "query": {"statementType": "SELECT"}},
-        }
-    answer = {
+        return _job(name, job)
+
+    fields: list[dict[str, str]] = []
+    for field in result.schema:
+        fields.append({"name": field.name, "type": _TYPES.get(field.type, "STRING")})
+    rows: list[dict[str, Any]] = []
+    for row in result.to_pylist():
+        values = [None if value is None else str(value) for value in row.values()]
+        rows.append({"f": [{"v": value} for value in values]})
+    answer = {"jobReference": job, "jobComplete": True, "schema": {"fields": fields}}
+    return {**answer, "totalRows": str(len(rows)), "rows": rows}
+
+
+def _job(name: str, job: dict[str, str]) -> dict[str, Any]:
+    destination = _reference(PROJECT, "_anonymous", name)
+    query = {"query": "", "destinationTable": destination}
+    now = str(int(time.time() * 1000))
+    return {
+        "id": name,
         "jobReference": job,
-        "jobComplete": True,
-        "schema": {"fields": fields},
-        "totalRows": str(len(result)),
+        "status": {"state": "DONE"},
+        "configuration": {"query": query, "jobType": "QUERY"},
+        "statistics": {"creationTime": now, "query": {"statementType": "SELECT"}},
     }
-    if path.endswith("/queries"):
-        rows = [
-            [None if value is None else str(value) for value in row.values()]
-            for row in result.to_pylist()
-        ]
-        answer["rows"] = [{"f": [{"v": value} for value in row]} for row in rows]
-    return answer
+
+
+def _reference(project: str, dataset: str, table: str) -> dict[str, str]:
+    return {"projectId": project, "datasetId": dataset, "tableId": table}
 
 
 class _Storage(grpc.GenericRpcHandler):

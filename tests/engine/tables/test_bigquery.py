@@ -58,7 +58,7 @@ def service() -> Iterator[Service]:
     [(SOURCE, None), ("bigquery://p", f"SELECT * FROM `{TABLE}`;\n")],
     ids=["table", "query"],
 )
-def test_a_table_and_a_query_give_what_the_same_rows_in_folders_give(
+def test_a_table_and_a_query_give_what_folders_give(
     service: Service, source: str, query: str | None, tmp_path: Path
 ) -> None:
     folders = open_source(write_catalog(tmp_path / "catalog", CATALOG))
@@ -141,11 +141,6 @@ def test_a_changed_schema_is_named_with_a_remedy(service: Service) -> None:
         rows_of(first)
     with pytest.raises(ConfigError, match="Unrecognized name: text"):
         list(service.open())
-    service.fake.replace(
-        service.fake.table.set_column(2, "text", [list(range(len(service.fake.table)))])
-    )
-    [first, *_] = service.open()
-    assert "the text column has type int64; expected string" in str(refusal(first))
 
 
 def test_ids_that_cannot_be_sorted_are_refused(service: Service) -> None:
@@ -232,12 +227,7 @@ def test_rows_without_a_key_are_refused_and_the_others_are_read(service: Service
     }
 
 
-def test_rows_without_an_id_and_an_empty_table(service: Service) -> None:
-    keys, ids = (service.fake.table[name].to_pylist() for name in ("category", "id"))
-    ids = [None if key == "b" else each for key, each in zip(keys, ids, strict=True)]
-    service.fake.replace(service.fake.table.set_column(1, "id", [ids]))
-    found = {each.key: each for each in service.open()}
-    assert refusal(found["b"]).row == 0 and rows_of(found["a"]) == CATALOG["a"]
+def test_an_empty_table_has_no_partitions(service: Service) -> None:
     service.fake.replace(service.fake.table.slice(0, 0))
     assert list(service.open()) == []
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.errors import ConfigError, TransientError
@@ -91,60 +90,38 @@ def test_missing_package_is_named_with_its_install_command(
         open_source(table)
 
 
-@pytest.fixture
-def in_bucket(table: str, object_server: ObjectServer) -> StorageOptions:
-    """The table under `cat/shop` of a bucket."""
+def test_table_in_a_bucket_is_read(table: str, object_server: ObjectServer) -> None:
     for path in Path(table).rglob("*"):
         if path.is_file():
             object_server.put(f"cat/shop/{path.relative_to(table)}", path.read_bytes())
-    return StorageOptions(
-        endpoint=object_server.url, access_key_id="a", secret_access_key="b", region="us-east-1"
-    )
+    options = StorageOptions(endpoint=object_server.url, access_key_id="a", secret_access_key="b")
 
+    source = open_source(f"s3://{BUCKET}/cat/shop", storage_options=options)
 
-def test_table_in_a_bucket_is_read(table: str, in_bucket: StorageOptions) -> None:
-    source = open_source(f"s3://{BUCKET}/cat/shop", storage_options=in_bucket)
     assert contents(source) == contents(open_source(table))
 
 
-def test_parent_of_a_table_in_a_bucket_is_refused(in_bucket: StorageOptions) -> None:
-    with pytest.raises(ConfigError, match="has a table of Delta in 'shop'"):
-        list(open_source(f"s3://{BUCKET}/cat", storage_options=in_bucket))
+PHYSICAL = {"text": "col-1"}  # names of columns in files, if they differ
 
 
-def mapped_field(name: str, physical_name: str, number: int) -> dict[str, Any]:
-    mapping = {
-        "delta.columnMapping.id": number,
-        "delta.columnMapping.physicalName": physical_name,
-    }
-    return {"name": name, "type": "string", "nullable": True, "metadata": mapping}
-
-
-@pytest.fixture(params=[2, 3])
-def mapped(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A table in which Spark has renamed the column of texts, by the protocol's reader version."""
-    folder = tmp_path / "mapped"
-    (folder / "_delta_log").mkdir(parents=True)
-    pq.write_table(pa.table({"id": ["1"], "col-1": ["waterproof"]}), folder / "0.parquet")
-    fields = [mapped_field("id", "id", 1), mapped_field("text", "col-1", 2)]
-    protocol: dict[str, Any] = {"minReaderVersion": request.param, "minWriterVersion": 5}
-    if request.param == 3:
-        protocol |= {"minWriterVersion": 7, "readerFeatures": ["columnMapping"]}
-        protocol |= {"writerFeatures": ["columnMapping"]}
-    metadata = {
-        "id": "x",
-        "format": {"provider": "parquet", "options": {}},
-        "schemaString": json.dumps({"type": "struct", "fields": fields}),
-        "partitionColumns": [],
-        "configuration": {"delta.columnMapping.mode": "name"},
-        "createdTime": 1,
-    }
-    file = {"path": "0.parquet", "partitionValues": {}, "modificationTime": 1, "dataChange": True}
-    file["size"] = (folder / "0.parquet").stat().st_size
-    lines = [{"protocol": protocol}, {"metaData": metadata}, {"add": file}]
-    log = folder / "_delta_log" / f"{0:020}.json"
+@pytest.fixture
+def mapped(table: str) -> str:
+    """The table as Spark's log would state it after a column was renamed."""
+    log = Path(table, "_delta_log", f"{0:020}.json")
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in lines:
+        line.get("protocol", {})["minReaderVersion"] = 2
+        if "metaData" in line:
+            schema = json.loads(line["metaData"]["schemaString"])
+            for number, field in enumerate(schema["fields"]):
+                field["metadata"]["delta.columnMapping.id"] = number
+                field["metadata"]["delta.columnMapping.physicalName"] = PHYSICAL.get(
+                    field["name"], field["name"]
+                )
+            line["metaData"]["schemaString"] = json.dumps(schema)
+            line["metaData"]["configuration"] = {"delta.columnMapping.mode": "name"}
     log.write_text("\n".join(map(json.dumps, lines)))
-    return str(folder)
+    return table
 
 
 def test_table_with_column_mapping_is_refused(mapped: str) -> None:
@@ -194,9 +171,14 @@ def test_part_of_a_table_is_refused(table: str, part: str) -> None:
         list(open_source(f"{table}/{part}"))
 
 
-def test_hudi_table_in_a_bucket_is_refused(object_server: ObjectServer) -> None:
-    object_server.put("cat/.hoodie/hoodie.properties", b"")
-    object_server.put("cat/0.parquet", b"")
+@pytest.mark.parametrize(
+    ("marker", "kind"), [("_delta_log/0.json", "Delta"), (".hoodie/hoodie.properties", "Hudi")]
+)
+def test_table_inside_of_a_bucket_is_refused(
+    object_server: ObjectServer, marker: str, kind: str
+) -> None:
+    object_server.put(f"cat/shop/{marker}", b"")
+    object_server.put("cat/shop/0.parquet", b"")
     options = StorageOptions(endpoint=object_server.url, access_key_id="a", secret_access_key="b")
-    with pytest.raises(ConfigError, match="has a table of Hudi"):
+    with pytest.raises(ConfigError, match=f"has a table of {kind} in 'shop'"):
         list(open_source(f"s3://{BUCKET}/cat", storage_options=options))

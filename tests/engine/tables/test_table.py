@@ -280,10 +280,6 @@ def test_csv_table_that_is_not_utf8_is_read_with_its_encoding(
         "blau": [("2", "Hüte")],
         "grün": [("1", "Stiefel"), ("3", "Schuhe")],
     }
-    assert all(each.source_version.endswith("?encoding=cp1252") for each in read)
-    for name in ("cp-1252", "base64"):
-        with pytest.raises(ConfigError, match=f"the encoding '{name}' is unknown"):
-            open_source(path, partition_by="color", encoding=name)
 
 
 def test_escape_is_that_of_every_reading_of_a_table(tmp_path: Path) -> None:
