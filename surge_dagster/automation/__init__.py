@@ -1,1 +1,1 @@
-"""What launches runs without being asked: sensors and schedules of a catalog."""
+"""Sensors and schedules of a catalog, which launch runs without an operator."""

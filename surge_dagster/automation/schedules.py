@@ -1,6 +1,6 @@
 """The schedules: the nightly refresh, and the weekly check of the whole catalog.
 
-No schedule begins a second vector space: the config of its runs says that they are unattended.
+No schedule begins a second vector space: the config of its runs makes them unattended.
 After an error the nightly tick requests the run all the same, which tries again and whose failure
 is alerted. A schedule is on from the start if the settings contain its cron; the check of the
 catalog also if they contain that of the nightly refresh.

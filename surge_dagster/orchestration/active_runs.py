@@ -69,15 +69,15 @@ def concerns(
 
 
 def held_by_active_runs(
-    names: CatalogNames, instance: dg.DagsterInstance, *, besides: str | None = None
+    names: CatalogNames, instance: dg.DagsterInstance, *, other_than: str | None = None
 ) -> Held:
     """Return the partitions that active runs may touch.
 
     Args:
-        besides: a run that does not count.
+        other_than: a run that does not count.
     """
     op_names = (names.embeddings_op, names.refresh_op)
-    others = [run for run in active_runs(instance) if run.run_id != besides]
+    others = [run for run in active_runs(instance) if run.run_id != other_than]
     runs = [run for run in others if embeds(names, instance, run)]
     registered = (
         dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name)) if runs else {}

@@ -6,7 +6,7 @@ partition that was just encoded and a valid file that is adopted get the same ta
 
 Dagster takes the status and the metadata of a source partition from its last materialization. What
 makes an embedding stale is another thing: among the events of an external asset with partitions,
-Dagster looks at observations alone. So each source version is materialized, and one that replaces
+Dagster looks only at observations. So each source version is materialized, and one that replaces
 another is observed first.
 """
 
@@ -43,8 +43,11 @@ SourceEvent = dg.AssetObservation | dg.AssetMaterialization
 def source_version(
     names: CatalogNames, partition: Partition, *, changed: bool
 ) -> Iterator[SourceEvent]:
-    """The events that say which source version a partition has now; `changed`: another one is on
-    record."""
+    """Yield the events that report the source version that a partition has now.
+
+    Args:
+        changed: whether another version is on record.
+    """
     metadata: dict[str, Any] = {
         "key": partition.key,
         "source_version": partition.source_version,
@@ -120,8 +123,8 @@ def derived_embedding(
     parent_version: str,
     parent_event_id: int | None,
 ) -> dg.AssetMaterialization:
-    """The event of one partition of a derived space, with the materialization that it was computed
-    from."""
+    """Return the event of one partition of a derived space, with the materialization that it was
+    computed from."""
     return dg.AssetMaterialization(
         asset,
         partition=to_partition_key(receipt.key),

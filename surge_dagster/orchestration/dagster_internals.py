@@ -31,7 +31,7 @@ _latest: dict[dg.AssetKey, float] = {}
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The event which says that a run was to materialize a partition."""
+    """The event that announces that a run is to materialize a partition."""
 
     asset_key: dg.AssetKey
     partition: str
@@ -67,8 +67,8 @@ def _time_of_next(asset_key: dg.AssetKey) -> float:
 
 
 def last_tick(context: dg.SensorEvaluationContext, name: str) -> InstigatorTick | None:
-    """The last tick that has ended of a sensor or schedule in the code location of another sensor;
-    None before one."""
+    """Return the last tick that has ended of a sensor or schedule in the code location of another
+    sensor; None before one."""
     location = context.code_location_origin
     if location is None or context.repository_name is None:
         return None
@@ -80,8 +80,8 @@ def last_tick(context: dg.SensorEvaluationContext, name: str) -> InstigatorTick 
 
 
 def latest_target(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> Target | None:
-    """Marks a check's result as one of what was materialized last: SQLite's times have no fractions
-    of a second."""
+    """Return what marks a check's result as one of the last materialization: SQLite's times have no
+    fractions of a second."""
     records = instance.fetch_materializations(asset_key, limit=1).records
     if not records:
         return None
@@ -91,8 +91,8 @@ def latest_target(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> Targe
 
 
 def _dagster_event(context: dg.OpExecutionContext | None, event: Event) -> dg.DagsterEvent:
-    """What `context.log_event`, or without a run `instance.report_runless_asset_event`, stores of
-    an event."""
+    """Return what `context.log_event`, or without a run `instance.report_runless_asset_event`,
+    stores of an event."""
     message = None
     match event:
         case dg.AssetMaterialization():

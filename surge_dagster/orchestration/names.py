@@ -141,7 +141,7 @@ class CatalogNames:
 
     @property
     def resource_keys(self) -> set[str]:
-        """What an op, a sensor or a schedule requires to call `resources` with its context."""
+        """Return what an op, a sensor or a schedule requires to call `resources`."""
         return {self.catalog_resource, self.encoder_resource, self.output_resource}
 
     def resources(self, context: Any) -> CatalogResources:

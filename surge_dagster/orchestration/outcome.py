@@ -126,7 +126,7 @@ class Outcome:
     # catalog keys that were removed from the source; they are skipped
     removed: list[str] = field(default_factory=list)
     published: set[str] = field(default_factory=set)  # catalog keys
-    # those that were not encoded: only the source version had moved
+    # not encoded, because only the source version had moved
     republished: set[str] = field(default_factory=set)
     fresh: set[str] = field(default_factory=set)  # catalog keys that were found up to date
     ended_by: BaseException | None = None  # what ended the run early
@@ -135,7 +135,7 @@ class Outcome:
 
     @property
     def metrics(self) -> RunReport:
-        """The metrics of the run, with the partitions that its worklist found fresh."""
+        """Return the metrics of the run, with the partitions that its worklist found fresh."""
         skipped = len(self.fresh - self.published)
         return replace(
             self.report, partitions_written=len(self.published), partitions_skipped=skipped
@@ -177,7 +177,7 @@ class Outcome:
 
     @property
     def refused(self) -> dict[str, Failure]:
-        """Failures that lie in the content of a partition of the catalog, by partition key."""
+        """Return failures that lie in the content of a partition, by partition key."""
         return {
             key: failure
             for key, failure in self.failures.items()

@@ -43,7 +43,7 @@ class Catalogued:
     def knows(self, key: str, desired_version: str, source_version: str) -> bool:
         """Return whether the last materialization has this version and the last source version."""
         # Event tags other than the data version cannot be read in bulk. That the materialization is
-        # younger than the source's last event says the same. A younger refusal leaves open what
+        # younger than the source's last event means the same. A younger refusal leaves open what
         # became of the file.
         changed = max(self.source_ids.get(key, -1), self.refusal_ids.get(key, -1))
         return (

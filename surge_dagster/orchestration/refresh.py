@@ -260,8 +260,8 @@ def _encoder_line(report: RunReport) -> str:
 
 
 def _return_freed_memory() -> None:
-    """Let Arrow allocate with jemalloc from here on, unless the environment says with what;
-    `commands` says why."""
+    """Let Arrow allocate with jemalloc, unless the environment chooses an allocator; see
+    `commands`."""
     if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
         with suppress(NotImplementedError):  # there are builds of pyarrow without it
             pa.set_memory_pool(pa.jemalloc_memory_pool())

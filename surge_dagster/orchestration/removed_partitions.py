@@ -45,7 +45,7 @@ def handle_removed_partitions(
     Args:
         outputs: as they are now; the source is listed after them.
     """
-    held = held_by_active_runs(names, context.instance, besides=context.run_id)
+    held = held_by_active_runs(names, context.instance, other_than=context.run_id)
     listing = list_catalog(names, names.embeddings, context.instance, source)
     listed = {partition.key for partition in listing.partitions.values()}
     removed = removed_keys(listing)
