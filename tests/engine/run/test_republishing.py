@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+
+import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from tests.engine.runs import finish_receipts, make_run
-from tests.small_catalogs import assert_embedded, numbered_rows, partition_of
-
-ROWS = numbered_rows("a", 3)
+from tests.engine.runs import finish, make_run, receipts
+from tests.small_catalogs import Rows, assert_embedded, numbered_rows, partition_of
 
 
-def rows_version(pool: EncoderPool, output: Path, version: str, action: str, **options: Any) -> str:
-    """The version of the rows after a run that does this."""
-    run = make_run(pool, [partition_of("a", ROWS, version=version)], output, **options)
-    assert finish_receipts(run, action)
-    return assert_embedded(output, run.space.name, "a", ROWS).rows_version
-
-
-def test_republished_file_keeps_the_version_of_its_rows(
-    hash_pool: EncoderPool, tmp_path: Path
+@pytest.mark.parametrize("rows", [numbered_rows("a", 45), [], numbered_rows("a", 250)])
+def test_equal_content_under_a_new_version_is_republished_and_not_encoded(
+    hash_pool: EncoderPool, tmp_path: Path, rows: Rows
 ) -> None:
-    first = rows_version(hash_pool, tmp_path, "v1", "encoded")
-    assert rows_version(hash_pool, tmp_path, "v2", "republished") == first
+    [first] = receipts(finish(make_run(hash_pool, [partition_of("a", rows)], tmp_path)))
+    before = assert_embedded(tmp_path, hash_pool.space.name, "a", rows)
+
+    run = make_run(hash_pool, [partition_of("a", rows, version="v2")], tmp_path)
+    [receipt] = receipts(finish(run))
+
+    assert receipt.action == "republished"
+    assert receipt.source_version == "v2"
+    assert receipt.desired_version == first.desired_version
+    assert receipt.etag != first.etag
+    assert run.report.texts_encoded == 0
+    assert run.report.partitions_republished == 1
+    facts = assert_embedded(tmp_path, run.space.name, "a", rows)
+    assert facts.source_version == "v2"
+    assert facts.rows_version == before.rows_version
 
 
 def test_rows_that_are_written_again_get_a_new_version(
     hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
-    first = rows_version(hash_pool, tmp_path, "v1", "encoded")
-    again = rows_version(hash_pool, tmp_path, "v1", "encoded", force=True)
-    assert len(first) == len(again) == 32
-    assert first != again
+    rows = numbered_rows("a", 3)
+    finish(make_run(hash_pool, [partition_of("a", rows)], tmp_path))
+    before = assert_embedded(tmp_path, hash_pool.space.name, "a", rows)
+
+    finish(make_run(hash_pool, [partition_of("a", rows)], tmp_path, force=True))
+
+    facts = assert_embedded(tmp_path, hash_pool.space.name, "a", rows)
+    assert facts.rows_version != before.rows_version

@@ -23,7 +23,6 @@ from tests.engine.runs import (
     completed,
     failures,
     finish,
-    finish_receipts,
     in_memory,
     limit_bytes,
     make_run,
@@ -35,13 +34,11 @@ from tests.small_catalogs import (
     assert_embedded,
     keys_of,
     numbered_rows,
-    partition_folder,
     partition_of,
     published_files,
     read_embedded,
     write_catalog,
     write_partition,
-    write_rows,
 )
 
 CATALOG = {
@@ -214,58 +211,6 @@ def test_other_text_column_makes_existing_files_stale(
     assert keys_of(receipts(events, "republished")) == ["c"], "it has no rows"
     for key, rows in CATALOG.items():
         assert_embedded(tmp_path / "out", run.space.name, key, [(row[0], row[0]) for row in rows])
-
-
-@pytest.mark.parametrize("key", ["b", "c"])
-def test_equal_content_under_a_new_version_is_republished_and_not_encoded(
-    hash_pool: EncoderPool, tmp_path: Path, catalog: Path, key: str
-) -> None:
-    first = {
-        receipt.key: receipt
-        for receipt in finish_receipts(make_run(hash_pool, open_source(catalog), tmp_path / "out"))
-    }
-    write_rows(
-        partition_folder(catalog, key) / "part-0.parquet",
-        CATALOG[key],
-        key=key,
-        version="v2",
-        row_group_size=7,
-    )
-    run = make_run(hash_pool, open_source(catalog), tmp_path / "out")
-    [receipt] = receipts(finish(run), "republished")
-    assert receipt.key == key
-    assert receipt.source_version == "v2"
-    assert receipt.superbatch == 0
-    assert receipt.desired_version == first[key].desired_version
-    assert receipt.etag != first[key].etag
-    assert run.report.texts_encoded == 0
-    assert run.report.partitions_written == 1
-    assert run.report.partitions_republished == 1
-    assert (
-        assert_embedded(tmp_path / "out", run.space.name, key, CATALOG[key]).source_version == "v2"
-    )
-    assert (
-        finish_receipts(make_run(hash_pool, open_source(catalog), tmp_path / "out"), "republished")
-        == []
-    )
-
-
-@pytest.mark.parametrize("fault", ["flipped", "removed", "cut off"])
-def test_damaged_or_removed_file_is_encoded_again_instead_of_republished(
-    hash_pool: EncoderPool, tmp_path: Path, catalog: Path, fault: str
-) -> None:
-    run = completed(make_run(hash_pool, open_source(catalog), tmp_path / "out"))
-    path = tmp_path / "out" / file_name(run.space.name, "b")
-    content = bytearray(path.read_bytes())
-    if fault == "flipped":
-        content[len(content) // 3] ^= 1
-        write_partition(catalog, "b", CATALOG["b"], version="v2")  # would only be written again
-    path.write_bytes(content[: -1 if fault == "cut off" else None])
-    if fault == "removed":
-        path.unlink()
-    again = make_run(hash_pool, open_source(catalog), tmp_path / "out")
-    assert keys_of(receipts(finish(again), "encoded")) == ["b"]
-    assert_embedded(tmp_path / "out", run.space.name, "b", CATALOG["b"])
 
 
 def test_fewer_rows_than_announced_is_a_transient_failure(

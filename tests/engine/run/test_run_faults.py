@@ -7,7 +7,6 @@ import errno
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,7 +21,6 @@ from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.run.report import Event, Receipt
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
 from surge_dagster.engine.store.local_upload import storage_errors
 from tests.engine.faulty_disk import FaultyStore
@@ -281,28 +279,6 @@ class RefusingStore(LocalStore):
             return super().create(name)
         with storage_errors(self.root / name):
             raise OSError(WHOLE_DISK[self._fault], "")
-
-
-def test_only_the_tiny_partition_whose_source_changed_fails(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    def changed(partition: Partition) -> Partition:
-        return (
-            replace(partition, current_source_version=lambda: "another")
-            if partition.key == "p07"
-            else partition
-        )
-
-    run = make_run(
-        hash_pool, map(changed, in_memory(TINY)), tmp_path, Thresholds(b_min=100_000, b_max=100_000)
-    )
-    events = finish(run)
-    [failure] = failures(events)
-    assert failure.key == "p07"
-    assert failure.transient
-    assert published_files(tmp_path, run.space.name) == {
-        f"{key}.parquet" for key in TINY.keys() - {"p07"}
-    }
 
 
 def test_receipts_are_reported_after_the_folder_was_flushed(
