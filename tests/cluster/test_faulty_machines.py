@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.cluster.machine import (
@@ -332,22 +330,6 @@ def test_machine_with_an_output_of_its_own_is_refused(giant: RunSetup, tmp_path:
 def test_token_of_a_run_is_removed_at_its_end(setup: RunSetup, pool: EncoderPool) -> None:
     list(cluster_run(LocalCluster(setup, ["a"]), pool).events())
     assert not (Path(setup.output) / ".cluster").exists()
-
-
-def test_machine_keeps_no_copy_of_a_grouped_table(tmp_path: Path, cache_folder: Path) -> None:
-    table = pa.table({"shop": ["b", "a", "b"], "id": ["1", "2", "3"], "text": ["x", "y", "z"]})
-    pq.write_table(table, tmp_path / "catalog.parquet")
-    setup = setup_in(tmp_path)
-    catalog = setup.catalog.model_copy(update={"partition_by": ["shop"]})
-    setup = replace(setup, catalog=catalog, source=str(tmp_path / "catalog.parquet"))
-    before = set(cache_folder.rglob("rows/*/*"))
-
-    machine = Machine(setup, write_token(setup.open_store()))
-    machine.embed(1, Piece(("a", "b"), 1), dict.fromkeys("ab", Freshness("missing")))
-    assert set(cache_folder.rglob("rows/*/*")) - before, "the table is grouped"
-    machine.close()
-
-    assert set(cache_folder.rglob("rows/*/*")) == before
 
 
 def test_store_that_ignores_conditions_is_refused_before_any_work(
