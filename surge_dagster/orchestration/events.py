@@ -35,11 +35,6 @@ _THREAD = "surge-events"
 T = TypeVar("T")
 
 
-class EventsNotStored(TransientError):
-    """Dagster's event log refused events; the files that they report are published, and the next
-    run adopts them."""
-
-
 def report_events(
     instance: dg.DagsterInstance, context: dg.OpExecutionContext | None, events: Sequence[Event]
 ) -> None:
@@ -135,7 +130,7 @@ class EventWriter(Generic[T]):
         try:
             result_of(self._storing)
         except Exception as error:
-            raise EventsNotStored(
+            raise TransientError(
                 "events could not be stored in Dagster's event log "
                 f"({type(error).__name__}: {error}). The files that they report are "
                 "published, and the next run adopts them without encoding them. Look whether the "

@@ -46,7 +46,7 @@ from surge_dagster.orchestration.records import (
 )
 from surge_dagster.orchestration.removed_partitions import handle_removed_partitions
 from surge_dagster.orchestration.requests import EVENT_TAG, request_tags
-from surge_dagster.orchestration.run_events import FAILURES_LOGGED, RunEvents
+from surge_dagster.orchestration.run_events import RunEvents
 from surge_dagster.orchestration.worklist import (
     OnRecord,
     Worklist,
@@ -161,13 +161,6 @@ class Refresh:
         outputs = OutputState(self._store, space.name)
         files = self._outcome.files
         work = make_worklist(candidates, outputs, space, self._config, record, files)
-
-        log = self._context.log
-        for difference in work.differing[:FAILURES_LOGGED]:
-            log.warning(difference)
-        if len(work.differing) > FAILURES_LOGGED:
-            count = counted(len(work.differing), "file")
-            log.warning(f"{count} in all, each unlike its facts or its source")
 
         fresh = {receipt.key for receipt in (*work.fresh, *work.adopted)}
         remove_staged(self._store, outputs.space, fresh)

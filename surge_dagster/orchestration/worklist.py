@@ -6,6 +6,7 @@ it without its event, or another program made it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -25,6 +26,8 @@ from surge_dagster.orchestration.partition_keys import (
     with_short_keys,
 )
 from surge_dagster.orchestration.records import Catalogued
+
+log = logging.getLogger(__name__)
 
 # When the first attempt of a forced run began. Dagster copies it to the runs that continue it. Its
 # UI leaves out tags with this prefix.
@@ -115,7 +118,6 @@ class Worklist:
         freshness: of each of them, by catalog key.
         fresh: of files that stay as they are and are on record.
         adopted: of files that stay as they are and are not on record.
-        differing: how files differ from their facts, space or source.
         failures: partitions whose files cannot be read now.
     """
 
@@ -124,7 +126,6 @@ class Worklist:
     freshness: dict[str, Freshness] = field(default_factory=dict)
     fresh: list[Receipt] = field(default_factory=list)
     adopted: list[Receipt] = field(default_factory=list)
-    differing: list[str] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
 
     def receipt(self, file: PublishedFile) -> Receipt:
@@ -173,13 +174,13 @@ def _judged(partition: Partition, work: Worklist, space: Space, checks: FileChec
     freshness = work.outputs.freshness(partition)
     if freshness.invalid is not None:
         checks.refuse(partition.key, freshness.invalid)
-        work.differing.append(f"partition {partition.key!r}: {freshness.invalid}.")
+        log.warning("partition %r: %s.", partition.key, freshness.invalid)
     if freshness.file is None or freshness.status != "fresh":
         return freshness
 
     fault = checks.judge(partition, work.receipt(freshness.file), space)
     if not fault:
         return freshness
-    work.differing.append(f"partition {partition.key!r}: {fault}")
+    log.warning("partition %r: %s", partition.key, fault)
     work.outputs.refuse(freshness.file, fault)
     return Freshness("missing")
