@@ -111,7 +111,8 @@ def error_of_partition(
 ) -> DataError | TransientError:
     """Return the error of a partition whose file cannot be used; without `key`, it is read from the
     name as far as possible."""
-    key = _key_in_name(space, name) if key is None else key
+    if key is None:
+        key = _key_in_name(space, name)
     if isinstance(error, FileNotFoundError):
         return TransientError(
             f"partition {key!r}: {store.location(name)!r} was replaced or removed after the "

@@ -44,7 +44,7 @@ class FileRows:
 
     def table(self, columns: pa.Schema) -> pa.Table:
         """Return the rows as a table of a file's columns; vectors are not copied."""
-        ids = self.ids[0] if len(self.ids) == 1 else pa.chunked_array(list(self.ids), self.id_type)
+        ids = pa.chunked_array(list(self.ids), self.id_type)
         arrays: list[Any] = [ids]
         if self.texts is not None:
             arrays.append(self.texts)
@@ -132,7 +132,9 @@ def carried_columns(columns: pa.Schema) -> pa.Schema | None:
     """Return the columns of a file that were carried from the source; None if there are none."""
     further = [field for field in columns if field.name not in OWN_COLUMNS]
     carried = [pa.field(field.name, field.type) for field in further]
-    return pa.schema(carried) if carried else None
+    if not carried:
+        return None
+    return pa.schema(carried)
 
 
 def require_carried(stated: str, columns: pa.Schema) -> None:

@@ -92,7 +92,7 @@ class CatalogRecord:
         base = base.rstrip("/")
         if output != base and not output.startswith(f"{base}/"):
             return
-        inside = PurePosixPath(output).relative_to(base).parts if output != base else ()
+        inside = PurePosixPath(output).relative_to(base).parts
         is_read = not any(part.startswith(HIDDEN) for part in inside)
         if pattern is not None:
             name = "/".join((*inside, "space", f"key{SUFFIX}"))

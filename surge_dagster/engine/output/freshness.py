@@ -188,7 +188,9 @@ class OutputState:
         if not isinstance(file, PublishedFile):
             return Freshness("missing")
         status = status_of(file.facts, self.space, key, source_version, rows_version)
-        return Freshness(status, None if status == "missing" else file)
+        if status == "missing":
+            return Freshness("missing")
+        return Freshness(status, file)
 
     def _names(self, keys: Iterable[str]) -> list[str]:
         names: list[str] = []

@@ -56,7 +56,7 @@ def find_space(store: Store, spec: EncodingSpec) -> Space | None:
         return max(answering, key=lambda described: described.turn).space
     if known and expanded(spec.model).is_dir():
         own = _of_spec(known, spec.resolve().spec_sha256)
-        return None if own is None else own.space
+        return own and own.space
     if known and spec.model.startswith(("/", "~", ".")):
         raise ConfigError(
             f"the model's folder {spec.model!r} is not there. Put it back, or correct the setting "
@@ -80,7 +80,9 @@ def claim_derived(store: Store, space: Space) -> None:
     parent = _described(store, space.derived.parent)
     store.prepare(space.name)
     store.sweep(space.name)
-    document = space.to_json() | (own.document if own else {})
+    document = space.to_json()
+    if own is not None:
+        document |= own.document
     for shared in ("catalog", "model_folder", "tokenizer"):
         if parent is not None and shared in parent.document:
             document[shared] = parent.document[shared]
@@ -173,7 +175,9 @@ class _Described:
     @property
     def catalog(self) -> CatalogRecord | None:
         recorded = self.document.get("catalog")
-        return None if recorded is None else catalog_from_json(recorded)
+        if recorded is None:
+            return None
+        return catalog_from_json(recorded)
 
     @property
     def requests(self) -> list[dict[str, Any]]:

@@ -52,7 +52,9 @@ def open_files(url: str | Path, options: StorageOptions | None = None) -> Source
             return LocalFiles(text, Path(base), "", pattern)
     except OSError as error:
         raise ConfigError(f"cannot open the source {text!r}: {error.strerror}.") from error
-    missing = "such file or folder" if pattern is None else f"folder {base!r}"
+    missing = "such file or folder"
+    if pattern is not None:
+        missing = f"folder {base!r}"
     raise ConfigError(
         f"no catalog at {str(path.absolute())!r}: there is no {missing}. Check the path and "
         "whether it is mounted, or build one with `surge-dagster catalog demo --out DATA`."

@@ -35,11 +35,15 @@ class FilesAhead:
         place = self._places[file.relative]
         with self._lock:
             is_next = place == self._last + 1
-            self._depth = min(2 * self._depth, _MOST_AHEAD) if is_next else 1
+            self._depth = min(2 * self._depth, _MOST_AHEAD)
+            if not is_next:
+                self._depth = 1
             self._last = place
             opening = self._opening.pop(place, None)
             self._open_following(place)
-        return file.open() if opening is None else result_of(opening)
+        if opening is None:
+            return file.open()
+        return result_of(opening)
 
     def _open_following(self, place: int) -> None:
         for passed in [each for each in self._opening if each < place]:

@@ -36,7 +36,9 @@ def read_arrow(request: FileRead) -> Iterator[pa.RecordBatch]:
         bounded.seek(0)
         fields = [schema.names.index(name) for name in outer_columns(schema.names, request.columns)]
         reader: Any = open_ipc(bounded, options=pa.ipc.IpcReadOptions(included_fields=fields))
-        read = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+        read = reader
+        if is_file:
+            read = map(reader.get_batch, range(reader.num_record_batches))
         for batch in read:
             batch.validate(full=False)
             yield from small(select(batch, request.columns))

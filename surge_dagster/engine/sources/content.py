@@ -33,7 +33,9 @@ class ContentDigest:
     def update(self, batch: RowBatch) -> None:
         """Add checked rows."""
         kind = str(batch.ids.type).encode()
-        id_lengths = b"" if batch.id_offsets is None else _lengths(batch.id_offsets)
+        id_lengths = b""
+        if batch.id_offsets is not None:
+            id_lengths = _lengths(batch.id_offsets)
         parts = [id_lengths, batch.id_values, _lengths(batch.text_offsets), batch.text_values]
         if batch.carried is not None:
             kind += b"\0" + _described(batch.carried)
@@ -66,8 +68,10 @@ def _described(columns: pa.RecordBatch) -> bytes:
 
 
 def _raw_streams(column: pa.Array) -> list[Buffer]:
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
     try:
-        return value_streams(column.storage if isinstance(column, pa.ExtensionArray) else column)
+        return value_streams(column)
     except TypeError:
         return []
 
@@ -107,7 +111,9 @@ def refuse_repeated_id(partition: Partition, repeated: np.ndarray) -> None:
     for batch in partition.read():
         for offset in np.flatnonzero(np.isin(id_keys(batch.ids), suspects)).tolist():
             value = batch.ids[offset].as_py()
-            place = batch.place(offset) if batch.place else row_in_words(row + offset)
+            place = row_in_words(row + offset)
+            if batch.place:
+                place = batch.place(offset)
             if value in seen:
                 raise DataError(
                     partition.key,

@@ -48,7 +48,10 @@ def read_csv(request: FileRead) -> Iterator[pa.RecordBatch]:
 
 
 def _codec(request: FileRead) -> str:
-    return "utf-8-sig" if request.encoding == "utf-8" else request.encoding
+    """Return the encoding of the file, whose text may begin with a mark."""
+    if request.encoding == "utf-8":
+        return "utf-8-sig"
+    return request.encoding
 
 
 def _header(request: FileRead, stream: io.BufferedReader) -> tuple[str, list[str]]:
@@ -134,8 +137,8 @@ def _batches(
 
 
 def _batch(names: Sequence[str], rows: Sequence[Sequence[str]]) -> pa.RecordBatch:
-    columns = zip(*rows, strict=True) if rows else ([] for _ in names)
-    return pa.RecordBatch.from_arrays([_strings(column) for column in columns], list(names))
+    columns = [[row[place] for row in rows] for place in range(len(names))]
+    return pa.RecordBatch.from_arrays(list(map(_strings, columns)), list(names))
 
 
 def _strings(values: Sequence[str]) -> pa.Array:

@@ -72,7 +72,9 @@ class FileRead:
         """Open the file for reading its text as bytes."""
         codec = _CODECS.get(PurePath(self.file.relative).suffix.lower())
         with self.file.open() as opened:
-            stream = pa.CompressedInputStream(opened, codec) if codec else opened
+            stream = opened
+            if codec is not None:
+                stream = pa.CompressedInputStream(opened, codec)
             with stream:
                 yield io.BufferedReader(stream, BLOCK_BYTES)  # pyright: ignore[reportArgumentType]
 

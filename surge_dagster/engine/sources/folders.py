@@ -28,6 +28,7 @@ from surge_dagster.engine.sources.partition import (
     UNREADABLE_VERSION,
     Partition,
     RowBatch,
+    row_in_words,
     within,
 )
 from surge_dagster.engine.sources.selection import Selection
@@ -58,7 +59,9 @@ class FolderCatalog:
         self._require_partitions(listed)
         groups = grouped(listed, self._files.pattern, self.url)
         files = [file for group in groups for file in group.files]
-        ahead = FilesAhead(files) if self._files.is_remote else None
+        ahead = None
+        if self._files.is_remote:
+            ahead = FilesAhead(files)
         with contextlib.closing(self._footers.each(files, is_whole=True)) as each:
             for group in groups:
                 ends = {file.relative: next(each) for file in group.files}
@@ -89,13 +92,16 @@ class FolderCatalog:
         others = [file for file in group.files if not isinstance(ends[file.relative], Footer)]
         pages = [footer.group_bytes for footer in footers]
         pages += [min(8 * file.size, _BLOCKS_BYTES) for file in others]
+        page_bytes = max(pages)
+        if self._files.is_remote:
+            page_bytes += _BUCKET_BYTES
         partition = Partition(
             key=group.key,
             source_version=self._version(group.files, ends),
             read=partial(self._read, group, ends, ahead),
             current_source_version=current,
             text_bytes=sum(file.size for file in group.files),
-            page_bytes=max(pages) + (_BUCKET_BYTES if self._files.is_remote else 0),
+            page_bytes=page_bytes,
         )
         if others:
             return partition
@@ -127,7 +133,9 @@ class FolderCatalog:
             ends = {file.relative: end for file, end in footers}
         for file in files:
             _require_given(group.key, file, ends[file.relative])
-        return self._version(files, ends) if files else None
+        if not files:
+            return None
+        return self._version(files, ends)
 
     def _current_files(self, group: FileGroup) -> list[SourceFile]:
         files = [file for scope in group.scopes for file in self._files.list(*scope)]
@@ -161,9 +169,11 @@ class FolderCatalog:
         stated = cache(partial(self._stated_types, group))
         empty: RowBatch | None = None
         for file, rows in _parts(group.files, ends, start, stop):
-            opened = file if ahead is None else replace(file, open=partial(ahead.open, file))
-            of_file = f" of {file.shown}" if len(group.files) > 1 else ""
-            place = partial(_row_of_file, first_row - (rows[0] if rows else 0), of_file)
+            opened = file
+            if ahead is not None:
+                opened = replace(file, open=partial(ahead.open, file))
+            begin = 0 if rows is None else rows[0]
+            place = partial(_row_of_file, group, file, first_row - begin)
             with _of_partition(key):
                 raw = _typed(self._raw(key, opened, rows), stated)
                 for batch in self.selection.rows(key, raw, first_row, place):
@@ -246,8 +256,11 @@ def _parts(
         yield file, (begin, end)
 
 
-def _row_of_file(first_row: int, of_file: str, row: int) -> str:
-    return f"row {row - first_row:,}{of_file}"
+def _row_of_file(group: FileGroup, file: SourceFile, first_row: int, row: int) -> str:
+    shown = row_in_words(row - first_row)
+    if len(group.files) > 1:
+        shown += f" of {file.shown}"
+    return shown
 
 
 def _declared_key(ends: _Ends) -> str | None:

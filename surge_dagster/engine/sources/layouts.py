@@ -98,7 +98,9 @@ def _place(file: SourceFile, pattern: NamePattern | None) -> _Place:
 def _usual_names(places: Sequence[_Place]) -> tuple[str, ...]:
     """Return the levels that most folders have; none if files are not in such folders."""
     scopes = {place.scope: place.names for place in places if place.levels}
-    return Counter(scopes.values()).most_common(1)[0][0] if scopes else ()
+    if not scopes:
+        return ()
+    return Counter(scopes.values()).most_common(1)[0][0]
 
 
 def _require_loose(files: Sequence[SourceFile], url: str) -> None:

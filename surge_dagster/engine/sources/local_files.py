@@ -90,7 +90,7 @@ class LocalFiles(SourceFiles):
         path = f"{self._root}/{relative}"
         try:
             # A Path for each file costs more than looking at the file.
-            status = os.lstat(path) if refusal else os.stat(path)  # noqa: PTH116
+            status = os.stat(path, follow_symlinks=refusal is None)  # noqa: PTH116
         except (FileNotFoundError, NotADirectoryError):
             return  # it was removed since its folder was listed
         if refusal is None and not stat.S_ISREG(status.st_mode):  # opening a pipe may never return

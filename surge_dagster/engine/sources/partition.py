@@ -130,11 +130,15 @@ class RowBatch:
     def value_bytes(self) -> int:
         """Bytes of all columns; Arrow's `nbytes` releases the GIL, and taking it again is slow."""
         size = len(self.id_values) + len(self.text_values)
-        return size if self.carried_sizes is None else size + int(self.carried_sizes.sum())
+        if self.carried_sizes is not None:
+            size += int(self.carried_sizes.sum())
+        return size
 
     def rows(self, start: int, stop: int) -> RowBatch:
         """Return rows start..stop as a batch of their own, without a copy."""
-        carried = None if self.carried is None else self.carried.slice(start, stop - start)
+        carried = self.carried
+        if carried is not None:
+            carried = carried.slice(start, stop - start)
         return RowBatch(self.ids[start:stop], self.texts[start:stop], carried=carried)  # pyright: ignore[reportArgumentType]
 
 

@@ -136,12 +136,17 @@ def canonical_type(kind: pa.DataType) -> pa.DataType:
         or pa.types.is_binary_view(kind)
     ):
         return pa.binary()
-    return pa.int64() if pa.types.is_integer(kind) and not pa.types.is_uint64(kind) else kind
+    if pa.types.is_integer(kind) and not pa.types.is_uint64(kind):
+        return pa.int64()
+    return kind
 
 
 def _inner_type(kind: pa.DataType) -> pa.DataType:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return kind if pa.types.is_integer(kind) else canonical_type(kind)
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_integer(kind):
+        return kind
+    return canonical_type(kind)
 
 
 def carried_columns(
@@ -192,7 +197,9 @@ def null_where(mask: np.ndarray, texts: pa.Array) -> pa.Array:
 
 
 def _canonical_ids(key: str, column: pa.Array, rows: Sequence[int] | np.ndarray) -> pa.Array:
-    kind = pa.int64() if pa.types.is_integer(column.type) else canonical_type(column.type)
+    kind = canonical_type(column.type)
+    if pa.types.is_integer(column.type):
+        kind = pa.int64()
     if kind not in (pa.string(), pa.int64(), pa.binary()):
         raise DataError(
             key,

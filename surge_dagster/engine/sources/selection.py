@@ -78,7 +78,9 @@ class Selection:
     @property
     def columns(self) -> list[str]:
         """The columns that are read, each once."""
-        texts = (self.text,) if self._template is None else self._template.columns
+        texts = (self.text,)
+        if self._template is not None:
+            texts = self._template.columns
         return list(dict.fromkeys((self.id, *texts, *self.carried)))
 
     @property
@@ -101,7 +103,9 @@ class Selection:
             unusual["encoding"] = self.encoding
         if self.escape is not None:
             unusual["escape"] = self.escape
-        return f"?{urlencode(unusual, doseq=True, errors='surrogatepass')}" if unusual else ""
+        if not unusual:
+            return ""
+        return f"?{urlencode(unusual, doseq=True, errors='surrogatepass')}"
 
     def rows(
         self,
@@ -161,7 +165,8 @@ class Selection:
             ids = ids.filter(present)
             texts = texts.drop_null()
             rows = np.flatnonzero(has_text) + first_row
-            carried = None if carried is None else carried.filter(present)
+            if carried is not None:
+                carried = carried.filter(present)
         return row_batch(key, ids, texts, rows, self.max_text_bytes, skipped, carried, place)
 
     def _texts(self, key: str, batch: pa.RecordBatch, first_row: int) -> pa.Array:

@@ -46,7 +46,8 @@ def file_of(facts: FileFacts, groups: int = 1) -> bytes:
         for _ in range(groups):
             rows = facts.rows // groups
             texts = pa.array(["text"] * rows, pa.large_string())
-            ids, matrix = [pa.array(["id"] * rows)], np.zeros((rows, 16), np.float32)
+            ids = [pa.array(["id"] * rows, pa.string())]
+            matrix = np.zeros((rows, 16), np.float32)
             writer.append_table(
                 FileRows(ids, pa.string(), texts, text_hashes(texts), matrix).table(COLUMNS)
             )
