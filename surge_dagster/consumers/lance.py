@@ -10,7 +10,7 @@ compacted, its indexes are extended, and versions older than seven days are drop
 from __future__ import annotations
 
 import contextlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -28,6 +28,7 @@ from surge_dagster.consumers.target import (
     require_columns,
 )
 from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.feed.changes import PartitionChanges
 from surge_dagster.engine.files.rows import matrix_of
 from surge_dagster.engine.support.unreadable import first_line
 from surge_dagster.engine.support.urls import expanded
@@ -113,54 +114,58 @@ class LanceTable:
             columns = columns.with_metadata(
                 {_OWNER: owner_of(done.feed), _SPACE: done.feed.space.name}
             )
-            steps = done.steps(lambda batch: self._conformed(batch, columns))
-            reader = pa.RecordBatchReader.from_batches(
-                columns, (step.rows for step in steps if step.rows is not None)
-            )
+            reader = pa.RecordBatchReader.from_batches(columns, self._all_rows(done, columns))
             made = self._connect().create_table(self._name, data=reader, mode="overwrite")
             if made.count_rows():
                 # Without an index, each query of a partition reads the whole table.
                 made.create_scalar_index("partition")
             done.commits = 1
             return
-        deque(done.steps(lambda batch: batch), maxlen=0)  # finds files that cannot be read
+        done.read_only()
         if table is not None and not done.failures:
             self._connect().drop_table(self._name)
             done.commits = 1
+
+    def _all_rows(self, done: HandOver, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+        for partition in done.feed:
+            with done.applying(partition):
+                for batch in partition:
+                    if batch.column("op")[0].as_py() == "put":
+                        done.rows_sent += len(batch)
+                        yield self._conformed(batch, columns)
 
     def _merge(self, done: HandOver, table: Any) -> None:
         columns = done.feed.columns or ()
         if further := [each for each in columns if each.name not in table.schema.names]:
             table.add_columns(further)
-        schema: pa.Schema = table.schema
         pending = _Pending(table)
-        partitions: dict[str, int] | None = None  # rows of each in the table
+        for partition in done.feed:
+            with done.applying(partition):
+                self._merge_partition(done, table, partition, pending)
+        pending.flush()
+
+    def _merge_partition(
+        self, done: HandOver, table: Any, partition: PartitionChanges, pending: _Pending
+    ) -> None:
+        key = partition.partition
         # Of a partition that is given whole: the ids of the table that did not come yet.
         stale_ids: set[object] = set()
-        rows_given = 0
-        for step in done.steps(lambda batch: self._conformed(batch, schema)):
-            key = step.partition
-            if step.clears:
-                if partitions is None:
-                    partitions = self.counts()
-                if key in partitions:
-                    stale_ids = self._ids_of(table, key)
-                if partitions.get(key, 0) > len(stale_ids):
-                    # A merge would replace both of two rows with one id.
-                    table.delete(f"partition = {_literal(key)}")
-                    stale_ids = set()
-                rows_given = 0
-            elif step.deleted is not None:
-                pending.delete(key, step.deleted.to_pylist())
-            elif step.rows is not None:
-                rows_given += len(step.rows)
-                stale_ids.difference_update(step.rows.column("id").to_pylist())
-                pending.merge(step.rows)
+        has_rows = False
+        for batch in partition:
+            operation = batch.column("op")[0].as_py()
+            ids = batch.column("id").to_pylist()
+            if operation == "clear":
+                stale_ids = self._ids_without_doubles(table, key)
+            elif operation == "delete":
+                done.rows_deleted += len(ids)
+                pending.delete(key, ids)
             else:
-                if stale_ids and not step.failed:
-                    pending.delete(key, list(stale_ids) if rows_given else None)
-                stale_ids = set()
-        pending.flush()
+                done.rows_sent += len(ids)
+                has_rows = True
+                stale_ids.difference_update(ids)
+                pending.merge(self._conformed(batch, table.schema))
+        if stale_ids:
+            pending.delete(key, list(stale_ids) if has_rows else None)
 
     def _conformed(self, batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
         """Return a batch with the columns of the table in its order; missing ones are null."""
@@ -174,12 +179,17 @@ class LanceTable:
                 arrays.append(pa.nulls(len(batch), field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=columns)
 
-    def _ids_of(self, table: Any, partition: str) -> set[object]:
-        query = table.search().where(f"partition = {_literal(partition)}").select(["id"])
-        ids: set[object] = set()
-        for batch in query.to_batches():
-            ids.update(batch.column("id").to_pylist())
-        return ids
+    def _ids_without_doubles(self, table: Any, partition: str) -> set[object]:
+        """Return the ids of a partition's rows. Without any, if two rows had one: a merge would
+        replace both of them, so all are deleted."""
+        condition = f"partition = {_literal(partition)}"
+        ids: list[object] = []
+        for batch in table.search().where(condition).select(["id"]).to_batches():
+            ids += batch.column("id").to_pylist()
+        if len(set(ids)) < len(ids):
+            table.delete(condition)
+            return set()
+        return set(ids)
 
     def _connect(self) -> Any:
         try:

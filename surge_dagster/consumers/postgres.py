@@ -7,7 +7,6 @@ which the table got its first rows.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -135,7 +134,7 @@ class PgVectorTable:
         done = HandOver(feed)
         columns = feed.columns
         if not kinds and columns is None:
-            deque(done.steps(lambda batch: batch), maxlen=0)  # finds files that cannot be read
+            done.read_only()
             return done
         self._add_columns(connection, kinds, columns or ())
         self._follow(connection, done)
@@ -161,24 +160,33 @@ class PgVectorTable:
 
     def _follow(self, connection: Connection[Any], done: HandOver) -> None:
         """Make the table follow the feed. What came of a partition that fails is undone."""
-        run = connection.execute
         kinds = self._columns(connection)
         insertion = self._insertion(kinds)
-        of_partition = self._sql("DELETE FROM {table} WHERE partition = %s")
-        of_ids = self._sql("DELETE FROM {table} WHERE partition = %s AND id = ANY(%s)")
-        run("SAVEPOINT partition")
-        for step in done.steps(lambda batch: self._conformed(batch, kinds)):
-            if step.rows is not None:
-                values = _values(step.rows, kinds)
-                connection.cursor().executemany(insertion, values)
-            elif step.deleted is not None:
-                run(of_ids, [step.partition, _storable(step.deleted.to_pylist())])
-            elif step.clears:
-                if _storable([step.partition]):
-                    run(of_partition, [step.partition])
-            else:
-                run("ROLLBACK TO partition" if step.failed else "RELEASE partition")
-                run("SAVEPOINT partition")
+        for partition in done.feed:
+            with done.applying(partition), connection.transaction():
+                for batch in partition:
+                    self._apply_batch(connection, done, batch, kinds, insertion)
+
+    def _apply_batch(
+        self,
+        connection: Connection[Any],
+        done: HandOver,
+        batch: pa.RecordBatch,
+        kinds: Mapping[str, str],
+        insertion: Composed,
+    ) -> None:
+        operation = batch.column("op")[0].as_py()
+        key = batch.column("partition")[0].as_py()
+        if operation == "put":
+            rows = self._conformed(batch, kinds)
+            connection.cursor().executemany(insertion, _values(rows, kinds))
+            done.rows_sent += len(rows)
+        elif operation == "delete":
+            query = self._sql("DELETE FROM {table} WHERE partition = %s AND id = ANY(%s)")
+            connection.execute(query, [key, _storable(batch.column("id").to_pylist())])
+            done.rows_deleted += len(batch)
+        elif _storable([key]):
+            connection.execute(self._sql("DELETE FROM {table} WHERE partition = %s"), [key])
 
     def _insertion(self, kinds: Mapping[str, str]) -> Composed:
         from psycopg.sql import SQL, Placeholder

@@ -6,7 +6,9 @@ files in one table with the columns partition, id, the other columns of the file
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable, SurgeError
-from surge_dagster.engine.feed.changes import Changes
+from surge_dagster.engine.feed.changes import Changes, PartitionChanges
 
 KindOf = Callable[[pa.Field], str | None]
 Judge = Callable[[Changes, "Target"], Collection[str]]
@@ -43,40 +45,22 @@ class HandOver:
     partitions: int = 0
     failures: dict[str, SurgeError] = field(default_factory=dict)
 
-    def steps(self, conform: Callable[[pa.RecordBatch], pa.RecordBatch]) -> Iterator[Step]:
-        """Yield what to do, in order. A partition that fails does not stop the others."""
+    @contextmanager
+    def applying(self, partition: PartitionChanges) -> Iterator[None]:
+        """Record the error of a partition, so that it does not stop the others."""
+        try:
+            yield
+            self.partitions += 1
+        except StoreUnavailable:
+            raise
+        except SurgeError as error:
+            self.failures[partition.partition] = error
+
+    def read_only(self) -> None:
+        """Find the files that cannot be read; nothing is applied."""
         for partition in self.feed:
-            key = partition.partition
-            try:
-                for batch in partition:
-                    operation = batch.column("op")[0].as_py()
-                    if operation == "clear":
-                        yield Step(key, clears=True)
-                    elif operation == "delete":
-                        self.rows_deleted += len(batch)
-                        yield Step(key, deleted=batch.column("id"))
-                    else:
-                        rows = conform(batch)
-                        self.rows_sent += len(rows)
-                        yield Step(key, rows=rows)
-            except StoreUnavailable:
-                raise
-            except SurgeError as error:
-                self.failures[key] = error
-            if key not in self.failures:
-                self.partitions += 1
-            yield Step(key, failed=key in self.failures)
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One thing to do in a partition: clear it, delete ids, or put rows; nothing at its end."""
-
-    partition: str
-    clears: bool = False
-    deleted: pa.Array | None = None
-    rows: pa.RecordBatch | None = None
-    failed: bool = False
+            with self.applying(partition):
+                deque(partition, maxlen=0)
 
 
 class Target(Protocol):

@@ -19,8 +19,8 @@ from surge_dagster.consumers import lance
 from surge_dagster.consumers.comparison import compare
 from surge_dagster.consumers.lance import LanceTable, _Pending
 from surge_dagster.consumers.postgres import PgVectorTable
-from surge_dagster.consumers.target import HandOver, Target
-from surge_dagster.engine.feed.changes import Changes, changes
+from surge_dagster.consumers.target import Target
+from surge_dagster.engine.feed.changes import Changes, PartitionChanges, changes
 
 CONSUMER = "shop"
 
@@ -72,7 +72,7 @@ def judge(feed: Changes, target: Target) -> dict[str, str]:
 
 def main(kind: str, place: str, output: str, at: int) -> None:
     points = Points(at)
-    HandOver.steps = points.each(HandOver.steps)
+    PartitionChanges.__iter__ = points.each(PartitionChanges.__iter__)
     Changes.confirm = points.marked(Changes.confirm)
     _Pending.flush = points.marked(_Pending.flush)
     _Pending._merge = points.marked(_Pending._merge)
