@@ -219,8 +219,9 @@ def results(
                 raise _near_unusable_text(reasons[key])
             rows = list(islice(embedded, len(line.body.input)))
             matrix = np.stack([vector for vector, _ in rows])
-            was_truncated = np.array([was_truncated for _, was_truncated in rows])
-            truncated, tokens = _read_by_model(line.body, tokenize, was_truncated, space)
+            truncated = np.array([is_truncated for _, is_truncated in rows])
+            if truncated.any() and not line.body.truncate:
+                raise too_long(truncated, space.max_length)
         except Refusal as error:
             refused = _result(number, line, error.status, error.body(), headers)
             yield "error", refused.model_dump_json()
@@ -228,6 +229,7 @@ def results(
 
         if truncated.any():
             headers["surge-truncated-rows"] = row_ranges(truncated)
+        tokens = sum(min(text.tokens, space.max_length) for text in tokenize(line.body.input))
         frame = _result(number, line, 200, empty_list(space.name, tokens), headers)
         found = converted(space, matrix, line.body.dimensions)
         yield "output", "".join(embedding_json(frame, found, line.body.encoding_format))
@@ -239,24 +241,6 @@ def _near_unusable_text(reason: str) -> Refusal:
         f"of the error file again. {reason}"
     )
     return Refusal(400, "unusable_text", message, "input")
-
-
-def _read_by_model(
-    request: EmbeddingRequest, tokenize: TextTokens, was_truncated: np.ndarray, space: Space
-) -> tuple[np.ndarray, int]:
-    """Return which texts the model did not read whole, and how many tokens it read.
-
-    Args:
-        was_truncated: whether the workers found it so, bool [texts].
-
-    Raises:
-        Refusal: texts were cut, and the request does not allow it.
-    """
-    texts = tokenize(request.input)
-    truncated = was_truncated | np.array([text.is_truncated for text in texts])
-    if truncated.any() and not request.truncate:
-        raise too_long(truncated, space.max_length)
-    return truncated, sum(min(text.tokens, space.max_length) for text in texts)
 
 
 def _read_rows(paths: list[Path]) -> Iterator[tuple[np.ndarray, bool]]:

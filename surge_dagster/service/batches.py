@@ -199,8 +199,10 @@ class Batches:
         except Cancelled:
             return
         except Exception as error:
-            is_known = isinstance(error, SurgeError)  # else it is of the disk, or a defect
+            is_known = isinstance(error, SurgeError)
             log.warning("%s is tried again: %s", id, error, exc_info=not is_known)
+            if not is_known:  # of the disk, or a defect: what is encoded may be damaged
+                shutil.rmtree(self._scratch / id, ignore_errors=True)
 
     def run(self, records: Records, id: str) -> None:
         """Work off a batch.
@@ -222,7 +224,7 @@ class Batches:
             with self._spaces.settings.pool(space, batch.task, is_bulk=True) as pool:
                 reasons = encode(file, scratch, pool, is_over)
                 self._complete(records, batch, results(file, reasons, scratch, pool, space))
-        except ConfigError as error:
+        except (ConfigError, FileNotFoundError) as error:
             problem = BatchError(code="cannot_be_encoded", message=str(error))
             records.end(batch.ended("failed", errors=BatchErrors(data=[problem])))
         finally:

@@ -30,7 +30,7 @@ _EMPTY_DIGEST = hashlib.sha256(b"").hexdigest()
 _PROBES = ("/healthz", "/readyz")
 _QUERIES = f"{ROOTS[0]}/embeddings"
 _REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
-_LOCAL = re.compile(r"(localhost|127\.\d{1,3}\.\d{1,3}\.\d{1,3}|\[::1\])(:\d+)?", re.ASCII)
+_LOCAL = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]+)?", re.IGNORECASE)
 _FOREIGN = Refusal(
     403,
     "foreign_request",

@@ -25,7 +25,7 @@ from surge_dagster.service.errors import Refusal
 
 log = logging.getLogger(__name__)
 
-MOST_LISTED = 10_000
+MOST_LISTED = 1_000  # a megabyte
 LIFE_SECONDS = 30 * 24 * 3600
 _COPIED_BYTES = 1 << 20
 # Of a content without a record, which an upload may be about to get.

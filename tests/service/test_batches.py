@@ -24,7 +24,6 @@ from surge_dagster.engine.store import open_store
 from surge_dagster.service import batch_run
 from surge_dagster.service.batches import Batch, Batches, BatchRequest
 from surge_dagster.service.errors import Refusal
-from surge_dagster.service.lane import TextTokens, TokenizedText
 from surge_dagster.service.records import FileObject
 from surge_dagster.service.spaces import LaneSettings
 from tests.engine.encoder.conftest import faulty_workers
@@ -162,27 +161,6 @@ def test_lines_have_their_vectors_or_the_error_of_the_endpoint(
     assert errors["long"]["response"]["body"]["error"]["code"] == "context_length_exceeded"
 
 
-def test_line_that_only_the_workers_find_too_long_has_its_error(
-    batches: Batches, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenize = TextTokens.__call__
-
-    def without_tokenizer(tokens: TextTokens, texts: list[str]) -> list[TokenizedText]:
-        return [replace(text, is_truncated=False) for text in tokenize(tokens, texts)]
-
-    monkeypatch.setattr(TextTokens, "__call__", without_tokenizer)
-    lines = [line("short"), line("long", ["short", TOO_LONG]), line("cut", TOO_LONG, truncate=True)]
-
-    batch = run(batches, made(batches, lines))
-
-    output = lines_of(batches, batch.output_file_id)
-    errors = lines_of(batches, batch.error_file_id)
-    assert list(output) == ["short", "cut"]
-    assert output["cut"]["response"]["headers"] == {"surge-truncated-rows": "0"}
-    assert list(errors) == ["long"]
-    assert errors["long"]["response"]["body"]["error"]["code"] == "context_length_exceeded"
-
-
 @pytest.mark.usefixtures("faulty_workers")
 @pytest.mark.parametrize(
     ("poison", "reason"),
@@ -280,6 +258,30 @@ def test_batch_whose_space_has_gone_fails(
     assert batch.status == "failed"
     assert batch.errors is not None
     assert "has no space" in batch.errors.data[0].message
+
+
+def test_batch_whose_file_has_gone_fails(batches: Batches) -> None:
+    batch = made(batches, [line("a")])
+    batches.records.content(batch.input_file_id).unlink()
+    assert run(batches, batch).status == "failed"
+
+
+def test_batch_whose_vectors_are_damaged_is_encoded_anew(
+    working: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = batch_run._read_rows
+    failures = [OSError("Corrupt snappy compressed data")]
+
+    def read_damaged(paths: list[Path]) -> Iterator[tuple[np.ndarray, bool]]:
+        if failures:
+            raise failures.pop()
+        return read(paths)
+
+    monkeypatch.setattr(batch_run, "_read_rows", read_damaged)
+    batch = ended(working, made(working, [line("a")]))
+
+    assert batch.status == "completed"
+    assert not failures
 
 
 def test_batch_that_cannot_be_encoded_now_is_tried_again_after_the_others(

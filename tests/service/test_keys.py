@@ -88,7 +88,7 @@ def test_service_without_keys_refuses_pages_of_other_sites(
 @pytest.mark.parametrize(
     "headers",
     [
-        {"host": "localhost"},
+        {"host": "LocalHost"},
         {"host": "127.0.0.1:8080"},
         {"host": "[::1]:8080"},
         {"origin": "http://localhost:3000", "sec-fetch-site": "same-site"},
