@@ -51,6 +51,8 @@ _DESCRIPTIONS: dict[CheckName, str] = {
 }
 
 _MOST_SLOW_SHOWN = 20
+# An operator would compare them with the run's: of the encoding, and of the engine's run.
+_OTHER_DURATIONS = ("wall_seconds", "run_seconds")
 _COSTS = ("cost", "cost_per_million_texts")  # may be far below 1
 
 
@@ -98,9 +100,13 @@ def _faults(judged: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def run_check_results(
-    names: CatalogNames, policy: CheckPolicy, outcome: Outcome
+    names: CatalogNames, policy: CheckPolicy, outcome: Outcome, failed_elsewhere: int
 ) -> list[dg.AssetCheckResult]:
-    """Return the results of the checks that judged something in a run, the blocking one last."""
+    """Return the results of the checks that judged something in a run, the blocking one last.
+
+    Args:
+        failed_elsewhere: partitions that failed in earlier runs and were no part of this one.
+    """
     results: list[dg.AssetCheckResult] = []
     for findings in _findings(outcome):
         if findings.judged and policy.severity(findings.name) != "off":
@@ -113,8 +119,11 @@ def run_check_results(
             check_name=names.run_check.name,
             passed=not outcome.failures and outcome.ended_by is None,
             severity=_SEVERITIES[policy.severity(RUN_CHECK)],
-            description=outcome.summary,
-            metadata=_run_check_metadata(outcome),
+            description=_run_check_line(outcome, failed_elsewhere),
+            metadata={
+                **_run_check_metadata(outcome),
+                "partitions_failed_in_earlier_runs": failed_elsewhere,
+            },
         )
     )
     return results
@@ -206,12 +215,22 @@ def evaluation_of(
     )
 
 
+def _run_check_line(outcome: Outcome, failed_elsewhere: int) -> str:
+    line = f"Last run: {outcome.summary}"
+    if failed_elsewhere:
+        line += (
+            f". {counted(failed_elsewhere, 'other partition')} failed in earlier runs; their pages "
+            "say why"
+        )
+    return line
+
+
 def _run_check_metadata(outcome: Outcome) -> dict[str, Any]:
     """Return the run's metrics, named as by `embed --json`, and the table of failures."""
     report = outcome.metrics
     metrics: dict[str, Any] = {}
     for name, value in report.as_dict().items():
-        if value in (None, [], {}):
+        if value in (None, [], {}) or name in _OTHER_DURATIONS:
             continue
         # Dagster would plot what was not measured as zeros.
         if not value and not report.superbatches:
@@ -219,8 +238,10 @@ def _run_check_metadata(outcome: Outcome) -> dict[str, Any]:
         is_rounded = isinstance(value, float) and name not in _COSTS
         metrics[name] = round(value, 4) if is_rounded else value
 
+    metrics["run_seconds"] = round(outcome.seconds, 4)
     if outcome.machines:
         metrics["machines"] = outcome.table_of_machines()
+
     failures = list(outcome.failures.values())
     failed = [{"key": failure.key, "reason": failure.reason} for failure in failures]
     if outcome.removed:

@@ -39,9 +39,13 @@ class HandOverConfig(dg.Config):
 
 
 def target_asset(
-    names: CatalogNames, key: dg.AssetKey, settings: TargetSettings
+    names: CatalogNames, key: dg.AssetKey, settings: TargetSettings, columns: Mapping[str, Any]
 ) -> dg.AssetsDefinition:
-    """Return the asset of a table; the table confirms what it has under the asset's key."""
+    """Return the asset of a table; the table confirms what it has under the asset's key.
+
+    Args:
+        columns: metadata of the asset.
+    """
     target = settings.target()
     check = dg.AssetCheckSpec(
         CHECK,
@@ -56,6 +60,7 @@ def target_asset(
         key=key,
         deps=[names.embeddings, names.current_space],
         check_specs=[check],
+        metadata=columns,
         group_name=names.group,
         kinds={key.path[-1]},
         required_resource_keys={names.output_resource},

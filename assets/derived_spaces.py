@@ -20,7 +20,9 @@ import dagster as dg
 from pydantic import Field
 
 from surge_dagster.assets.checks import evaluation_of
+from surge_dagster.assets.columns import file_columns
 from surge_dagster.config.nested_settings import DerivedSettings
+from surge_dagster.config.settings import Settings
 from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.derived.lag import find_lag
 from surge_dagster.engine.files.facts import desired_version
@@ -53,14 +55,18 @@ class DeriveConfig(dg.Config):
     )
 
 
-def derived_spaces(
-    names: CatalogNames, wanted: Sequence[DerivedSettings]
-) -> list[dg.AssetsDefinition]:
+def derived_spaces(names: CatalogNames, settings: Settings) -> list[dg.AssetsDefinition]:
     """Return an asset with a file per partition for each derived space."""
-    return [_derived_space(names, each) for each in wanted]
+    assets: list[dg.AssetsDefinition] = []
+    for wanted in settings.derived:
+        columns = file_columns(settings, wanted.dtype, wanted.dimension or settings.dimension)
+        assets.append(_derived_space(names, wanted, columns))
+    return assets
 
 
-def _derived_space(names: CatalogNames, wanted: DerivedSettings) -> dg.AssetsDefinition:
+def _derived_space(
+    names: CatalogNames, wanted: DerivedSettings, columns: Mapping[str, Any]
+) -> dg.AssetsDefinition:
     key = names.derived(wanted.label)
 
     @dg.multi_asset(
@@ -72,6 +78,7 @@ def _derived_space(names: CatalogNames, wanted: DerivedSettings) -> dg.AssetsDef
                 skippable=True,
                 group_name=names.group,
                 kinds={wanted.dtype},
+                metadata=columns,
                 description=(
                     f"The embeddings as {wanted.title}, computed from their float32 files without "
                     "a model. A run skips partitions that are up to date."

@@ -12,8 +12,10 @@ partitioned and an unpartitioned asset makes backfills from the UI impossible.
 """
 # Dagster reads annotations when it makes an asset or an op, so they must not be strings here.
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import dagster as dg
 from sqlalchemy.exc import InterfaceError, OperationalError
@@ -22,6 +24,7 @@ from surge_dagster.assets.checks import evaluation_of, run_check_results, run_ch
 from surge_dagster.config.check_policy import CheckPolicy
 from surge_dagster.engine.errors import EncoderError, SurgeError, TransientError
 from surge_dagster.orchestration.asset_events import CODE_VERSION
+from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.failures import (
     allow_run_retry,
     failure_of,
@@ -31,6 +34,8 @@ from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.launch import POOL, LaunchConfig, job_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome, Truncation
+from surge_dagster.orchestration.partition_keys import to_partition_key
+from surge_dagster.orchestration.records import failed_on_record
 from surge_dagster.orchestration.refresh import Refresh
 from surge_dagster.resources import CatalogSource
 from surge_dagster.resources.upstream_asset import asset_key
@@ -74,9 +79,16 @@ def superbatches(names: CatalogNames) -> dg.AssetSpec:
 
 
 def embeddings(
-    names: CatalogNames, policy: CheckPolicy, max_partitions_per_run: int | None = None
+    names: CatalogNames,
+    policy: CheckPolicy,
+    columns: Mapping[str, Any],
+    max_partitions_per_run: int | None = None,
 ) -> dg.AssetsDefinition:
-    """Return the asset with a file per partition, and the checks that end its runs."""
+    """Return the asset with a file per partition, and the checks that end its runs.
+
+    Args:
+        columns: metadata of the asset.
+    """
     checks = run_checks(names, policy)
     backfill_policy = dg.BackfillPolicy.single_run()
     if max_partitions_per_run is not None:
@@ -84,7 +96,7 @@ def embeddings(
 
     @dg.multi_asset(
         name=names.embeddings_op,
-        specs=[_embeddings_spec(names)],
+        specs=[_embeddings_spec(names, columns)],
         check_specs=checks,
         partitions_def=names.partitions,
         backfill_policy=backfill_policy,
@@ -112,7 +124,7 @@ def embeddings(
     return embed
 
 
-def _embeddings_spec(names: CatalogNames) -> dg.AssetSpec:
+def _embeddings_spec(names: CatalogNames, columns: Mapping[str, Any]) -> dg.AssetSpec:
     spec = dg.AssetSpec(
         names.embeddings,
         deps=[names.source_partitions, names.superbatches],
@@ -120,6 +132,7 @@ def _embeddings_spec(names: CatalogNames) -> dg.AssetSpec:
         code_version=CODE_VERSION,
         group_name=names.group,
         kinds={"parquet", "pytorch"},
+        metadata=columns,
         description=(
             "One Parquet file per partition with id, text and embedding. A run skips "
             "partitions that are up to date, unless its config says `force: true`.\n\n"
@@ -219,9 +232,23 @@ class _Run:
             raise
         report_failures(names, context, outcome)
         context.log.info(outcome.sum_up())
+        if not outcome.published and not outcome.failures:
+            self._observe()
+
+    def _observe(self) -> None:
+        """Report that the run had nothing to do, for checks of how fresh the asset is."""
+        looked_at = dg.MetadataValue.timestamp(time.time())
+        observation = dg.AssetObservation(
+            self._outcome.asset,
+            description=self._outcome.summary,
+            metadata={"dagster/last_updated_timestamp": looked_at},
+        )
+        report_events(self._context.instance, self._context, [observation])
 
     def _check_results(self) -> list[dg.AssetCheckResult]:
-        return run_check_results(self._names, self._policy, self._outcome)
+        failed = failed_on_record(self._outcome.asset, self._context.instance)
+        in_run = set(map(to_partition_key, self._outcome.partitions))
+        return run_check_results(self._names, self._policy, self._outcome, len(failed - in_run))
 
     def _failure(self) -> dg.Failure:
         """Return the failure that ends the run; Dagster launches it again if it may pass."""

@@ -13,6 +13,7 @@ import dagster as dg
 
 from surge_dagster.assets.catalog_check import catalog_check, catalog_checks
 from surge_dagster.assets.changes_input import ChangesInput
+from surge_dagster.assets.columns import file_columns, table_columns
 from surge_dagster.assets.consumers import target_asset
 from surge_dagster.assets.current_space import current_space, next_space, switch_current_space
 from surge_dagster.assets.derived_spaces import derive_job, derived_spaces
@@ -62,6 +63,7 @@ def embedding_catalog(
 
 def _definitions(settings: Settings, names: CatalogNames) -> dg.Definitions:
     policy = settings.check_policy()
+    columns = file_columns(settings, settings.dtype, settings.dimension)
     resources = _resources(names, settings)
     checks = catalog_checks(names, policy, settings.derived)
     refresh, embed = embedding_jobs(names, policy)
@@ -70,10 +72,10 @@ def _definitions(settings: Settings, names: CatalogNames) -> dg.Definitions:
     assets = [
         source_partitions(names, resources[names.catalog_resource]),
         superbatches(names),
-        embeddings(names, policy, settings.max_partitions_per_run),
+        embeddings(names, policy, columns, settings.max_partitions_per_run),
         next_space(names),
         current_space(names),
-        *derived_spaces(names, settings.derived),
+        *derived_spaces(names, settings),
     ]
     owned = dg.map_asset_specs(
         lambda spec: spec.replace_attributes(owners=settings.owners), [*assets, *tables]
@@ -98,7 +100,8 @@ def _definitions(settings: Settings, names: CatalogNames) -> dg.Definitions:
 
 def _tables(names: CatalogNames, settings: Settings) -> list[dg.AssetsDefinition]:
     targets = {names.lancedb: settings.lancedb, names.pgvector: settings.pgvector}
-    return [target_asset(names, key, table) for key, table in targets.items() if table]
+    columns = table_columns(settings)
+    return [target_asset(names, key, table, columns) for key, table in targets.items() if table]
 
 
 def _resources(names: CatalogNames, settings: Settings) -> dict[str, Any]:

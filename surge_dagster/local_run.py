@@ -169,10 +169,15 @@ def run_catalog(
 
 def _follow(opened: OpenedRun, partitions: Sequence[Partition], *, quiet: bool) -> None:
     follower = Follower(opened.run, partitions)
-    with progress_bar("texts", follower.all_texts, quiet=quiet) as show_texts:
+    knows_texts = follower.all_texts is not None
+    unit = "texts" if knows_texts else "partitions"
+    with progress_bar(unit, quiet=quiet) as show_amount:
 
         def show(progress: Progress) -> None:
-            show_texts(progress.texts, progress.all_texts)
+            if knows_texts:
+                show_amount(progress.texts, progress.all_texts)
+            else:
+                show_amount(progress.partitions, progress.all_partitions)
 
         with closing(follower.follow(opened.events(), show, _UPDATE_SECONDS)) as events:
             for event in events:

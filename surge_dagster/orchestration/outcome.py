@@ -131,6 +131,7 @@ class Outcome:
     fresh: set[str] = field(default_factory=set)  # catalog keys that were found up to date
     ended_by: BaseException | None = None  # what ended the run early
     begun: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0  # that the run took, when it has ended
     summary: str = ""  # the run in one line, when it has ended
 
     @property
@@ -163,8 +164,11 @@ class Outcome:
         parts += [f"{count:,} {what}" for what, count in others.items() if count]
         names = f" ({named(sorted(failed), _NAMED)})" if failed else ""
         parts.append(f"{len(failed):,} failed{names}")
-        parts.append(f"{time.monotonic() - self.begun:,.1f} s")
+        self.seconds = time.monotonic() - self.begun
+        parts.append(f"{self.seconds:,.1f} s")
         self.summary = f"{counted(len(all_keys), 'partition')}: {', '.join(parts)}"
+        if self.ended_by is not None:
+            self.summary += f"; ended by {type(self.ended_by).__name__}: {self.ended_by}"
         return self.summary
 
     def _texts(self) -> str:

@@ -89,7 +89,8 @@ def report_readers_space(
         return
     records = context.instance.fetch_materializations(names.current_space, limit=1).records
     last = records[0].asset_materialization if records else None
-    if last is not None and last.metadata.get("spaces") == metadata["spaces"]:
+    shown = ("spaces", "dagster/row_count")
+    if last is not None and all(last.metadata.get(name) == metadata[name] for name in shown):
         return
     # Not an observation where readers stay with their space: the asset's page would go on showing
     # the earlier table.
@@ -103,22 +104,34 @@ def report_readers_space(
 
 
 def _shown_spaces(store: Store, space: Space) -> Mapping[str, Any]:
-    """Return metadata of the space that readers use, with a table of all spaces by title."""
-    spaces = sorted(list_spaces(store), key=lambda each: each.title)
-    rows = [
-        {
+    """Return metadata of the space that readers use, with a table of all spaces, that one first."""
+    spaces = sorted(list_spaces(store), key=lambda each: (each.name != space.name, each.title))
+    rows: list[dg.TableRecord] = []
+    for each in spaces:
+        row = {
+            "current": "",
             "title": each.title,
             "space": each.name,
             "model": each.requested.model,
-            "is_current": each.name == space.name,
+            "path": store.location(each.name),
         }
-        for each in spaces
-    ]
+        if each.name == space.name:
+            row["current"] = "✓"
+        rows.append(dg.TableRecord(row))
     return {
         "space_title": space.title,
         "space": space.name,
         "model": space.requested.model,
         "dimension": space.dimension,
         "location": store.location(space.name),
-        "spaces": dg.MetadataValue.table([dg.TableRecord(row) for row in rows]),
+        "dagster/row_count": dg.MetadataValue.int(_rows(store, space)),
+        "spaces": dg.MetadataValue.table(rows),
     }
+
+
+def _rows(store: Store, space: Space) -> int:
+    rows = 0
+    for file in OutputState(store, space.name).files().values():
+        if isinstance(file, PublishedFile):
+            rows += file.facts.rows
+    return rows

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import numpy as np
@@ -13,6 +15,8 @@ import pytest
 
 from surge_dagster.config.check_policy import CHECK_NAMES
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.orchestration.discovery import existing_space
 from surge_dagster.orchestration.failures import failure_table
 from tests.dagster.conftest import NAMES, Workbench, workbench
 from tests.engine.sources.test_parquet_system_errors import refuse_calls
@@ -149,6 +153,7 @@ def test_drifted_vectors_are_a_warning(embedded: Workbench) -> None:
     assert not check.passed
     assert check.severity == dg.AssetCheckSeverity.WARN
     assert "| `b` | `a row with a cosine of " in str(check.metadata["failed"].value)
+    assert " rows judged, " in str(check.description)
 
 
 def test_severities_of_catalog_checks_follow_the_settings(embedded: Workbench) -> None:
@@ -205,6 +210,42 @@ def test_unreadable_partition_is_reported_once_and_the_rest_is_read(
 
     said = "2 partitions judged, 0 violations, 1 with a violation of another check"
     assert str(checks["ids_match"].description).startswith(said)
+
+
+def test_length_of_vectors_is_not_judged_in_a_space_that_is_not_normalized(
+    embedded: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_normalized(*given: Any) -> Space:
+        return replace(existing_space(*given), normalize=False)
+
+    monkeypatch.setattr("surge_dagster.assets.catalog_check.existing_space", not_normalized)
+
+    ran = embedded.run("catalog_check")
+
+    assert ran.success
+    assert set(ran.checks()) == EVERYTHING - {"vectors_have_length_1"}
+    shown = shown_checks(embedded)["vectors_have_length_1"]
+    assert shown is not None
+    assert shown["status"] == "SKIPPED"
+
+
+def test_run_that_reuses_no_vector_does_not_judge_drift(bench: Workbench) -> None:
+    bench.write("a")
+
+    assert "vectors_have_not_drifted" not in bench.refresh().checks()
+
+
+def test_run_check_is_of_the_last_run_and_counts_what_failed_before(bench: Workbench) -> None:
+    bench.write("bad", [("x", None)])
+    assert not bench.refresh().success
+    bench.write("good", 3)
+
+    check = bench.embed_keys(keys=["good"]).checks()[NAMES.run_check.name]
+
+    assert check.passed
+    assert str(check.description).startswith("Last run: 1 partition: 1 encoded")
+    assert "1 other partition failed in earlier runs" in str(check.description)
+    assert check.metadata["partitions_failed_in_earlier_runs"].value == 1
 
 
 def test_check_of_an_empty_output_says_that_nothing_is_embedded(bench: Workbench) -> None:

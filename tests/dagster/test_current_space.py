@@ -12,7 +12,7 @@ from surge_dagster import Embeddings
 from surge_dagster.engine.output.current_space import CurrentSpace, read_current, write_current
 from tests.dagster import private_dagster
 from tests.dagster.conftest import NAMES, Ran, Workbench, values_of
-from tests.spaces import KEYS, Spaces
+from tests.spaces import KEYS, ROWS, Spaces
 
 INS = {"embeddings": dg.AssetIn(key=NAMES.embeddings, input_manager_key="embeddings_input")}
 
@@ -129,6 +129,22 @@ def test_refused_switch_lists_what_is_missing_and_changes_nothing(
     bench.settings["model"] = "hash://8"
     assert "Launch catalog_refresh, then switch" in switch(bench).failure()
     assert "has no space 'x'; it holds" in switch(bench, "x").failure()
+
+
+def test_current_space_is_the_first_of_all_spaces_and_has_rows_and_a_path(
+    bench: Workbench, made: Spaces
+) -> None:
+    event = switch(bench).materialized(NAMES.current_space)[None]
+
+    table = event.metadata["spaces"]
+    assert isinstance(table, dg.TableMetadataValue)
+    [current, other] = [record.data for record in table.records]
+
+    assert current["current"] == "✓"
+    assert current["space"] == made.of("hash://24").name
+    assert current["path"] == made.store.location(made.of("hash://24").name)
+    assert other["current"] == ""
+    assert event.metadata["dagster/row_count"].value == ROWS * len(KEYS)
 
 
 def test_event_of_the_current_space_appears_when_something_has_changed(bench: Workbench) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import pytest
 
@@ -96,12 +97,47 @@ def test_run_says_in_one_line_what_it_did_with_each_partition(bench: Workbench) 
     expected = done + r", 1 republished, 1 failed \(bad\), [\d.]+ s"
     [line] = [line for line in ran.logged() if re.fullmatch(expected, line)]
 
-    assert ran.checks()[NAMES.run_check.name].description == line
+    assert ran.checks()[NAMES.run_check.name].description == f"Last run: {line}"
+
+    seconds = ran.metrics()["run_seconds"]
+    assert line.endswith(f", {seconds:,.1f} s"), "one duration per run"
+    assert "wall_seconds" not in ran.metrics()
 
     selected = bench.refresh(select="missing")
     assert "3 up to date, 1 left out by select, 0 failed" in (
         selected.checks()[NAMES.run_check.name].description or ""
     )
+
+
+def test_run_with_nothing_to_do_observes_the_asset(bench: Workbench) -> None:
+    bench.write("a")
+    bench.refresh()
+
+    def observations() -> Sequence[dg.EventLogRecord]:
+        return bench.instance.fetch_observations(NAMES.embeddings, limit=9).records
+
+    assert observations() == []
+
+    bench.refresh()
+
+    [record] = observations()
+    assert record.partition_key is None
+    assert record.asset_observation
+    looked_at = record.asset_observation.metadata["dagster/last_updated_timestamp"]
+    assert isinstance(looked_at, dg.TimestampMetadataValue)
+    assert looked_at.value == pytest.approx(record.timestamp, abs=60)
+
+
+def test_last_line_of_a_run_that_could_not_begin_has_the_reason(bench: Workbench) -> None:
+    bench.fill("ab")
+    bench.settings["devices"] = "cuda:7"
+
+    ran = bench.refresh()
+
+    assert not ran.success
+    assert "2 not reached" in ran.summary()
+    assert "ended by ConfigError: " in ran.summary()
+    assert "cuda:7 not found" in ran.summary()
 
 
 def test_replaced_partition_is_the_only_one_encoded(

@@ -72,6 +72,9 @@ class Progress:
         if self.all_texts is not None:
             texts = f"{self.texts:,} of {counted(self.all_texts, 'text')}"
             remaining = f", about {_duration((self.all_texts - self.texts) / rate)} left"
+        elif self.partitions:
+            seconds = self.seconds * (self.all_partitions / self.partitions - 1)
+            remaining = f", about {_duration(seconds)} left if partitions are alike"
         return f"Progress: {partitions}, {texts}, {rate:,.0f} texts/s{remaining}; {self.activity}"
 
 

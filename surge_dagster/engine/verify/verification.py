@@ -207,8 +207,8 @@ def _orphan(store: Store, space: Space, name: str) -> Violation | None:
     except FileNotFoundError:
         return None
     except Fault as fault:
-        reason = f"{fault.finding} Its partition was removed from the source: remove it."
-        return Violation(name, fault.kind, reason)
+        finding = f"{fault.finding} No partition of the catalog has this name."
+        return Violation(name, fault.kind, finding, "Move the file away.")
     finding = f"{location} is valid, but its partition was removed from the source."
     remedy = "If it does not come back, delete its file with `surge-dagster embed "
     remedy += "--removed-partitions delete`"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from surge_dagster.engine.encoder.metrics import Costs
@@ -67,6 +67,19 @@ def test_progress_in_words_has_the_share_done_and_the_remaining_time() -> None:
         follower.count(event)
     rate = "11 texts/s, about 4 s left"
     assert line() == f"Progress: 3 of 4 partitions, 350 of 400 texts, {rate}; 0 in flight"
+
+
+def test_time_remains_as_for_other_partitions_if_the_rows_are_not_known() -> None:
+    clock = iter([0.0, 30.0])
+    listed = [replace(partition, rows=None) for partition in partitions("abcd")]
+    run = IdleRun()
+    run.report.costs = Costs(texts_encoded=90)
+    follower = Follower(run, listed, lambda: next(clock))
+    follower.count(receipt("a", "encoded"))
+
+    rate = "3 texts/s, about 90 s left if partitions are alike"
+    expected = f"Progress: 1 of 4 partitions, 90 texts, {rate}; the encoder is starting"
+    assert follower.progress().in_words() == expected
 
 
 def test_progress_is_shown_while_a_superbatch_is_encoded() -> None:

@@ -340,6 +340,15 @@ def test_refused_partition_is_a_violation_also_without_a_file(
     assert "row 39" in refused.reason
 
 
+def test_stray_file_belongs_to_no_partition(copy: Path, pool: EncoderPool) -> None:
+    stray = output_file(copy, pool).with_name("notes.parquet")
+    pq.write_table(pa.table({"note": ["mine"]}), stray)
+
+    [found] = violations(copy, pool)
+
+    assert found.reason.endswith("No partition of the catalog has this name. Move the file away.")
+
+
 def test_file_of_a_removed_partition_is_a_violation(copy: Path, pool: EncoderPool) -> None:
     derive = DeriveRun(open_store(copy / "out"), pool.space, "float32", 8)
     list(derive.events())
