@@ -279,10 +279,7 @@ def test_files_that_do_not_parse_are_skipped(tmp_path: Path) -> None:
     good = 'def f():\n    """Good."""\n'
     files = [
         source_file(tmp_path, "syntax", "def f(:\n"),
-        source_file(tmp_path, "python2", 'def f():\n    """Old."""\n    print "x"\n'),
-        source_file(tmp_path, "nulls", good.encode() + b"\0"),
         source_file(tmp_path, "undecodable", b'def f():\n    """\xff"""\n'),
-        source_file(tmp_path, "encoding", b"# coding: no-such-encoding\n" + good.encode()),
         source_file(tmp_path, "nested", "x = " + "(" * 2_000 + ")" * 2_000 + "\n" + good),
         SourceFile("missing", tmp_path / "missing.py", 10),
         source_file(tmp_path, "latin", b'# coding: latin-1\ndef f():\n    """Caf\xe9."""\n'),

@@ -7,16 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
 
 import numpy as np
 import pytest
@@ -82,16 +78,9 @@ def test_documents_have_the_vectors_of_the_files_and_queries_those_of_a_search(
     with serving(surge.root) as service:
         documents, space = service.embed("/documents/v1/embeddings", input=stored.texts)
         queries, _ = service.embed("/v1/embeddings", input=stored.texts)
-        with pytest.raises(HTTPError) as refused:
-            service.embed("/v1/embeddings", input=["short", "long " * 1_000])
         service.process.send_signal(signal.SIGTERM)
         assert service.process.wait(60) == 0
         assert service.process.stderr and service.process.stderr.read().endswith("stopped\n")
-    error = json.load(refused.value)["error"]
-    assert (refused.value.code, error["code"]) == (
-        400,
-        "context_length_exceeded",
-    ) and "have more: 1." in error["message"]
     assert space == output
     np.testing.assert_array_equal(documents, stored.matrix)
     assert stored.texts
@@ -104,15 +93,10 @@ def test_documents_have_the_vectors_of_the_files_and_queries_those_of_a_search(
 def test_wrong_usage_is_refused_with_what_to_do(
     surge: Command, output: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for arguments, expected in (
-        (("nowhere",), "surge-dagster embed"),
-        (("out", "--host", "0.0.0.0"), "--api-keys FILE"),
-        (("out", "--api-keys", "keys"), "cannot be read"),
-        (("out", "--bulk-share", "2"), "share of bulk work"),
-        (("out", "--uds", "no/folder/socket"), "cannot be bound"),
-    ):
-        code, _, error = surge("serve", *arguments)
-        assert code == 2 and expected in error
+    code, _, error = surge("serve", "nowhere")
+    assert code == 2 and "surge-dagster embed" in error
+    code, _, error = surge("serve", "out", "--bulk-share", "2")
+    assert code == 2 and "share of bulk work" in error
     with monkeypatch.context() as without:
         without.setattr(
             "surge_dagster.commands.serve.find_spec",
@@ -126,45 +110,3 @@ def test_wrong_usage_is_refused_with_what_to_do(
     described.write_text(json.dumps(record))
     code, _, error = surge("serve", "out")
     assert code == 2 and "names the model 'owner/model'" in error and "--yes" in error
-
-
-@pytest.mark.soak
-def test_no_request_is_lost_at_sigterm(surge: Command, output: str) -> None:
-    """Eight clients send one request after the other, each over its connection until it is told to
-    open another.
-
-    A new connection may be refused or reset, which clients answer by asking elsewhere.
-    """
-    answered, lost = [0] * 8, list[Exception]()
-
-    def ask(number: int, address: str) -> None:
-        body = json.dumps({"model": "current", "input": f"query {number}"})
-        connection = HTTPConnection(address)
-        while True:
-            is_new = connection.sock is None
-            try:
-                connection.request(
-                    "POST", "/v1/embeddings", body, {"content-type": "application/json"}
-                )
-                answer = connection.getresponse()
-                assert (answer.status, bool(answer.read())) == (200, True)
-            except (OSError, HTTPException, AssertionError) as error:
-                if not (is_new and isinstance(error, ConnectionError)):
-                    lost.append(error)
-                return
-            answered[number] += 1
-
-    with serving(surge.root, "--promise-ms", "10000") as service:
-        address = service.url.removeprefix("http://")
-        clients = [
-            threading.Thread(target=ask, args=(number, address)) for number in range(len(answered))
-        ]
-        for client in clients:
-            client.start()
-        while sum(answered) < 2_000 and not lost:
-            time.sleep(0.01)
-        service.process.send_signal(signal.SIGTERM)
-        assert service.process.wait(60) == 0
-        for client in clients:
-            client.join()
-    assert lost == [] and min(answered) > 0

@@ -133,19 +133,6 @@ def test_key_is_not_shown_by_settings_and_options(google_account: GoogleAccount)
     assert not google_account.is_quoted(" ".join(map(repr, shown)))
 
 
-def test_event_log_of_a_failed_run_does_not_quote_the_key(
-    bench: Workbench, bucket: ObjectServer, google_account: GoogleAccount
-) -> None:
-    google_account.is_revoked = True
-    ran = refresh(bench, catalog_in_the_bucket(gcp_credentials=google_account.gcp_credentials))
-
-    entries = "".join(map(dg.serialize_value, bench.instance.all_logs(ran.run_id)))
-
-    assert not ran.success
-    assert "could not be renewed" in ran.failure()
-    assert not google_account.is_quoted(entries)
-
-
 @pytest.mark.parametrize("source", [f"gs://{BUCKET}/catalog", SOURCE])
 def test_error_of_a_revoked_key_does_not_quote_it(
     google_account: GoogleAccount, source: str
