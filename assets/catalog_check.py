@@ -15,7 +15,6 @@ checks as skipped until the job evaluates them again.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
@@ -28,7 +27,13 @@ from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.tables.opening import release
-from surge_dagster.engine.verify.verification import Kind, Verified, Violation, verify
+from surge_dagster.engine.verify.verification import (
+    Kind,
+    Verified,
+    Violation,
+    unjudged_kinds,
+    verify,
+)
 from surge_dagster.orchestration.discovery import existing_space
 from surge_dagster.orchestration.failures import errors_as_failures, run_failure
 from surge_dagster.orchestration.heartbeats import executing
@@ -214,15 +219,16 @@ class _Comparison:
             "partitions": self.partitions,
             "rows": self._truncation.rows,
         }
-        when = f" (catalog_check of {datetime.now(UTC):%Y-%m-%d %H:%M} UTC)"
+        unjudged = unjudged_kinds(space)
         results: list[dg.AssetCheckResult] = []
         for name in _wanted(self._policy):
-            if name != "vectors_have_length_1" or space.normalize:
-                results.append(self._result(names, name, common, when))
+            _, kinds = _GROUPS[name]
+            if not kinds or not unjudged.issuperset(kinds):
+                results.append(self._result(names, name, common))
         return results
 
     def _result(
-        self, names: CatalogNames, name: CheckName, common: dict[str, Any], when: str
+        self, names: CatalogNames, name: CheckName, common: dict[str, Any]
     ) -> dg.AssetCheckResult:
         metrics = common
         if name == "few_texts_are_truncated":
@@ -233,7 +239,7 @@ class _Comparison:
         judged = self.partitions - unjudged
         not_judged = {"with a violation of another check": unjudged}
         findings = Findings(name, self._violations[name], judged, not_judged, metrics)
-        result = check_result(_asset(names, name), self._policy, findings, when)
+        result = check_result(_asset(names, name), self._policy, findings)
         if not judged and name != "no_orphan_files":
             return result._replace(passed=False)  # nothing was judged
         return result

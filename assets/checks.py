@@ -170,9 +170,9 @@ def _pace_result(names: CatalogNames, policy: CheckPolicy, pace: PaceOfRun) -> d
 
 
 def check_result(
-    asset: dg.AssetKey, policy: CheckPolicy, findings: Findings, when: str = ""
+    asset: dg.AssetKey, policy: CheckPolicy, findings: Findings
 ) -> dg.AssetCheckResult:
-    """Return what one check of a catalog or a run found; `when` ends its line."""
+    """Return what one check of a catalog or a run found."""
     violations = findings.violations
     unjudged = findings.unjudged
     parts = [
@@ -191,7 +191,7 @@ def check_result(
         check_name=findings.name,
         passed=not violations,
         severity=_SEVERITIES[policy.severity(findings.name)],
-        description=", ".join(parts) + when,
+        description=", ".join(parts),
         metadata=metadata | failed_metadata(violations),
     )
 

@@ -12,7 +12,6 @@ partitioned and an unpartitioned asset makes backfills from the UI impossible.
 """
 # Dagster reads annotations when it makes an asset or an op, so they must not be strings here.
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -233,17 +232,17 @@ class _Run:
         report_failures(names, context, outcome)
         context.log.info(outcome.sum_up())
         if not outcome.published and not outcome.failures:
-            self._observe()
+            self._report_unchanged()
 
-    def _observe(self) -> None:
-        """Report that the run had nothing to do, for checks of how fresh the asset is."""
-        looked_at = dg.MetadataValue.timestamp(time.time())
-        observation = dg.AssetObservation(
-            self._outcome.asset,
-            description=self._outcome.summary,
-            metadata={"dagster/last_updated_timestamp": looked_at},
-        )
-        report_events(self._context.instance, self._context, [observation])
+    def _report_unchanged(self) -> None:
+        """Report that the asset is up to date, for Dagster's policies and checks of freshness.
+
+        A policy counts only materializations. One without a partition leaves all partitions as they
+        are, and no automation condition follows it.
+        """
+        text = f"Nothing to do: {self._outcome.summary}"
+        event = dg.AssetMaterialization(self._outcome.asset, description=text)
+        report_events(self._context.instance, self._context, [event])
 
     def _check_results(self) -> list[dg.AssetCheckResult]:
         failed = failed_on_record(self._outcome.asset, self._context.instance)

@@ -21,6 +21,7 @@ from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.requests import has_succeeded, request_for
 
 _SENSOR_SECONDS = 60
+_MATERIALIZATION = dg.DagsterEventType.ASSET_MATERIALIZATION
 Job = Any  # a `dg.JobDefinition`, or what `dg.define_asset_job` makes
 
 
@@ -100,8 +101,11 @@ def _target(
     follows = [names.embeddings]
     if job_name == names.hand_over_job:
         follows += [names.derived(label) for label in derived]
-    events = [context.instance.fetch_materializations(each, limit=1).records for each in follows]
-    ids = [records[0].storage_id for records in events if records]
+    ids: list[int] = []
+    for asset in follows:
+        # An event without a partition says that a run had nothing to do.
+        newest = context.instance.get_latest_storage_id_by_partition(asset, _MATERIALIZATION)
+        ids += newest.values()
     if not ids:
         return None
 

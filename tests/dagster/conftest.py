@@ -60,13 +60,15 @@ class Ran:
     def materialized(
         self, asset: dg.AssetKey = NAMES.embeddings
     ) -> dict[str | None, dg.AssetMaterialization]:
-        """Materializations by partition key, in the order they were stored."""
-        events = self._events(dg.DagsterEventType.ASSET_MATERIALIZATION)
-        return {
-            event.partition: event.step_materialization_data.materialization
-            for event in events
-            if event.asset_key == asset
-        }
+        """Return materializations by partition key, in the order they were stored; without that of
+        `embeddings` or `next_space` which says that there was nothing to do."""
+        found: dict[str | None, dg.AssetMaterialization] = {}
+        for event in self._events(dg.DagsterEventType.ASSET_MATERIALIZATION):
+            if event.asset_key == asset:
+                found[event.partition] = event.step_materialization_data.materialization
+        if asset in (NAMES.embeddings, NAMES.next_space):
+            found.pop(None, None)
+        return found
 
     def superbatches(self) -> list[dict[str, Any]]:
         """Return the metadata of the run's events of SuperBatches."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import pytest
 
@@ -109,23 +108,24 @@ def test_run_says_in_one_line_what_it_did_with_each_partition(bench: Workbench) 
     )
 
 
-def test_run_with_nothing_to_do_observes_the_asset(bench: Workbench) -> None:
+def test_run_with_nothing_to_do_materializes_no_partition(bench: Workbench) -> None:
+    bench.settings["derived"] = [{"dtype": "int8"}]
     bench.write("a")
     bench.refresh()
+    assert bench.run(NAMES.derive_job, tags=hand_over_tags(bench)).success
 
-    def observations() -> Sequence[dg.EventLogRecord]:
-        return bench.instance.fetch_observations(NAMES.embeddings, limit=9).records
+    again = bench.refresh()
 
-    assert observations() == []
+    [newest] = bench.instance.fetch_materializations(NAMES.embeddings, limit=1).records
+    assert newest.run_id == again.run_id, "which a freshness policy looks at"
+    assert newest.partition_key is None
+    assert stale_status(bench, "a") == "FRESH"
+    assert bench.tick(NAMES.hand_over_sensor).run_requests == []
 
-    bench.refresh()
 
-    [record] = observations()
-    assert record.partition_key is None
-    assert record.asset_observation
-    looked_at = record.asset_observation.metadata["dagster/last_updated_timestamp"]
-    assert isinstance(looked_at, dg.TimestampMetadataValue)
-    assert looked_at.value == pytest.approx(record.timestamp, abs=60)
+def hand_over_tags(bench: Workbench) -> dict[str, str]:
+    [request] = bench.tick(NAMES.hand_over_sensor).run_requests
+    return dict(request.tags)
 
 
 def test_last_line_of_a_run_that_could_not_begin_has_the_reason(bench: Workbench) -> None:

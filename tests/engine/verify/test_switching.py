@@ -102,7 +102,7 @@ def test_damaged_file_of_a_removed_partition_is_refused_with_a_remedy(current: S
     shutil.rmtree(partition_folder(current.root / "catalog", "b"))
     os.truncate(current.file("hash://24", "b"), 1000)
 
-    with pytest.raises(SwitchRefused, match=r"removed from the source: remove it\. Remove damaged"):
+    with pytest.raises(SwitchRefused, match=r"has this name\. Move the file away\. Remove damaged"):
         switch_space(current.source, current.store, current.of("hash://24"))
 
 
