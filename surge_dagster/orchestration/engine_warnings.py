@@ -1,7 +1,6 @@
 """The engine's warnings in the log of a run: killed workers, memory, retries.
 
-The engine does not know Dagster and warns through Python's logging. Dagster records that only if
-`dagster.yaml` lists its logger under `managed_python_loggers`.
+The engine does not know Dagster and warns through Python's logging, which Dagster does not record.
 """
 
 from __future__ import annotations
@@ -32,10 +31,6 @@ class _RunLog(logging.Handler):
 @contextmanager
 def engine_warnings(context: dg.OpExecutionContext) -> Iterator[None]:
     """Write warnings and errors of the engine into the run's log while the block works."""
-    if _ENGINE.name in context.instance.managed_python_loggers:  # Dagster writes them itself
-        yield
-        return
-
     handler = _RunLog(context)
     _ENGINE.addHandler(handler)
     try:

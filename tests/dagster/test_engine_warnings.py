@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 import dagster as dg
-import pytest
 
 from surge_dagster.orchestration.heartbeats import executing
 from tests.dagster.conftest import Ran, Workbench, run_op
@@ -27,14 +26,6 @@ def lines(ran: Ran) -> list[str]:
 
 def test_warning_of_the_engine_is_in_the_log_of_the_run(bench: Workbench) -> None:
     assert lines(run_op(bench, work)) == ["worker 7 died"]
-
-
-def test_warning_is_logged_once_if_dagster_manages_the_logger(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dg.DagsterInstance, "managed_python_loggers", ["surge_dagster"])
-
-    assert lines(run_op(bench, work)).count("worker 7 died") == 1
 
 
 def test_run_logs_no_more_than_a_hundred_warnings(bench: Workbench) -> None:
