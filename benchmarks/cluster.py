@@ -187,13 +187,9 @@ def drive(catalog: str, output: str, cluster: str) -> Document:
 def _machines_of(works: Mapping[str, MachineWork]) -> dict[int, Document]:
     machines = {}
     for work in works.values():
-        if work.spans:
+        if work.seconds:
             number = int(work.facts.host.rpartition(".")[2]) - 1
-            machines[number] = {
-                "begun": work.spans[0].begun,
-                "ended": work.spans[-1].ended,
-                "texts": work.texts,
-            }
+            machines[number] = {"begun": work.begun, "ended": work.ended, "texts": work.texts}
     return machines
 
 

@@ -109,11 +109,10 @@ def open_run(
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A stretch under way, and when it began, in seconds since the run did."""
+    """A stretch under way."""
 
     machine: str
     stretch: Stretch
-    begun: float
 
 
 class ClusterRun(Generic[T]):
@@ -281,7 +280,7 @@ class ClusterRun(Generic[T]):
                     continue
                 freshness = {key: self._freshness[key] for key in stretch.piece.keys}
                 task = cluster.embed(name, stretch, freshness)
-                self._tasks[task] = _Task(name, stretch, self._now())
+                self._tasks[task] = _Task(name, stretch)
                 held[name] += _places_of(stretch)
         self.preparing = f"{counted(sum(map(bool, held.values())), 'machine')} at work"
 
@@ -297,7 +296,7 @@ class ClusterRun(Generic[T]):
             self._local.begin_space()  # a store may refuse it, before any machine has written
         for name, facts in machines.items():
             if name not in self.work:
-                self.work[name] = MachineWork(facts)
+                self.work[name] = MachineWork(facts, begun=self._now())
                 self._describe(facts)
 
     def _take(self, cluster: Cluster[T], task_id: T) -> Iterator[Event]:
@@ -316,7 +315,7 @@ class ClusterRun(Generic[T]):
             self._put_back(task.stretch)
             return
 
-        work.was_at_work(task.begun, self._now())
+        work.ended = self._now()
         can_be_tried = self._can_be_tried(cluster, task)
         to_others: list[str] = []
         events: list[Event] = []
