@@ -50,13 +50,6 @@ _TYPES = {  # the names that Postgres itself uses
 }
 _REQUIRED = ("partition", "id", "embedding")
 _ZERO = "\0"  # not in any text of Postgres
-_NAME_BYTES = 63 - len("_versions")  # Postgres cuts longer names
-# Without them a hand-over waits two hours for an answer over a broken connection.
-_KEEPALIVES: dict[str, Any] = {
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-}
 
 
 class PgVectorTable:
@@ -313,13 +306,11 @@ class PgVectorTable:
         try:
             import psycopg
             from pgvector.psycopg import register_vector
-            from psycopg.conninfo import conninfo_to_dict, make_conninfo
         except ImportError as error:
             raise missing_extra("pgvector", error) from error
-        self._require_names(psycopg)
+        self._require_dsn(psycopg)
         try:
-            dsn = make_conninfo("", **(_KEEPALIVES | conninfo_to_dict(self._dsn)))
-            with psycopg.connect(dsn, autocommit=True) as connection:
+            with psycopg.connect(self._dsn, autocommit=True) as connection:
                 connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
                 register_vector(connection)
                 columns = "owner text, space text, partition text PRIMARY KEY, version text"
@@ -333,12 +324,8 @@ class PgVectorTable:
         except psycopg.Error as error:
             raise ConfigError(f"{self.place} cannot be used: {first_line(error)}.") from error
 
-    def _require_names(self, psycopg: Any) -> None:
-        """Refuse a wrong table or dsn; libpq's own message quotes the dsn and its password."""
-        if len(self._name.split(".")[-1].encode()) > _NAME_BYTES:
-            raise ConfigError(
-                f"{self.place} has a name of more than {_NAME_BYTES} bytes. Choose a shorter one."
-            )
+    def _require_dsn(self, psycopg: Any) -> None:
+        """Refuse a wrong dsn; libpq's own message quotes the dsn and its password."""
         if "://" in self._dsn and self._dsn.partition("?")[0].count("@") > 1:
             raise ConfigError(
                 "a name or password in the dsn of pgvector has an @. Write %40 for it."

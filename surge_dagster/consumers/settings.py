@@ -25,10 +25,6 @@ Secret = Annotated[SecretStr, BeforeValidator(_resolved)]
 class _Target(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    table: str = Field(
-        "embeddings", min_length=1, description="name of the table, which the first hand-over makes"
-    )
-
 
 class LanceDBSettings(_Target):
     """A table of an embedded LanceDB."""
@@ -49,6 +45,12 @@ class LanceDBSettings(_Target):
 class PgVectorSettings(_Target):
     """A table of Postgres with pgvector."""
 
+    table: str = Field(
+        "embeddings",
+        min_length=1,
+        max_length=54,  # Postgres cuts names of more than 63 bytes, here with "_versions"
+        description="name of the table, which the first hand-over makes",
+    )
     dsn: Secret = Field(description="how to connect, as libpq takes it; a secret")
     index: Index = Field("hnsw", description="index of the vectors: hnsw or none")
     distance: Distance = Field("cosine", description="that the index is for: cosine, l2 or ip")

@@ -72,15 +72,6 @@ def index_of(follower: Follower) -> tuple[str, int]:
     return index
 
 
-def test_connection_does_not_wait_for_a_lost_answer_unless_its_dsn_says_so(
-    follower: Follower,
-) -> None:
-    dsn = follower.target._dsn  # pyright: ignore[reportAttributeAccessIssue]
-    for given, expected in (("", "30"), (f"{'&' if '?' in dsn else '?'}keepalives_idle=7", "7")):
-        with PgVectorTable(dsn + given, "products")._connected() as connection:
-            assert connection.info.get_parameters()["keepalives_idle"] == expected
-
-
 def test_server_that_does_not_answer_can_be_tried_again(follower: Follower) -> None:
     nobody = Follower(
         follower.output, PgVectorTable("postgresql://127.0.0.1:1/db?password=hunter2")
@@ -118,10 +109,3 @@ def test_what_is_stored_stays_where_judging_it_fails(follower: Follower) -> None
         follower.target.apply(partial(changes, follower.output.store, "shop"), judge)
     assert follower.hand_over(judged=True).rows_sent == 0
     follower.assert_equal()
-
-
-def test_name_that_postgres_would_cut_is_refused(follower: Follower) -> None:
-    target = follower.target
-    assert isinstance(target, PgVectorTable)
-    with pytest.raises(ConfigError, match="has a name of more than 54 bytes"):
-        Follower(follower.output, PgVectorTable(target._dsn, "public." + "x" * 55)).hand_over()

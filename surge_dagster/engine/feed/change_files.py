@@ -1,6 +1,6 @@
 """Change files: which rows differ between two versions of a partition's file.
 
-    .changes/<space>/rows/<Unix seconds>-<version before>-<version after>.parquet
+    .changes/<space>/rows/<Unix seconds>-<version before>-<version after>-<ids>.parquet
 
 A change file has the ids of the rows that were added, changed or deleted. The rows themselves are
 in the partition's own file. A change file is written before the file that it leads to; a run that
@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -24,35 +24,18 @@ import pyarrow.parquet as pq
 from surge_dagster.engine.errors import Cancelled, SurgeError
 from surge_dagster.engine.feed.confirmations import CHANGES, has_consumers
 from surge_dagster.engine.feed.row_comparison import RowChanges, RowComparison
-from surge_dagster.engine.files.facts import (
-    WRITER,
-    FileFacts,
-    InvalidFile,
-    explained,
-    guarded_metadata,
-)
-from surge_dagster.engine.files.parquet import OutputFile, read_guarded
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile, explained
+from surge_dagster.engine.files.parquet import OutputFile
 from surge_dagster.engine.store.store import Store
 
 log = logging.getLogger(__name__)
 
-FORMAT = "changes 1"
 DEFAULT_KEEP_DAYS = 7.0
 # Ids that a reader keeps in memory. If more rows changed, no file is written, and consumers get the
 # whole partition.
 MOST_IDS = 1_000_000
-_NAME = re.compile(r"(?P<time>\d{1,12})-(?P<before>[0-9a-f]{32})-(?P<after>[0-9a-f]{32})\.parquet")
+_NAME = re.compile(r"(\d{1,12})-([0-9a-f]{32})-([0-9a-f]{32})-(\d{1,7})\.parquet")
 _DAY_SECONDS = 24 * 60 * 60
-
-
-@dataclass(frozen=True, slots=True)
-class ChangeFacts:
-    partition_key: str
-    space: str
-    before: str
-    after: str
-    rows: int
-    writer: str = WRITER
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +43,7 @@ class ChangeFile:
     name: str
     before: str
     after: str
+    ids: int
     written_at: int  # Unix seconds
 
 
@@ -91,21 +75,13 @@ class ChangeFeed:
         """Write how a partition differs from the file that it is about to replace."""
         assert self._output is not None
         store, space = self._output
-        columns = [column for column in (*ids, rows.deleted) if len(column)]
+        columns = [*ids, rows.deleted]
         count = sum(map(len, columns))
-        kinds = {column.type for column in columns} or {rows.deleted.type}
-        if count > MOST_IDS or len(kinds) > 1:
+        if count > MOST_IDS:
             return
-        schema = pa.schema([pa.field("id", kinds.pop(), nullable=False)])
-        change = ChangeFacts(
-            facts.partition_key, space, rows.previous_rows_version, facts.rows_version, count
-        )
-        table = pa.Table.from_arrays(
-            [pa.chunked_array(columns, schema.field("id").type)], schema=schema
-        )
-        versions = f"{change.before}-{change.after}"
-        name = f"{_folder(space)}/{int(time.time())}-{versions}.parquet"
-        _write(store, name, table, guarded_metadata(change, FORMAT))
+        table = pa.table({"id": pa.chunked_array(columns, rows.deleted.type)})
+        versions = f"{rows.previous_rows_version}-{facts.rows_version}"
+        _write(store, f"{_folder(space)}/{int(time.time())}-{versions}-{count}.parquet", table)
 
     def end(self) -> None:
         """Remove the change files that are too old.
@@ -128,14 +104,15 @@ class ChangeFiles:
 
     def __init__(self, store: Store, space: str) -> None:
         self._store = store
-        self._space = space
         self._by_after: dict[str, ChangeFile] = {}
         folder = _folder(space)
         for stored in store.list(folder):
             match = _NAME.fullmatch(stored.name.removeprefix(f"{folder}/"))
             if match is not None:
-                file = ChangeFile(stored.name, match["before"], match["after"], int(match["time"]))
-                self._by_after[file.after] = file
+                written_at, before, after, ids = match.groups()
+                self._by_after[after] = ChangeFile(
+                    stored.name, before, after, int(ids), int(written_at)
+                )
 
     def __iter__(self) -> Iterator[ChangeFile]:
         return iter(self._by_after.values())
@@ -154,27 +131,28 @@ class ChangeFiles:
             after = last.before
         return chain[::-1]
 
-    def read(self, file: ChangeFile, key: str) -> pa.ChunkedArray:
+    def read(self, file: ChangeFile) -> pa.ChunkedArray:
         """Return the ids of a change file."""
         with self._store.open(file.name) as source, explained(self._store.location(file.name)):
             reader = pq.ParquetFile(source, page_checksum_verification=True)
-            facts = read_guarded(reader.metadata, ChangeFacts, FORMAT)
-            ids = reader.read(use_threads=False)["id"]
-        expected = ChangeFacts(key, self._space, file.before, file.after, len(ids), facts.writer)
-        if facts != expected or facts.rows > MOST_IDS:
-            raise InvalidFile(f"it states {facts}; expected {expected}")
+            ids = reader.read(use_threads=False).column(0)
+        # Pages have checksums, and the footer that counts the rows has none.
+        if len(ids) != file.ids:
+            raise InvalidFile(f"it has {len(ids):,} ids; expected {file.ids:,}")
         return ids
 
 
-def _write(store: Store, name: str, table: pa.Table, metadata: Mapping[bytes, bytes]) -> None:
+def _write(store: Store, name: str, table: pa.Table) -> None:
     """Write a small Parquet file whose pages have checksums."""
     with store.create(name) as upload:
-        options = {"compression": "zstd", "write_statistics": False, "store_schema": False}
-        with pq.ParquetWriter(
-            upload.sink, table.schema, write_page_checksum=True, **options
-        ) as writer:
-            writer.add_key_value_metadata(metadata)  # pyright: ignore[reportArgumentType]
-            writer.write_table(table)
+        pq.write_table(
+            table,
+            upload.sink,
+            compression="zstd",
+            write_statistics=False,
+            store_schema=False,
+            write_page_checksum=True,
+        )
         upload.publish(lambda: None)
 
 

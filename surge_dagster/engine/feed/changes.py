@@ -252,7 +252,7 @@ class PartitionChanges:
     def _read_chain(self, chain: list[ChangeFile], id_type: pa.DataType) -> pa.Array | None:
         ids: list[pa.Array] = []
         for file in chain:
-            changed = self.feed._files.read(file, self.partition)
+            changed = self.feed._files.read(file)
             if len(changed) and changed.type != id_type:
                 return None
             ids += changed.chunks

@@ -22,7 +22,6 @@ from enum import StrEnum
 
 import numpy as np
 
-from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.run.thresholds import Bounds
 
 CALL_SECONDS = 0.001  # c_ipc of this engine, where it was not measured
@@ -35,13 +34,6 @@ class CostConstants:
     call_seconds: float
     text_seconds: float
     workers: int = 1
-
-    def __post_init__(self) -> None:
-        if self.call_seconds < 0 or self.text_seconds <= 0 or self.workers < 1:
-            raise ConfigError(
-                "the cost model needs call_seconds of at least 0, text_seconds above 0 and at "
-                f"least one worker, not {self.call_seconds}, {self.text_seconds} and {self.workers}"
-            )
 
     @property
     def texts_per_second(self) -> float:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from surge_dagster.engine.derived.derived_rows import DerivedRows
 from surge_dagster.engine.errors import DataError, TransientError
-from surge_dagster.engine.files.facts import FileFacts, InvalidFile, desired_version
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile
 from surge_dagster.engine.files.formats import file_name, read_shape
 from surge_dagster.engine.files.opening import open_published, remedy_of
 from surge_dagster.engine.files.parquet import OutputFile
@@ -124,9 +124,6 @@ def opened(
                 raise InvalidFile(reason, "place", location)
             if facts.precision not in LOWEST_COSINE:
                 reason = f"its metadata name an unknown precision {facts.precision!r}"
-                raise InvalidFile(reason, location=location)
-            if facts.desired_version != desired_version(facts.content_digest, facts.space):
-                reason = "its desired version does not follow from its content digest and space"
                 raise InvalidFile(reason, location=location)
             yield reader
     except InvalidFile as error:

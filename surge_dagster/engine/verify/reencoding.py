@@ -51,7 +51,6 @@ class SampledRows:
         self._waiting: list[_SampledRow] = []
         self._bytes = 0
         self._wrong: dict[str, str] = {}
-        self._reported: set[str] = set()
 
     def add(
         self, facts: FileFacts, first_row: int, texts: pa.LargeStringArray, matrix: np.ndarray
@@ -85,8 +84,7 @@ class SampledRows:
         self.compared += len(waiting)
         for row, cosine in zip(waiting, cosines(stored, again), strict=True):
             is_near = cosine >= row.lowest  # not if it is not a number
-            if not is_near and row.key not in self._reported:
-                self._reported.add(row.key)
+            if not is_near and row.key not in self._wrong:
                 self._wrong[row.key] = (
                     f"row {row.row}: its vector has cosine {cosine:.6f} to its text encoded again; "
                     f"expected at least {row.lowest}."
