@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from surge_dagster.engine.errors import TransientError
-from surge_dagster.engine.files.facts import FileFacts, InvalidFile, explained
-from surge_dagster.engine.files.parquet import MAGIC, FileWriter, facts_at_end
+from surge_dagster.engine.files.facts import FileFacts, explained
+from surge_dagster.engine.files.parquet import FileWriter, read_facts
 from surge_dagster.engine.files.rows import FileRows, schema
 from surge_dagster.engine.store.store import Store, StoredObject, Upload
 from surge_dagster.engine.support.keys import encode_key
 
 SUFFIX = ".parquet"
 END_BYTES = 8 * 1024
-_TRAILER_BYTES = 4 + len(MAGIC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,27 +61,17 @@ def read_published_file(store: Store, name: str) -> PublishedFile:
     raises as `explained`."""
     with explained(store.location(name)):
         end = store.read_end(name, END_BYTES)
-        needed = _footer_bytes(end.content, end.stored.size) + _TRAILER_BYTES
-        if needed > len(end.content):
-            whole = store.read_end(name, needed)
-            if whole.stored != end.stored:
-                raise TransientError(
-                    f"{store.location(name)!r} was replaced while it was read. Run again."
-                )
-            end = whole
-        return PublishedFile(end.stored, *facts_at_end(end.content))
+        try:
+            footer = pq.read_metadata(pa.BufferReader(end.content))
+        except pa.ArrowInvalid:  # it is longer, or damaged
+            with store.open(name, end.stored) as source:
+                footer = pq.read_metadata(source)
+        columns = footer.schema.to_arrow_schema().remove_metadata()
+        return PublishedFile(end.stored, read_facts(footer, columns), _shared(columns))
 
 
-def _footer_bytes(end: bytes, file_bytes: int) -> int:
-    """Return the length of the footer: a file ends with it, its length in four bytes, and the magic
-    bytes."""
-    if end[-len(MAGIC) :] != MAGIC:
-        raise InvalidFile(
-            f"it does not end with {MAGIC.decode()}: it was cut off, or is something else"
-        )
-    length = int.from_bytes(end[-_TRAILER_BYTES : -len(MAGIC)], "little")
-    if not 0 < length <= file_bytes - _TRAILER_BYTES - len(MAGIC):
-        raise InvalidFile(
-            f"its footer is said to take {length:,} bytes of {file_bytes:,}, which is impossible"
-        )
-    return length
+@lru_cache(maxsize=64)
+def _shared(columns: pa.Schema) -> pa.Schema:
+    """Return one object for all files with these columns: a listing keeps the columns of each
+    file."""
+    return columns

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Self
 
 import pyarrow as pa
@@ -37,7 +36,6 @@ from surge_dagster.engine.files.rows import (
 )
 
 FORMAT = "2"
-MAGIC = b"PAR1"
 STRING_COPIES = 3
 WRITE_BATCH_ROWS = 1024
 PAGE_BYTES = 256 * 1024
@@ -187,21 +185,6 @@ def read_guarded(footer: pq.FileMetaData, kind: type[AnyFacts], file_format: str
                 f"its metadata promise {facts.rows:,} rows and it has {rows:,}", "rows"
             )
     return facts
-
-
-def facts_at_end(end: bytes) -> tuple[FileFacts, pa.Schema]:
-    """Return the facts and columns of a file from its last bytes, which have its footer; see
-    `explained`."""
-    footer = pq.read_metadata(pa.BufferReader(end))
-    columns = footer.schema.to_arrow_schema().remove_metadata()
-    return read_facts(footer, columns), _shared(columns)
-
-
-@lru_cache(maxsize=64)
-def _shared(columns: pa.Schema) -> pa.Schema:
-    """Return one object for all files with these columns: a listing keeps the columns of each
-    file."""
-    return columns
 
 
 def piece_bytes(rows: int, dimension: int, itemsize: int) -> int:

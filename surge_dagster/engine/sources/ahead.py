@@ -1,7 +1,7 @@
 """Files of a bucket that are opened before they are needed, so that requests overlap.
 
 The first request of a small file brings its whole content. As long as files are read one after the
-other, more and more of the next ones are opened concurrently.
+other, the next ones are opened concurrently.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ class FilesAhead:
         self._places = {file.relative: place for place, file in enumerate(files)}
         self._opening: dict[int, Future[pa.NativeFile]] = {}
         self._last = -1
-        self._depth = 1
         self._lock = threading.Lock()
 
     def open(self, file: SourceFile) -> pa.NativeFile:
@@ -35,12 +34,10 @@ class FilesAhead:
         place = self._places[file.relative]
         with self._lock:
             is_next = place == self._last + 1
-            self._depth = min(2 * self._depth, _MOST_AHEAD)
-            if not is_next:
-                self._depth = 1
             self._last = place
             opening = self._opening.pop(place, None)
-            self._open_following(place)
+            if is_next:
+                self._open_following(place)
         if opening is None:
             return file.open()
         return result_of(opening)
@@ -49,7 +46,7 @@ class FilesAhead:
         for passed in [each for each in self._opening if each < place]:
             del self._opening[passed]
         size = 0
-        for number in range(place + 1, min(place + 1 + self._depth, len(self._files))):
+        for number in range(place + 1, min(place + 1 + _MOST_AHEAD, len(self._files))):
             following = self._files[number]
             size += min(following.size, FIRST_BYTES)
             if size > AHEAD_BYTES:

@@ -43,7 +43,6 @@ class BucketFiles(SourceFiles):
                     stored=stored,
                     token=stored.etag.strip('"') or str(stored.size),
                     open=partial(self._open, stored),
-                    is_settled=bool(stored.etag),
                 )
 
     def _stored(self, place: str, begin: str) -> Sequence[StoredObject]:

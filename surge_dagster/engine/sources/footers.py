@@ -47,14 +47,13 @@ class SourceFooters:
                 self._memory.forget_others({file.relative for file in files})
 
     def _read(self, file: SourceFile, end: Footer | Exception) -> End:
-        """Return what was read of a file; remember it unless another reading may differ."""
+        """Return what was read of a file; remember it unless the storage did not give it."""
         if isinstance(end, FileNotFoundError):  # it was replaced, which reading it reports
             return None
         if isinstance(end, TransientError) or (not isinstance(end, Footer) and is_systems(end)):
             return end
         footer = end if isinstance(end, Footer) else None
-        if file.is_settled:
-            self._memory.remember(file.relative, _tag(file), footer)
+        self._memory.remember(file.relative, _tag(file), footer)
         return footer
 
 

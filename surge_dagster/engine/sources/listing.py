@@ -53,7 +53,6 @@ class SourceFile:
         token: changes when the content may have changed: the etag, or size and modification time.
         open: opens this version of the file; FileNotFoundError if it was removed or replaced.
         refusal: why it must not be opened, as the end of a sentence that begins with its name.
-        is_settled: whether the file's next version is sure to have another token.
     """
 
     relative: str
@@ -61,7 +60,6 @@ class SourceFile:
     token: str
     open: Callable[[], pa.NativeFile]
     refusal: str | None = None
-    is_settled: bool = True
 
     @property
     def size(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -104,5 +103,4 @@ class LocalFiles(SourceFiles):
             token=f"{stored.size}-{stored.etag}",
             open=partial(self._store.open, relative, stored),
             refusal=refusal,
-            is_settled=self._store.is_settled(stored, time.time_ns()),
         )

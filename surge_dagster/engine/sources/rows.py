@@ -7,7 +7,6 @@ would end a worker in its tokenizer.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -18,14 +17,12 @@ import pyarrow.compute as pc
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources.casting import UnfitValue, cast_column, plain_column
 from surge_dagster.engine.sources.partition import Place, RowBatch
-from surge_dagster.engine.support.columns import value_lengths, value_parts
+from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.engine.support.values import stored_type
 
 _BATCH_BYTES = 2 * 1024 * 1024
 _BATCH_ROWS = 8192
 _NOT_UTF8 = re.compile(r"Invalid UTF8 sequence at string index (\d+)")
-# The last ASCII byte that is white space, and the first byte of other white space.
-_SPACE, _FIRST_SPACE = 0x20, 0xC2
 _NO_WIDTH = "\u00ad\u180e\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"
 _BLANK = "".join(filter(str.isspace, map(chr, range(0x3001)))) + _NO_WIDTH
 DEFAULT_MAX_TEXT_BYTES = 4 * 1024 * 1024
@@ -176,17 +173,11 @@ def is_blank(texts: pa.LargeStringArray) -> np.ndarray:
 
     bool [rows]; nulls are not blank.
     """
-    if texts.null_count:
-        texts = texts.fill_null("no space")
-    offsets, content = value_parts(texts)
-    blank = offsets[1:] == offsets[:-1]
-    begins = np.frombuffer(content, np.uint8)[(offsets[:-1] - offsets[0])[~blank]]
-    # Few texts begin like this, and Arrow's own check takes longer.
-    if ((begins <= _SPACE) | (begins >= _FIRST_SPACE)).any():
-        with contextlib.suppress(pa.ArrowInvalid):  # what is not UTF-8 is refused anyway
-            rest = pc.utf8_trim(texts, characters=_BLANK)  # pyright: ignore[reportAttributeAccessIssue]
-            blank = pc.equal(rest, "").to_numpy(zero_copy_only=False)  # pyright: ignore[reportAttributeAccessIssue]
-    return blank
+    try:
+        rest = pc.utf8_trim(texts, characters=_BLANK)  # pyright: ignore[reportAttributeAccessIssue]
+    except pa.ArrowInvalid:  # what is not UTF-8 is refused anyway
+        return np.zeros(len(texts), np.bool_)
+    return pc.equal(rest, "").fill_null(False).to_numpy(zero_copy_only=False)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def null_where(mask: np.ndarray, texts: pa.Array) -> pa.Array:

@@ -114,32 +114,22 @@ class Selection:
         first_row: int = 0,
         place: Place = row_in_words,
     ) -> Iterator[RowBatch]:
-        """Yield the rows of consecutive batches, which begin with this row of the partition."""
-        for batch in batches:
-            yield from self.row_batches(key, batch, first_row, place)
-            first_row += len(batch)
-
-    def row_batches(
-        self, key: str, batch: pa.RecordBatch, first_row: int, place: Place = row_in_words
-    ) -> Iterator[RowBatch]:
-        """Check and convert consecutive rows of a partition; yield all that are not skipped.
+        """Check and convert the rows of consecutive batches; yield all that are not skipped.
 
         Args:
-            batch: at least the selected `columns`, dictionary-encoded or not; a few megabytes.
-            first_row: zero-based, in the partition.
+            batches: of at least the selected `columns`, dictionary-encoded or not; a few megabytes.
+            first_row: of the first batch, zero-based, in the partition.
             place: of a row of the partition.
         """
-        try:
-            step = max(1, len(batch))
-            if self._template is not None:
-                step = self._template.rows_at_once
-            for start in range(0, max(1, len(batch)), step):
-                yield self._row_batch(key, batch.slice(start, step), first_row + start, place)
-        except DataError as error:
-            if error.row is None:
-                raise
-            shown = place(error.row)
-            raise DataError(error.key, error.reason, error.remedy, error.row, shown) from error
+        for batch in batches:
+            try:
+                yield self._row_batch(key, batch, first_row, place)
+            except DataError as error:
+                if error.row is None:
+                    raise
+                shown = place(error.row)
+                raise DataError(error.key, error.reason, error.remedy, error.row, shown) from error
+            first_row += len(batch)
 
     def _row_batch(self, key: str, batch: pa.RecordBatch, first_row: int, place: Place) -> RowBatch:
         texts = self._texts(key, batch, first_row)

@@ -18,9 +18,6 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources.casting import UnfitValue, as_strings, plain_column
 from surge_dagster.engine.sources.rows import is_blank, null_where
 
-_ADDED_BYTES = 2 * 1024 * 1024
-_PART_BYTES = 256  # what a part of the template is taken to add to a row
-
 
 @dataclass(frozen=True, slots=True)
 class Template:
@@ -46,12 +43,6 @@ class Template:
             raise _unusable(text, "names no column")
         parts = tuple((literal, name) for literal, name, _, _ in parsed)
         return cls(tuple(dict.fromkeys(names)), parts)
-
-    @property
-    def rows_at_once(self) -> int:
-        """Rows whose texts take a few megabytes more than their values."""
-        literal_bytes = sum(len(literal.encode()) for literal, _ in self.parts)
-        return max(1, _ADDED_BYTES // (literal_bytes + _PART_BYTES * len(self.parts)))
 
     def texts(
         self, key: str, batch: pa.RecordBatch, first_row: int, *, blank_is_null: bool = False

@@ -61,7 +61,7 @@ def _read(
     first_row = 0
     for columns, table_rows in grouped.read(group.key):
         place = partial(_place, shown, table_rows, first_row)
-        yield from selection.row_batches(group.key, columns, first_row, place)
+        yield from selection.rows(group.key, [columns], first_row, place)
         first_row += len(columns)
 
 

@@ -23,7 +23,7 @@ from tests.engine.sources.reading import only
 
 
 def batches_of(selection: Selection, **columns: Any) -> list[RowBatch]:
-    return list(selection.row_batches("k", pa.record_batch(columns), 100))
+    return list(selection.rows("k", [pa.record_batch(columns)], 100))
 
 
 def carried(batch: RowBatch) -> list[dict[str, Any]]:
@@ -63,16 +63,6 @@ def test_columns_of_skipped_rows_are_skipped() -> None:
     [batch] = batches_of(selection, id=ids, text=texts, price=pa.array([1, 2, 3, None]))
     assert batch.ids.to_pylist() == ["1", "4"] and batch.skipped == 2
     assert carried(batch) == [{"price": 1}, {"price": None}]
-
-
-def test_columns_follow_texts_that_are_joined_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("surge_dagster.engine.sources.template._ADDED_BYTES", 600)
-    texts = [f"text {row}" for row in range(9)]
-    found = batches_of(
-        Selection(text="{text}", carried=("n",)), id=texts, text=texts, n=list(range(9))
-    )
-    assert len(found) > 1
-    assert [row["n"] for batch in found for row in carried(batch)] == list(range(9))
 
 
 def test_type_that_no_file_can_have_is_refused_by_name() -> None:

@@ -26,7 +26,7 @@ def uuid_column() -> pa.Array:
 
 
 def batches_of(selection: Selection, **columns: Any) -> list[RowBatch]:
-    return list(selection.row_batches("k", pa.record_batch(columns), 100))
+    return list(selection.rows("k", [pa.record_batch(columns)], 100))
 
 
 def test_uuid_is_read_in_its_usual_form_as_id_text_and_carried_column(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def read(rows: Sequence[tuple[Any, Any]], **options: Any) -> tuple[list[tuple[An
         "id": pa.array([row[0] for row in rows], pa.string()),
         "text": [row[1] for row in rows],
     }
-    batches = list(Selection(**options).row_batches("k", pa.record_batch(columns), 100))
+    batches = list(Selection(**options).rows("k", [pa.record_batch(columns)], 100))
     given = [
         row
         for each in batches
@@ -87,7 +87,7 @@ def test_text_of_several_columns_is_blank_where_all_of_them_are(
 ) -> None:
     columns = {"id": [1, 2, 3], "a": ["a", " ", ""], "b": ["b", None, ""]}
     selection = Selection(text="{a}.{b}", missing_text=missing_text)
-    batches = list(selection.row_batches("k", pa.record_batch(columns), 0))
+    batches = list(selection.rows("k", [pa.record_batch(columns)], 0))
     assert [text for batch in batches for text in batch.texts.to_pylist()] == expected
 
 

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.sources import FolderCatalog, Source
-from surge_dagster.engine.store import local_store
 from surge_dagster.engine.support.footer_memory import forget_all
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.tables import versions
@@ -37,12 +36,6 @@ def catalog(tmp_path: Path) -> FolderCatalog:
     return source
 
 
-@pytest.fixture
-def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every file counts as one that was written long ago."""
-    monkeypatch.setattr(local_store, "_SETTLED_NS", -(10**18))
-
-
 def footers_read(source: Source, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many footers a listing reads."""
     read: list[Path] = []
@@ -58,7 +51,6 @@ def footers_read(source: Source, monkeypatch: pytest.MonkeyPatch) -> int:
     return len(read)
 
 
-@pytest.mark.usefixtures("settled")
 def test_footer_of_unchanged_file_is_read_once(
     catalog: FolderCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,9 +60,3 @@ def test_footer_of_unchanged_file_is_read_once(
     assert [
         (part.key, part.source_version, part.rows, part.text_bytes) for part in catalog
     ] == before
-
-
-def test_footer_of_file_changed_a_moment_ago_is_read_again(
-    catalog: FolderCatalog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert [footers_read(catalog, monkeypatch) for _ in range(2)] == [3, 3]

@@ -27,7 +27,7 @@ def batch_of(**columns: Any) -> pa.RecordBatch:
 
 
 def texts_of(text: str, batch: pa.RecordBatch, **options: Any) -> list[str]:
-    batches = list(Selection(text=text, **options).row_batches("k", batch, 0))
+    batches = list(Selection(text=text, **options).rows("k", [batch], 0))
     assert [row for each in batches for row in each.ids.to_pylist()] == batch.column(
         "id"
     ).to_pylist()
@@ -89,7 +89,7 @@ def test_numbers_dates_and_categories_are_written_as_strings(values: Any, shown:
 def test_row_of_nothing_but_nulls_has_no_text_and_is_named() -> None:
     batch = batch_of(title=["a", None, None], description=[None, "b", None])
     with pytest.raises(DataError, match="row 12: the text is null"):
-        list(Selection(text=TITLED).row_batches("k", batch, 10))
+        list(Selection(text=TITLED).rows("k", [batch], 10))
 
 
 def test_text_that_is_too_long_is_refused() -> None:
@@ -97,17 +97,6 @@ def test_text_that_is_too_long_is_refused() -> None:
 
     with pytest.raises(DataError, match="row 1: the text has 10,000 bytes; at most 1,000 are"):
         texts_of("{title}" * 100, batch, max_text_bytes=1_000)
-
-
-@pytest.mark.parametrize("text", ["{title}" * 100, "{title}" + "x" * 10_000])
-def test_batches_of_texts_stay_small_if_the_template_is_long(text: str) -> None:
-    batch = batch_of(title=["x" * 100] * 1000)
-
-    made = list(Selection(text=text).row_batches("k", batch, 0))
-
-    assert max(each.value_bytes for each in made) < 2.2e6
-    assert sum(map(len, made)) == 1000
-    assert made[-1].ids.to_pylist()[-1] == 999
 
 
 def test_invalid_utf8_is_named_with_its_row() -> None:
