@@ -51,7 +51,6 @@ def source_partitions(names: CatalogNames, catalog: CatalogSource) -> dg.AssetSp
         deps=[upstream] if upstream else None,
         partitions_def=names.partitions,
         group_name=names.group,
-        kinds=catalog.kinds,
         description=(
             f"{catalog.describe()}\n\n"
             "Each partition is a set of texts with ids. Its data version is "

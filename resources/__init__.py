@@ -9,7 +9,6 @@ strings here.
 
 from copy import copy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Protocol, Self
 
 import dagster as dg
@@ -27,16 +26,6 @@ from surge_dagster.resources.encoder import EncoderResource
 from surge_dagster.resources.upstream_asset import asset_key, open_asset
 
 __all__ = ["CatalogSource", "EncoderResource", "OutputStore"]
-
-
-_KINDS = {
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".jsonl": "json",
-    ".ndjson": "json",
-}
 
 
 class GoogleResource(Protocol):
@@ -100,14 +89,6 @@ class CatalogSource(CatalogSettings, dg.ConfigurableResource):
             columns = " and ".join(f"`{name}`" for name in self.partition_by)
             where += f" The values of {columns} are its partitions."
         return f"{where} `{self.id}` identifies a row, `{self.text}` is embedded."
-
-    @property
-    def kinds(self) -> set[str]:
-        """What the catalog is made of, by its name: labels on its asset in the UI."""
-        if self.url.startswith(BIGQUERY_SCHEME):
-            return {"bigquery"}
-        endings = Path(self.url).suffixes
-        return {kind for ending, kind in _KINDS.items() if ending in endings}
 
 
 class OutputStore(FileSettings, dg.ConfigurableResource):

@@ -7,6 +7,7 @@ loaded as a code location is the one catalog of `surge.yaml` and the `SURGE_…`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
@@ -67,7 +68,7 @@ def _definitions(settings: Settings, names: CatalogNames) -> dg.Definitions:
     resources = _resources(names, settings)
     checks = catalog_checks(names, policy, settings.derived)
     refresh, embed = embedding_jobs(names, policy)
-    tables = _tables(names, settings)
+    tables = _tables(names, settings, columns)
     follow = [*derive_job(names, settings.derived, resources), *hand_over_job(names, tables)]
     assets = [
         source_partitions(names, resources[names.catalog_resource]),
@@ -98,10 +99,12 @@ def _definitions(settings: Settings, names: CatalogNames) -> dg.Definitions:
     )
 
 
-def _tables(names: CatalogNames, settings: Settings) -> list[dg.AssetsDefinition]:
+def _tables(
+    names: CatalogNames, settings: Settings, columns: Mapping[str, Any]
+) -> list[dg.AssetsDefinition]:
     targets = {names.lancedb: settings.lancedb, names.pgvector: settings.pgvector}
-    columns = table_columns(settings)
-    return [target_asset(names, key, table, columns) for key, table in targets.items() if table]
+    shown = table_columns(columns)
+    return [target_asset(names, key, table, shown) for key, table in targets.items() if table]
 
 
 def _resources(names: CatalogNames, settings: Settings) -> dict[str, Any]:

@@ -57,6 +57,15 @@ def test_page_imports_only_public_names(page: Path) -> None:
                 assert {alias.name for alias in node.names} <= set(public_names)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_backfill_of_an_example_is_one_run(page: Path) -> None:
+    for example in _PYTHON.findall(page.read_text()):
+        for node in ast.walk(ast.parse(example)):
+            if isinstance(node, ast.Call):
+                named = {keyword.arg for keyword in node.keywords}
+                assert "partitions_def" not in named or "backfill_policy" in named
+
+
 def test_first_steps_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

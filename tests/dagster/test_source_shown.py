@@ -1,4 +1,4 @@
-"""The UI shows on `source_partitions` where the catalog is and what it is made of."""
+"""The UI shows on `source_partitions` where the catalog is."""
 
 from __future__ import annotations
 
@@ -11,23 +11,20 @@ from surge_dagster.orchestration.names import CatalogNames
 
 
 @pytest.mark.parametrize(
-    ("settings", "kinds", "said"),
+    ("settings", "said"),
     [
-        ({"source": "/t.csv.gz", "partition_by": "lang,kind"}, {"csv"}, "`/t.csv.gz`."),
-        ({"source": "s3://shop/{kind}.jsonl"}, {"json"}, "`s3://shop/{kind}.jsonl`."),
-        ({"source": "/data/catalog"}, set(), "The catalog in `/data/catalog`."),
-        ({"source": "bigquery://p.d.t", "partition_by": "k"}, {"bigquery"}, "bigquery://p.d.t"),
-        ({"source": "asset://a", "partition_by": "k"}, set(), "The asset `a`, through"),
+        ({"source": "/t.csv.gz", "partition_by": "lang,kind"}, "`/t.csv.gz`."),
+        ({"source": "s3://shop/{kind}.jsonl"}, "`s3://shop/{kind}.jsonl`."),
+        ({"source": "/data/catalog"}, "The catalog in `/data/catalog`."),
+        ({"source": "bigquery://p.d.t", "partition_by": "k"}, "bigquery://p.d.t"),
+        ({"source": "asset://a", "partition_by": "k"}, "The asset `a`, through"),
     ],
 )
-def test_source_partitions_show_their_source(
-    settings: dict[str, Any], kinds: set[str], said: str
-) -> None:
+def test_source_partitions_show_their_source(settings: dict[str, Any], said: str) -> None:
     graph = embedding_catalog(**settings, output="/out").resolve_asset_graph()
 
     node = graph.get(CatalogNames().source_partitions)
 
-    assert node.kinds == kinds
     assert said in (node.description or "")
 
 
