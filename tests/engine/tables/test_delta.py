@@ -101,32 +101,38 @@ def test_table_in_a_bucket_is_read(table: str, object_server: ObjectServer) -> N
     assert contents(source) == contents(open_source(table))
 
 
-PHYSICAL = {"text": "col-1"}  # names of columns in files, if they differ
+def edit_log(table: str, action: str, **changes: Any) -> None:
+    log = Path(table, "_delta_log", f"{0:020}.json")
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in lines:
+        line.get(action, {}).update(changes)
+    log.write_text("\n".join(map(json.dumps, lines)))
 
 
 @pytest.fixture
 def mapped(table: str) -> str:
-    """The table as Spark's log would state it after a column was renamed."""
-    log = Path(table, "_delta_log", f"{0:020}.json")
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    for line in lines:
-        line.get("protocol", {})["minReaderVersion"] = 2
-        if "metaData" in line:
-            schema = json.loads(line["metaData"]["schemaString"])
-            for number, field in enumerate(schema["fields"]):
-                field["metadata"]["delta.columnMapping.id"] = number
-                field["metadata"]["delta.columnMapping.physicalName"] = PHYSICAL.get(
-                    field["name"], field["name"]
-                )
-            line["metaData"]["schemaString"] = json.dumps(schema)
-            line["metaData"]["configuration"] = {"delta.columnMapping.mode": "name"}
-    log.write_text("\n".join(map(json.dumps, lines)))
+    """The table as Spark's log states it after the column of texts was renamed."""
+    fields: list[dict[str, Any]] = []
+    for number, (name, physical) in enumerate((("category",) * 2, ("id",) * 2, ("text", "old"))):
+        mapping = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": physical}
+        fields.append({"name": name, "type": "string", "nullable": True, "metadata": mapping})
+    schema = json.dumps({"type": "struct", "fields": fields})
+    mode = {"delta.columnMapping.mode": "name"}
+    edit_log(table, "metaData", schemaString=schema, configuration=mode)
+    edit_log(table, "protocol", minReaderVersion=2)
     return table
 
 
 def test_table_with_column_mapping_is_refused(mapped: str) -> None:
     with pytest.raises(ConfigError, match=r"has column mapping.*CREATE TABLE"):
         list(open_source(mapped, partition_by="id", missing_text="skip"))
+
+
+def test_table_with_deletion_vectors_is_refused(table: str) -> None:
+    features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
+    edit_log(table, "protocol", minReaderVersion=3, minWriterVersion=7, **features)
+    with pytest.raises(ConfigError, match=r"cannot be read.*deletionVectors.*CREATE TABLE"):
+        list(open_source(table))
 
 
 def test_frame_with_column_mapping_is_refused(mapped: str) -> None:
