@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +14,9 @@ import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.encoder.arena import Slot
-from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.encoder.known_vectors import KnownVectors
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.quarantine import FailedRow
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
-from surge_dagster.engine.errors import EncoderError
 from surge_dagster.engine.run.superbatch import PartitionToRead, Segment, SuperBatch
 from surge_dagster.engine.run.superbatch_call import SuperBatchCall
 from surge_dagster.engine.support.ledger import Ledger
@@ -69,15 +65,30 @@ def is_right(slot: Slot, texts: list[str]) -> np.ndarray:
     return (slot.matrix(0, len(texts)) == hash_vectors(texts, DIMENSION)).all(axis=1)
 
 
-def test_equal_texts_of_a_superbatch_are_encoded_once(hash_pool: EncoderPool) -> None:
-    partitions = {"a": ["one", "two", "one", ""], "b": ["two", "three", "", "one"]}
+def test_equal_texts_of_a_partition_are_encoded_once(hash_pool: EncoderPool) -> None:
+    partitions = {"a": ["one", "two", "one", ""], "b": ["two", "three", "", "two"]}
     with batch_of(hash_pool, partitions) as batch:
         call = call_of(hash_pool, batch)
         metrics = call.result()
         assert metrics is not None
-        assert (metrics.costs.texts_computed, call.deduplicated) == (4, 4)
+        assert metrics.costs.texts_computed == 6
+        assert call.deduplicated == 2
         assert is_right(batch.slot, partitions["a"] + partitions["b"]).all()
         assert all(call.is_encoded(segment) for segment in batch.segments)
+
+
+@pytest.mark.usefixtures("faulty_workers")
+def test_text_that_fails_is_named_once_and_fails_no_other_partition() -> None:
+    partitions = {"bad": ["shared", KILLER, KILLER], "good": ["other", "shared"]}
+    texts = [text for each in partitions.values() for text in each]
+    with faulty_pool() as pool, batch_of(pool, partitions) as batch:
+        call = call_of(pool, batch)
+        metrics = call.result()
+        assert metrics is not None
+        assert [row.row for row in metrics.failed] == [1]
+        assert is_right(batch.slot, texts)[3:].all()
+        assert call.is_encoded(batch.segments[1])
+        assert not call.is_encoded(batch.segments[0])
 
 
 def test_texts_are_truncated_as_often_as_they_occur(hash_pool: EncoderPool) -> None:
@@ -115,25 +126,6 @@ def test_rows_with_vectors_are_not_encoded_and_keep_them_bit_for_bit(
 
 
 @pytest.mark.usefixtures("faulty_workers")
-def test_text_that_waited_for_a_failed_partition_is_encoded_for_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    partitions = {
-        "bad": ["shared", KILLER, "own"],
-        "good": ["other", "shared"],
-        "bad too": [KILLER, "shared"],
-    }
-    texts = [text for each in partitions.values() for text in each]
-    with faulty_pool() as pool, batch_of(pool, partitions) as batch:
-        call = call_of(pool, batch)
-        metrics = call.result()
-        assert metrics is not None
-        assert {row.row for row in metrics.failed} == {1, 5}
-        assert is_right(batch.slot, texts)[3:5].all()
-        assert call.is_encoded(batch.segments[1])
-
-
-@pytest.mark.usefixtures("faulty_workers")
 def test_call_that_ends_early_counts_no_row_without_its_vector(tmp_path: Any) -> None:
     wait = f"wait {tmp_path / 'go'}"
     partitions = {"a": ["one", "two"], "b": [wait, "three"], "c": ["three"], "d": ["two"]}
@@ -145,23 +137,3 @@ def test_call_that_ends_early_counts_no_row_without_its_vector(tmp_path: Any) ->
         right = is_right(batch.slot, [text for each in partitions.values() for text in each])
         for segment in batch.segments:
             assert not call.is_encoded(segment) or right[segment.start : segment.stop].all()
-
-
-def test_rows_that_a_failed_pool_never_got_count_as_not_encoded(hash_pool: EncoderPool) -> None:
-    """A second call that the pool refuses must not be taken for done, neither by `result` nor by
-    `end`."""
-    failed = EncodeMetrics(failed=(FailedRow(1, "it died"),))
-    calls = iter([SimpleNamespace(result=lambda timeout_seconds=None: failed, encoded=[(2, 3)])])
-
-    def submit(*arguments: Any) -> Any:
-        for call in calls:
-            return call
-        raise EncoderError("the pool failed")
-
-    with batch_of(hash_pool, {"bad": ["shared", "own"], "good": ["other", "shared"]}) as batch:
-        call = call_of(SimpleNamespace(submit=submit, precision="fp32"), batch)
-        for _ in range(2):
-            with suppress(EncoderError):
-                call.result()
-        call.end()
-        assert not call.is_encoded(batch.segments[1]), "one of its rows waits for the second call"
