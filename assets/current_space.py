@@ -2,7 +2,7 @@
 another one current.
 
 The asset is external, so that neither "Materialize all" nor a backfill changes what readers get.
-The job asks for a space or a confirmation, refuses a space that lacks a partition, reports the
+The job asks for the name of a space, refuses a space that lacks a partition, reports the
 space's files as materializations of `embeddings`, and logs each switch as one of `current_space`.
 Runs that embed report the first space, and what was switched or begun elsewhere. The asset's data
 version is the space: only another space for readers makes downstream assets stale.
@@ -14,27 +14,20 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space
-from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.tables.opening import release
 from surge_dagster.engine.verify.switching import Switched, SwitchRefused, switch_space
-from surge_dagster.orchestration.discovery import existing_space
 from surge_dagster.orchestration.failures import errors_as_failures, failure_table, run_failure
 from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.launch import job_of
-from surge_dagster.orchestration.names import CatalogNames, CatalogResources
+from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.readers_space import report_files, report_readers_space
 
 
 class SwitchConfig(dg.Config):
-    """The space to switch to, or a confirmation that the one of the settings is meant."""
+    """The space to switch to."""
 
-    space: str | None = Field(None, description="name of the space to switch to")
-    confirm: bool = Field(
-        False, description="true: switch to the space of the settings, where no space is named"
-    )
+    space: str = Field(description="name of the space, as the asset current_space lists it")
 
 
 def current_space(names: CatalogNames) -> dg.AssetSpec:
@@ -84,7 +77,7 @@ def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
         with executing(context), errors_as_failures(context):
             source = resources.catalog.open()
             store = resources.output.open()
-            space = _wanted_space(names, resources, store, config)
+            space = named_space(store, config.space)
             try:
                 switched = switch_space(source, store, space)
             except SwitchRefused as refused:
@@ -106,7 +99,7 @@ def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
         names.switch_job,
         switch,
         "Verifies a space against the catalog and makes it the one that readers use. Its config "
-        "names the space, or confirms the one of the settings.",
+        "names the space.",
     )
 
 
@@ -116,18 +109,3 @@ def _of_switch(switched: Switched) -> dict[str, Any]:
         metadata["partitions"] = switched.partitions
         metadata["rows"] = switched.rows
     return metadata
-
-
-def _wanted_space(
-    names: CatalogNames, resources: CatalogResources, store: Store, config: SwitchConfig
-) -> Space:
-    if config.space:
-        return named_space(store, config.space)
-    space = existing_space(names, resources, store, "switch")
-    if not config.confirm:
-        raise ConfigError(
-            f"nothing was switched: the config of {names.current_space_op} neither names a space "
-            f"nor confirms the one of the settings, {space.name!r}. Give `space: {space.name}`, "
-            "or `confirm: true` for the settings' space."
-        )
-    return space

@@ -196,10 +196,6 @@ class _AssetTable:
         for partition in table:
             current = partial(self._current, partition.source_version)
             loaded.append(replace(partition, current_source_version=current))
-        if self._asset.version() != self._version:
-            raise TransientError(
-                f"{self.url} was materialized again while it was loaded. Run again."
-            )
         return loaded
 
     def _current(self, version: str) -> str:

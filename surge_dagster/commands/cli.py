@@ -76,9 +76,7 @@ _UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 SpaceName = Annotated[
     str | None, typer.Option("--space", help="Name of the space, derived ones too.")
 ]
-Yes = Annotated[
-    bool, typer.Option("--yes", help="Load the model that the output names without asking.")
-]
+Yes = Annotated[bool, typer.Option("--yes", help="Load the model that only the output names.")]
 
 
 @app.command()

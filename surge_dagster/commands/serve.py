@@ -42,9 +42,7 @@ Batches = Annotated[
     Path | None,
     typer.Option(help="Folder for files and batches; without it there are none.", metavar="FOLDER"),
 ]
-Yes = Annotated[
-    bool, typer.Option("--yes", help="Load models that only the output names without asking.")
-]
+Yes = Annotated[bool, typer.Option("--yes", help="Load models that only the output names.")]
 
 
 @takes_settings("output", "model", "trust_remote_code", "devices", "precision")

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
-import typer
-
 from surge_dagster.commands.settings import SPACE
 from surge_dagster.config.settings import Settings
 from surge_dagster.engine.errors import ConfigError
@@ -14,7 +10,6 @@ from surge_dagster.engine.output.current_space import named_space, read_current,
 from surge_dagster.engine.output.spaces import find_space, list_spaces, recorded_catalog
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.support.unreadable import visible
 from surge_dagster.terminal import complain
 
 
@@ -67,8 +62,8 @@ def space_to_read(
     """Return a space and the spec that loads its model.
 
     The space is that of the name, else of the settings, else the current one, else the only one.
-    Before a model that only the output names is loaded, the user must confirm: somebody else may
-    have written it.
+    A model that only the output names is loaded only with `--yes`: somebody else may have written
+    it.
 
     Args:
         queries: whether the model encodes queries; documents of a derived space need no model.
@@ -93,9 +88,8 @@ def space_to_read(
             f"load it with --trust-remote-code {trusted} and --model {model}."
         )
     if not yes and not model.startswith(HASH_SCHEME) and model != settings.model:
-        named = f"the output {store.url!r} names the model {model!r}, which the settings do not"
-        if not sys.stdin.isatty():
-            raise ConfigError(f"{named}. If you trust the output, load it with --yes.")
-        if not typer.confirm(visible(f"{named}. Load it?"), err=True):
-            raise typer.Exit(1)
+        raise ConfigError(
+            f"the output {store.url!r} names the model {model!r}, which the settings do not. If "
+            "you trust the output, load it with --yes."
+        )
     return space, space.loadable

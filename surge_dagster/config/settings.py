@@ -355,10 +355,6 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
                 )
             return value
         if what == "source" and value.startswith(BIGQUERY_SCHEME):
-            if value.count(".") == 1 or value == BIGQUERY_SCHEME:
-                raise ValueError(
-                    "expected bigquery://project.dataset.table, or bigquery://project with a query"
-                )
             return value
         if not is_object_store(value):
             try:

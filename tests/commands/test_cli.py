@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import shutil
@@ -149,7 +148,7 @@ def test_search_follows_a_switch_and_names_another_space_of_the_settings(
     assert [hit["id"] for hit in found["hits"]] == ["id-7"]
 
 
-def test_search_asks_before_it_loads_a_model_that_only_the_output_names(
+def test_search_loads_a_model_that_only_the_output_names_with_yes(
     three_spaces: Spaces, tmp_path: Path, surge: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = three_spaces.copy_to(tmp_path)
@@ -170,10 +169,6 @@ def test_search_asks_before_it_loads_a_model_that_only_the_output_names(
     assert code == 2 and "somebody/else" in error and "--yes" not in error, (
         "it tried to load the model"
     )
-    monkeypatch.setattr(sys, "stdin", terminal := io.StringIO("n\n"))
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
-    code, out, error = surge(*command)
-    assert code == 1 and "Load it?" in error and not out.strip()
 
 
 def test_no_control_character_of_data_is_printed(tmp_path: Path, surge: Command) -> None:

@@ -78,9 +78,7 @@ def test_model_in_a_relative_folder_is_found_from_any_working_folder(
     assert (found["space"], found["hits"][0]["id"]) == (name, "a-2")
     assert surge.json("verify", "../catalog", "../out", "--yes")["violations"] == []
     code, _, error = surge("verify", "../catalog", "../out")
-    assert code == 2 and "--yes" in error, (
-        "it asks before it loads a model that only the output names"
-    )
+    assert code == 2 and "--yes" in error, "a model that only the output names is not loaded"
     (surge.root / "models").rename(surge.root / "moved")
     code, _, error = surge("search", "a number 2", "../out", "--yes")
     assert code == 2 and "models/tiny" in error and "check the path" in error

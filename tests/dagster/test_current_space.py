@@ -3,13 +3,14 @@ new one then."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import dagster as dg
 import pytest
 
 from surge_dagster import Embeddings
+from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.current_space import CurrentSpace, read_current, write_current
+from surge_dagster.engine.output.spaces import find_space
+from surge_dagster.engine.store import open_store
 from tests.dagster import private_dagster
 from tests.dagster.conftest import NAMES, Ran, Workbench, values_of
 from tests.spaces import KEYS, ROWS, Spaces
@@ -27,9 +28,13 @@ def made(bench: Workbench, three_spaces: Spaces) -> Spaces:
 
 
 def switch(bench: Workbench, space: str | None = None) -> Ran:
-    """Launch the job that switches, to a named space or to the confirmed one of the settings."""
-    config = {"space": space} if space else {"confirm": True}
-    return bench.run(NAMES.switch_job, {"ops": {NAMES.current_space_op: {"config": config}}})
+    """Launch the job that switches, to a named space or to that of the settings."""
+    if space is None:
+        own = find_space(open_store(bench.output), EncodingSpec(bench.settings["model"]))
+        assert own is not None
+        space = own.name
+    config = {"ops": {NAMES.current_space_op: {"config": {"space": space}}}}
+    return bench.run(NAMES.switch_job, config)
 
 
 def test_downstream_asset_reads_the_new_space_only_after_the_switch(
@@ -95,23 +100,6 @@ def test_switch_makes_downstream_assets_stale(bench: Workbench, made: Spaces) ->
     assert status() == "FRESH"
 
 
-@pytest.mark.parametrize("config", [{}, {"confirm": False}, {"space": ""}])
-def test_switch_without_a_space_and_a_confirmation_is_refused(
-    bench: Workbench, made: Spaces, config: dict[str, Any]
-) -> None:
-    before = read_current(made.store)
-    ran = bench.run(
-        NAMES.switch_job, {"ops": {NAMES.current_space_op: {"config": config}}} if config else {}
-    )
-    name = made.of("hash://24").name
-
-    assert not ran.success
-    assert ran.failure().startswith("nothing was switched")
-    assert f"Give `space: {name}`, or `confirm: true`" in ran.failure()
-    assert read_current(made.store) == before
-    assert not ran.materialized(NAMES.current_space)
-
-
 def test_refused_switch_lists_what_is_missing_and_changes_nothing(
     bench: Workbench, made: Spaces
 ) -> None:
@@ -125,9 +113,6 @@ def test_refused_switch_lists_what_is_missing_and_changes_nothing(
     assert not ran.will_retry
     assert read_current(made.store) == before
     assert not ran.materialized(NAMES.current_space)
-
-    bench.settings["model"] = "hash://8"
-    assert "Launch catalog_refresh, then switch" in switch(bench).failure()
     assert "has no space 'x'; it holds" in switch(bench, "x").failure()
 
 

@@ -14,6 +14,7 @@ from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.records import read_catalogued
 from tests.dagster.conftest import NAMES, Ran, Workbench, execute, requested, shown, stale_status
+from tests.dagster.test_current_space import switch
 
 INS = {"embeddings": dg.AssetIn(key=NAMES.embeddings, input_manager_key="embeddings_input")}
 
@@ -27,13 +28,6 @@ def began(bench: Workbench) -> Workbench:
     bench.write("new")
     assert bench.refresh(keys=["a"]).success
     return bench
-
-
-def switch(bench: Workbench) -> Ran:
-    """Launch the job that makes the space of the settings the current one."""
-    return bench.run(
-        NAMES.switch_job, {"ops": {NAMES.current_space_op: {"config": {"confirm": True}}}}
-    )
 
 
 def versions(ran: Ran, asset: dg.AssetKey = NAMES.embeddings) -> dict[str | None, str]:
