@@ -154,6 +154,16 @@ def test_vector_that_is_zero_in_the_kept_dimensions_is_refused(made: Spaces) -> 
     )
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "binary"])
+def test_vector_of_zeros_of_a_blank_text_is_derived(made: Spaces, dtype: DerivedDtype) -> None:
+    def of_blank_text(matrix: np.ndarray) -> np.ndarray:
+        matrix[5] = 0
+        return matrix
+
+    rewrite(made.file(MODEL, "b"), lambda table: with_vectors(table, of_blank_text))
+    assert derive(made, dtype, 8)["b"] == "derived"
+
+
 def test_files_of_removed_partitions_are_reported_or_deleted(made: Spaces) -> None:
     derive(made)
     made.file(MODEL, "b").unlink()
