@@ -109,11 +109,6 @@ def choose_precision(requested: str, choice: DeviceChoice) -> str:
     return requested
 
 
-def fallback_precision(requested: str, choice: DeviceChoice) -> str | None:
-    """What workers use where fp16 overflows: bf16, on GPUs, unless a precision was requested."""
-    return "bf16" if requested == "auto" and not choice.on_cpu else None
-
-
 def worker_environment(choice: DeviceChoice) -> dict[str, str]:
     """Thread counts, so that all workers together use each core once."""
     threads = str(worker_threads(choice))

@@ -70,7 +70,9 @@ class Costs:
     @property
     def padding_ratio(self) -> float:
         """Share of the tokens given to the model that were padding."""
-        return 1.0 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
+        if not self.padded_tokens:
+            return 0.0
+        return 1.0 - self.tokens / self.padded_tokens
 
     @property
     def overlap_ratio(self) -> float:
@@ -78,12 +80,16 @@ class Costs:
 
     def worker_idle_ratio(self, workers: int, seconds: float) -> float:
         """Return the share of these seconds in which the workers' devices had no forward pass."""
-        return max(0.0, 1.0 - self.forward_seconds / (workers * seconds)) if seconds > 0 else 0.0
+        if seconds <= 0:
+            return 0.0
+        return max(0.0, 1.0 - self.forward_seconds / (workers * seconds))
 
 
 def overlap_ratio(io_seconds: float, encode_seconds: float) -> float:
     """Return the paper's rho: the share of serialization and upload that encoding can hide."""
-    return 1.0 - max(0.0, io_seconds - encode_seconds) / io_seconds if io_seconds > 0 else 1.0
+    if io_seconds <= 0:
+        return 1.0
+    return 1.0 - max(0.0, io_seconds - encode_seconds) / io_seconds
 
 
 _NAMES = tuple(field.name for field in fields(Costs))

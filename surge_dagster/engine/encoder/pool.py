@@ -18,10 +18,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +31,6 @@ from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics, copy_o
 from surge_dagster.engine.encoder.devices import (
     choose_devices,
     choose_precision,
-    fallback_precision,
     hardware,
     worker_environment,
     worker_threads,
@@ -99,6 +97,7 @@ class EncoderPool:
     Attributes:
         device, hardware: the devices, as torch and as people name them.
         all_devices: the device of each worker.
+        precision: the chosen one.
         start_seconds: 0 before the start.
 
     Raises:
@@ -132,11 +131,8 @@ class EncoderPool:
         self.start_seconds = 0.0
         self._backend = backend
         self._niceness = niceness
-        self._settings = {
-            "precision": choose_precision(precision, choice),
-            "threads": worker_threads(choice),
-            "fallback_precision": fallback_precision(precision, choice),
-        }
+        self.precision = choose_precision(precision, choice)
+        self._settings = {"precision": self.precision, "threads": worker_threads(choice)}
         self._hang_timeout_seconds = hang_timeout_seconds
         self._max_respawns = max_respawns
         self._starting = threading.RLock()
@@ -206,7 +202,7 @@ class EncoderPool:
         reasons = (self._choice.reason, self.hardware, ready[0]["detail"], *notes)
         return PoolFacts(
             backend=ready[0]["backend"],
-            precision=_common_precision(ready),
+            precision=self.precision,
             lowest_cosine=min(filter(None, cosines), default=None),
             tokenizer=ready[0]["tokenizer"],
             saturation_tokens=ready[0]["saturation_tokens"],
@@ -222,10 +218,6 @@ class EncoderPool:
             self.start()
         assert self._dispatcher is not None
         return _unfailed(self._dispatcher)
-
-    @property
-    def precision(self) -> str:
-        return self.start().precision
 
     @property
     def calibration(self) -> Calibration:
@@ -375,16 +367,6 @@ def _unfailed(dispatcher: Dispatcher) -> Dispatcher:
     if dispatcher.failure is not None:
         raise copy_of(dispatcher.failure)
     return dispatcher
-
-
-def _common_precision(ready: Sequence[Mapping[str, Any]]) -> str:
-    found = sorted({message["precision"] for message in ready})
-    if len(found) > 1:
-        raise ConfigError(
-            "this model's vectors reach the promised cosine in "
-            f"{' on some devices and in '.join(found)} on others; set precision to bf16 or fp32"
-        )
-    return found[0]
 
 
 def _with_folder(spec: EncodingSpec | Space) -> Space:

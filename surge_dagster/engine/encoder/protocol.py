@@ -52,7 +52,9 @@ def receive(connection: socket.socket) -> tuple[Message, list[int]] | None:
         )
     except ConnectionResetError:
         return None
-    return (json.loads(content.decode(errors="surrogatepass")), descriptors) if content else None
+    if not content:
+        return None
+    return json.loads(content.decode(errors="surrogatepass")), descriptors
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from surge_dagster.engine.encoder.schedule import Chunk
 
 log = logging.getLogger(__name__)
 
-_OUTPUT_LINES = 80
+_OUTPUT_BYTES = 8 << 10  # that error messages show
 _READ_BYTES = 64 << 10
 _REST_OF_OUTPUT_SECONDS = 0.2
 # Ending a process that holds much memory, or a device, takes a while; most end within milliseconds.
@@ -63,8 +62,7 @@ class WorkerProcess:
         self.queues = False
         self.assigned: list[Chunk] = []
         self.known_arenas: set[int] = set()
-        self.last_lines: deque[str] = deque(maxlen=_OUTPUT_LINES)
-        self._partial_line = b""
+        self._printed = b""
         self._progress = -1
         self.moved_at = time.monotonic()
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -135,17 +133,15 @@ class WorkerProcess:
             printed = os.read(self.output.fileno(), _READ_BYTES)
         except BlockingIOError:
             return True
-        if not printed:
-            return False
-        *lines, self._partial_line = (self._partial_line + printed).split(b"\n")
-        self.last_lines.extend(
-            line.decode(errors="replace").rstrip() for line in lines if line.strip()
-        )
-        return True
+        self._printed = (self._printed + printed)[-_OUTPUT_BYTES:]
+        return bool(printed)
 
     def with_output(self, reason: str) -> str:
-        lines = "\n".join(f"  {line}" for line in self.last_lines)
-        return f"{reason}\nIts last output:\n{lines}" if lines else f"{reason}; it printed nothing"
+        lines = self._printed.decode(errors="replace").splitlines()
+        shown = [f"  {line.rstrip()}" for line in lines if line.strip()]
+        if not shown:
+            return f"{reason}; it printed nothing"
+        return "\n".join([reason, "Its last output:", *shown])
 
     def kill(self) -> None:
         self._signal(signal.SIGKILL)
@@ -180,8 +176,6 @@ class WorkerProcess:
         deadline = time.monotonic() + _REST_OF_OUTPUT_SECONDS
         while self.read_output() and self._has_output() and time.monotonic() < deadline:
             pass
-        if self._partial_line.strip():
-            self.last_lines.append(self._partial_line.decode(errors="replace").rstrip())
         self.connection.close()
         self.output.close()
         if code is None:
@@ -232,7 +226,9 @@ def describe_exit(code: int | None) -> str:
     except ValueError:
         name = f"signal {-code}"
     # The kernel's out-of-memory killer is the usual sender of an unexpected SIGKILL.
-    return f"{name} (out of memory, or killed by hand)" if name == "SIGKILL" else name
+    if name == "SIGKILL":
+        return "SIGKILL (out of memory, or killed by hand)"
+    return name
 
 
 def _environment_without_secrets() -> dict[str, str]:

@@ -7,12 +7,10 @@ start. They stay until somebody deletes the cache.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,27 +26,22 @@ _FACTS = "facts.json"
 _FILES = ("model.xml", "model.bin", "tokenizer.json")
 
 
-@contextlib.contextmanager
-def converted_model(space: Space) -> Iterator[Path]:
-    """Yield a folder with the converted fp32 model.
+def converted_model(space: Space) -> Path:
+    """Return the folder of the converted fp32 model.
 
     Raises:
-        ConfigError: the model cannot be converted.
+        ConfigError: the model cannot be converted, or there is no cache for it.
     """
     folder = disk_cache.place(f"{_FOLDER}/{cache_key(space.vectors_key, space.normalize)}")
     if (folder / _FACTS).is_file():
-        yield folder
-        return
+        return folder
     # Workers that start together convert once.
     with disk_cache.lock(f"{_FOLDER}/.lock") as locked:
-        if not locked:  # the cache cannot be written
-            with tempfile.TemporaryDirectory() as temporary:
-                _write_files(space, Path(temporary))
-                yield Path(temporary)
-            return
+        if not locked:
+            raise ConfigError(f"{folder.parent} cannot be written; set SURGE_CACHE_DIR")
         if not (folder / _FACTS).is_file():
             _convert_into_cache(space, folder)
-    yield folder
+    return folder
 
 
 def converted_tokenizer(folder: Path) -> TokenizerFacts:

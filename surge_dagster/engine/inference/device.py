@@ -40,8 +40,8 @@ class Device(Protocol):
         """A copy on the device; the array may be changed at once."""
         ...
 
-    def landing(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-        """A buffer of the host that the device writes to without stopping."""
+    def landing(self, vectors: torch.Tensor) -> torch.Tensor:
+        """A buffer of the host, like these, that the device writes to without stopping."""
         ...
 
     def mark(self) -> Mark:
@@ -49,7 +49,7 @@ class Device(Protocol):
         ...
 
     def free_memory(self) -> None:
-        """Returns what the device's allocator keeps in reserve."""
+        """Return what the device's allocator keeps in reserve."""
 
 
 class _CudaMark:
@@ -80,8 +80,9 @@ class CudaDevice:
         # torch keeps the pinned copy until the device has read it.
         return torch.from_numpy(array).pin_memory().to(self.torch_device, non_blocking=True)
 
-    def landing(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty((rows, columns), dtype=dtype, pin_memory=True)
+    def landing(self, vectors: torch.Tensor) -> torch.Tensor:
+        # torch keeps pinned memory for the next chunk, once the device is done with it
+        return torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True)
 
     def mark(self) -> _CudaMark:
         return _CudaMark()
@@ -113,11 +114,18 @@ class HostDevice:
     def upload(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array.copy())
 
-    def landing(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty((rows, columns), dtype=dtype)
+    def landing(self, vectors: torch.Tensor) -> torch.Tensor:
+        return torch.empty(vectors.shape, dtype=vectors.dtype)
 
     def mark(self) -> _HostMark:
         return _HostMark()
 
     def free_memory(self) -> None:
         pass
+
+
+def open_device(name: str) -> Device:
+    """Return "cpu", or "cuda:N"."""
+    if name == "cpu":
+        return HostDevice()
+    return CudaDevice(name)

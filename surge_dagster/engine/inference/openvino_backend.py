@@ -41,20 +41,18 @@ class OpenvinoBackend(PaddedBackend):
             "CPU", "OPTIMIZATION_CAPABILITIES"
         ):
             raise ConfigError("this CPU has no bf16 arithmetic; use precision fp32")
-        with converted_model(space) as folder:
-            tokenizer_facts = converted_tokenizer(folder)
-            wanted = getattr(ov.Type, _HINTS[settings.precision])
-            # One stream per core is fastest: no core waits for another inside a pass.
-            compiled = core.compile_model(
-                folder / "model.xml",
-                "CPU",
-                {
-                    "INFERENCE_PRECISION_HINT": wanted,
-                    "NUM_STREAMS": settings.threads,
-                    "INFERENCE_NUM_THREADS": settings.threads,
-                    "ENABLE_CPU_PINNING": False,
-                },
-            )
+        folder = converted_model(space)
+        # One stream per core is fastest: no core waits for another inside a pass.
+        compiled = core.compile_model(
+            folder / "model.xml",
+            "CPU",
+            {
+                "INFERENCE_PRECISION_HINT": getattr(ov.Type, _HINTS[settings.precision]),
+                "NUM_STREAMS": settings.threads,
+                "INFERENCE_NUM_THREADS": settings.threads,
+                "ENABLE_CPU_PINNING": False,
+            },
+        )
         self.machine = f"{processor()} {settings.threads}"
         self.detail = f"openvino {ov.get_version().split('-')[0]}, {settings.threads} streams"
         # Not OpenVINO's AsyncInferQueue: it does not say which of several passes has failed.
@@ -62,7 +60,7 @@ class OpenvinoBackend(PaddedBackend):
         for _ in range(settings.threads):
             self._idle.put(compiled.create_infer_request())
         super().__init__(
-            TextTokenizer(tokenizer_facts, space),
+            TextTokenizer(converted_tokenizer(folder), space),
             token_budget=settings.token_budget or _TOKEN_BUDGET,
             pass_tokens=_PASS_TOKENS,
             streams=settings.threads,

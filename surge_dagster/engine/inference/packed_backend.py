@@ -31,7 +31,7 @@ from surge_dagster.engine.encoder.worker.backends.base import (
 from surge_dagster.engine.encoder.worker.sentence_model import reference_vectors
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.inference.device import CudaDevice, Device, HostDevice, Mark
+from surge_dagster.engine.inference.device import Device, Mark, open_device
 from surge_dagster.engine.inference.model_parts import tokenizer_facts
 from surge_dagster.engine.inference.packed_attention import PACKED_ATTENTION, has_varlen_attention
 from surge_dagster.engine.inference.packed_pooling import POOLING_MODES, PackedPooling, modes_of
@@ -54,7 +54,7 @@ def load_packed(space: Space, settings: BackendSettings) -> PackedBackend:
     """Raises ConfigError for a model whose texts cannot be packed."""
     if settings.device != "cpu" and not has_varlen_attention():
         raise ConfigError(f"packed passes need a newer torch than {torch.__version__}")
-    device = HostDevice() if settings.device == "cpu" else CudaDevice(settings.device)
+    device = open_device(settings.device)
     model = load_model(space, settings)
     facts = tokenizer_facts(model, space)
     if facts is None:
@@ -93,7 +93,6 @@ class PackedBackend(TokenBackend):
         self._prompt_length = facts.prompt_length or 0
         self._pad_id = facts.pad_id
         self._queued: deque[Mark] = deque()  # behind each pass and each chunk
-        self._landings: list[torch.Tensor] = []  # those that no chunk has
         self.machine = device.name
         self.budget_candidates = _BUDGETS
         super().__init__(
@@ -128,8 +127,8 @@ class PackedBackend(TokenBackend):
             packs = pack_texts(lengths, self.token_budget, cells=self._has_cells)
             run_pass = self._pass_of(prepared, vectors)
             work = self._compute(packs, run_pass, lambda: self._tell(progress))
-            landing = self._take_landing(vectors)
-            landing[: len(lengths)].copy_(vectors, non_blocking=True)
+            landing = self._device.landing(vectors)
+            landing.copy_(vectors, non_blocking=True)
             ended = self._device.mark()
             self._queued.append(ended)
 
@@ -138,8 +137,7 @@ class PackedBackend(TokenBackend):
                 self._queued[0].wait()
                 self._tell(progress)
             started = time.perf_counter()
-            _put(landing[: len(lengths)], rows)
-            self._landings.append(landing)
+            _put(landing, rows)
             return Costs(
                 tokens=len(prepared.ids),
                 padded_tokens=work.padded_tokens,
@@ -245,14 +243,6 @@ class PackedBackend(TokenBackend):
         rows = Rows.of_all(vectors, np.empty(len(lengths), np.uint8))
         truncated = np.zeros(len(lengths), np.bool_)
         self.forward(Tokens(ids, offsets, truncated, self._pad_id), rows, lambda: None)
-
-    def _take_landing(self, vectors: torch.Tensor) -> torch.Tensor:
-        """A buffer of at least as many rows that no chunk has."""
-        while self._landings:
-            landing = self._landings.pop()
-            if len(landing) >= len(vectors):
-                return landing
-        return self._device.landing(len(vectors), vectors.shape[1], vectors.dtype)
 
     def _compile_layers(self) -> bool:
         """Compile the model's layers, all of one kind, into one function; return if it works."""

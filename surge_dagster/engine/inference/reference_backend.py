@@ -65,4 +65,6 @@ class ReferenceBackend:
             texts, prompt=self._space.prompt or None, task=self._space.task
         )
         mask = features.get("attention_mask")
-        return np.zeros(len(texts), np.int64) if mask is None else mask.sum(1).cpu().numpy()
+        if mask is None:
+            return np.zeros(len(texts), np.int64)
+        return mask.sum(1).cpu().numpy()

@@ -46,14 +46,13 @@ def load_torch(space: Space, settings: BackendSettings) -> Backend:
     """A `ReferenceBackend` for models without plain tokens."""
     import torch
 
-    from surge_dagster.engine.inference.device import CudaDevice, HostDevice
+    from surge_dagster.engine.inference.device import open_device
 
     model = load_model(space, settings)
     facts = tokenizer_facts(model, space)
     if facts is None:
         return ReferenceBackend(space, model, f"torch {torch.__version__}")
-    device = HostDevice() if settings.device == "cpu" else CudaDevice(settings.device)
-    return TorchBackend(space, settings, model, facts, device)
+    return TorchBackend(space, settings, model, facts, open_device(settings.device))
 
 
 def load_model(space: Space, settings: BackendSettings) -> SentenceTransformer:
@@ -98,7 +97,6 @@ class TorchBackend(PaddedBackend):
         self._embed = embedder(reference, space, facts.prompt_length)
         self._pad_id = facts.pad_id
         self._columns = torch.arange(space.max_length, device=device.torch_device)
-        self._landing: torch.Tensor | None = None
         super().__init__(
             TextTokenizer(facts, space),
             token_budget=settings.token_budget
@@ -155,9 +153,7 @@ class TorchBackend(PaddedBackend):
         The rows themselves are not pinned: the arena may unmap them after the chunk, and pinning
         them for one chunk costs as much as copying it.
         """
-        if self._landing is None or len(self._landing) < len(results):
-            self._landing = self._device.landing(len(results), results.shape[1], results.dtype)
-        landing = self._landing[: len(results)]
+        landing = self._device.landing(results)
         landing.copy_(results, non_blocking=True)
         self._device.mark().wait()
         target.index_copy_(0, places, landing)

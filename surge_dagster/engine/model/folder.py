@@ -46,7 +46,6 @@ _POSITIONS_BEHIND_PADDING = frozenset(
         "xmod",
     }
 )
-_WITH_N_POSITIONS = ("gpt2", "openai-gpt")
 _NO_LIMIT = 10**9
 _DEFAULT_LENGTH = 512
 _WEIGHTLESS = frozenset({"Pooling", "Normalize", "Dropout"})
@@ -90,7 +89,9 @@ class ModelModule:
     @property
     def files(self) -> set[Path]:
         """The files that shape a vector; of a kind that is not known, all that may."""
-        return own_files(self.folder) if self.kind in _KNOWN_KINDS else _all_files(self.folder)
+        if self.kind in _KNOWN_KINDS:
+            return own_files(self.folder)
+        return _all_files(self.folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +252,6 @@ def _weights_of(kind: str, folder: Path) -> tuple[Path, ...]:
 def _longest_length(config: dict[str, Any]) -> int | None:
     """Return the tokens that a model has positions for; None where its config states no limit."""
     positions = config.get("max_position_embeddings")
-    if positions is None and config.get("model_type") in _WITH_N_POSITIONS:
-        positions = config.get("n_positions")
     if not isinstance(positions, int) or positions < 1:
         return None
     is_absolute = config.get("position_embedding_type", "absolute") == "absolute"
@@ -314,7 +313,9 @@ def _dimension(
             f"{folder} does not say how many dimensions its vectors have; use another model"
         )
     truncated = own.get("truncate_dim")
-    return min(dimension, truncated) if isinstance(truncated, int) and truncated > 0 else dimension
+    if isinstance(truncated, int) and truncated > 0:
+        return min(dimension, truncated)
+    return dimension
 
 
 def _pooled_dimension(config: dict[str, Any], dimension: Any) -> Any:
@@ -338,5 +339,7 @@ def _table_dimension(weights: Path) -> int:
 
 
 def _slug(folder: Path) -> str:
-    name = folder.parent.parent.name.rpartition("--")[2] if is_snapshot(folder) else folder.name
+    name = folder.name
+    if is_snapshot(folder):
+        name = folder.parent.parent.name.rpartition("--")[2]
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80] or "model"

@@ -177,7 +177,9 @@ class Space:
     def vectors_key(self) -> str:
         """The same for two spaces whose pools give one text the same vector; part of the names of
         caches."""
-        return self.spec_sha256 if self.side == "document" else f"{self.spec_sha256} {self.side}"
+        if self.side == "document":
+            return self.spec_sha256
+        return f"{self.spec_sha256} {self.side}"
 
     @property
     def encoder_sha256(self) -> str:

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows
+from surge_dagster.engine.encoder.worker.backends.base import Rows
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
 from surge_dagster.engine.inference.passes import TokenBatch
 from surge_dagster.engine.inference.token_backend import PaddedBackend, RunPass
-from surge_dagster.engine.model.spec import EncodingSpec, Space
+from surge_dagster.engine.model.spec import EncodingSpec
 
 DIMENSION = 4
 _WORDS = {"[UNK]": 0, "one": 1, "two": 2, "three": 3}
@@ -101,13 +101,6 @@ class SmallDeviceBackend(PaddedBackend):
                     rows.matrix[rows.places[row]] = _vector(own[kept > 0])
 
         yield run_pass
-
-
-class PooledBackend(SmallDeviceBackend):
-    """The same for a pool's worker, with a device of its own that holds 100 tokens."""
-
-    def __init__(self, space: Space, settings: BackendSettings) -> None:
-        super().__init__(Device(limit=100), token_budget=settings.token_budget or 1_000)
 
 
 def encode(backend: SmallDeviceBackend, texts: list[str]) -> tuple[np.ndarray, Costs]:

@@ -69,40 +69,25 @@ def _vectors(backend: Backend, space: Space) -> tuple[np.ndarray, np.ndarray, Co
     return matrix, flags, metrics
 
 
-# Each takes some 10 s, so those whose parts others have as well, tests below among them, are left
-# to `make soak`.
-_ALSO_ELSEWHERE = (
-    "bert_cls",
-    "bert_several_poolings",
-    "bert_prompt_left_out_of_the_mean",
-    "xlm_roberta_with_dense",
-    "qwen2_last_token",
-    "llama_weighted_mean",
-)
-
-
+# Other models are compared with torch by `test_zoo.py`.
 @pytest.mark.parametrize(
-    "name",
-    [
-        "t5_with_dense",
-        *(pytest.param(name, marks=pytest.mark.soak) for name in _ALSO_ELSEWHERE),
-    ],
+    "name", ["t5_with_dense", pytest.param("bert_several_poolings", marks=pytest.mark.soak)]
 )
-def test_vectors_equal_sentence_transformers_with_openvino_and_with_torch(
+def test_vectors_equal_sentence_transformers_with_the_best_backend(
     name: str, tmp_path: Path
 ) -> None:
     model = _made(name, tmp_path)
     best = "openvino" if importlib.util.find_spec("openvino") is not None else "torch"
-    for requested, used in (("auto", best), ("torch", "torch")):
-        loaded = load_backend(model.space, _SETTINGS, requested)
-        assert (loaded.backend.name, loaded.notes) == (used, ())
-        assert loaded.lowest_cosine is not None
-        assert loaded.lowest_cosine >= FLOOR
-        vectors, flags, metrics = _vectors(loaded.backend, model.space)
-        assert parity.lowest_cosine(vectors, model.expected) >= FLOOR
-        assert metrics.padded_tokens > metrics.tokens
-        assert flags[4] == 1
-        assert flags.sum() < len(flags)
+    loaded = load_backend(model.space, _SETTINGS, "auto")
+    assert loaded.backend.name == best
+    assert loaded.notes == ()
+    assert loaded.lowest_cosine is not None
+    assert loaded.lowest_cosine >= FLOOR
+    vectors, flags, metrics = _vectors(loaded.backend, model.space)
+    assert parity.lowest_cosine(vectors, model.expected) >= FLOOR
+    assert metrics.padded_tokens > metrics.tokens
+    assert flags[4] == 1
+    assert flags.sum() < len(flags)
 
 
 def test_vectors_and_flags_go_to_the_rows_of_their_texts_and_to_no_other(tmp_path: Path) -> None:

@@ -238,16 +238,3 @@ def test_start_accepts_the_same_encoder_without_a_fault(
 ) -> None:
     loaded = load_backend(spaces(model), _SETTINGS, "torch")
     assert loaded.lowest_cosine is not None and loaded.lowest_cosine >= 0.99999
-
-
-def test_bf16_takes_the_place_of_fp16_where_that_overflows_and_a_note_says_so(
-    spaces: Callable[[str], Space],
-) -> None:
-    settings = replace(_SETTINGS, precision="fp16", fallback_precision="bf16")
-    loaded = load_backend(spaces("gemma3_overflowing_fp16"), settings, "torch")
-    assert loaded.precision == "bf16"
-    [note] = loaded.notes
-    assert note.startswith("bf16 is used instead of fp16: torch ")
-    assert "lowest cosine -1.0" in note
-    kept = load_backend(spaces("bert_with_prompts"), settings, "torch")
-    assert (kept.precision, kept.notes) == ("fp16", ())

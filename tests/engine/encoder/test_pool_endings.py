@@ -16,7 +16,7 @@ from surge_dagster.engine.encoder.schedule import CHUNKS
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.errors import EncoderError
 from tests.engine.encoder.conftest import column, encode, filled_slot
-from tests.engine.encoder.faulty_pools import beyond_signals, faulty_pool, wait_for_end, with_harm
+from tests.engine.encoder.faulty_pools import faulty_pool, wait_for_end, with_harm
 from tests.signals import interrupted_in_another_thread
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("faulty_workers", "no_leaks")]
@@ -206,17 +206,3 @@ def test_waiting_for_a_call_or_a_slot_is_interrupted_by_a_signal_to_another_thre
         with interrupted_in_another_thread():
             slot.arena.acquire()
         (tmp_path / "opened").touch()
-
-
-def test_pool_whose_workers_no_signal_ends_can_be_closed(tmp_path: Path) -> None:
-    texts = [f"hang once {tmp_path / 'hung'}", "harmless"]
-    with faulty_pool() as pool, filled_slot(pool, texts) as slot:
-        call = pool.submit(slot)
-        while not (tmp_path / "hung").exists():
-            assert call.result(0.01) is None
-        with beyond_signals(*pool.worker_pids):
-            call.abandon()
-            pool.close()
-            assert pool.worker_pids == []
-            slot.release()
-            slot.arena.acquire(lambda: True)  # no worker writes into it any more

@@ -13,7 +13,6 @@ import pytest
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker import parity
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, encode_texts
-from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.prompts import CONFIG_FILE, Task
@@ -21,7 +20,7 @@ from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.readers.search import search
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.verify.reencoding import SampledRows
-from tests.engine.encoder.conftest import encode, tiny_model
+from tests.engine.encoder.conftest import tiny_model
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -75,10 +74,3 @@ def test_pool_of_one_side_is_refused_where_the_other_is_needed(tmp_path: Path) -
         pytest.raises(ConfigError, match="the pool encodes queries"),
     ):
         SampledRows(pool, pool.space, 3, 0)
-
-
-@pytest.mark.parametrize(("task", "prompt"), [("document", "d: "), ("query", "q: ")])
-def test_pool_puts_the_prompt_of_its_side_before_each_text(task: Task, prompt: str) -> None:
-    spec = EncodingSpec("hash://8", document_prompt="d: ", query_prompt="q: ")
-    with EncoderPool(spec, task=task, devices="cpu") as pool:
-        assert np.array_equal(encode(pool, ["a"]), hash_vectors([prompt + "a"], 8))

@@ -18,10 +18,8 @@ from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.errors import EncoderError
-from surge_dagster.engine.model.spec import EncodingSpec
 from tests.engine.encoder.conftest import encode, filled_slot
 from tests.engine.encoder.faulty_pools import SPEC, beyond_signals, faulty_pool, with_harm
-from tests.engine.encoder.small_device import expected_vectors
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("faulty_workers", "no_leaks")]
 
@@ -73,12 +71,10 @@ def test_worker_that_no_signal_ends_is_given_up_and_replaced(
     assert f"worker {stuck} on cpu was killed and does not end" in caplog.text
 
 
-def _submit(
-    pool: EncoderPool, texts: list[str], borders: list[int] | None = None
-) -> tuple[EncodeMetrics, np.ndarray]:
+def _submit(pool: EncoderPool, texts: list[str]) -> tuple[EncodeMetrics, np.ndarray]:
     """The metrics of a call in which texts may fail, and the matrix."""
     with filled_slot(pool, texts) as slot:
-        metrics = pool.submit(slot, None if borders is None else np.array(borders)).result()
+        metrics = pool.submit(slot).result()
         assert metrics is not None
         return metrics, slot.matrix(0, len(texts)).copy()
 
@@ -107,35 +103,6 @@ def test_text_that_ends_every_worker_fails_alone_and_is_named(harm: str, reason:
         with pytest.raises(EncoderError, match=f"(?s)1 texts cannot be encoded; row 2: .*{reason}"):
             encode(pool, ["harmless", "as well", harm])
         assert np.array_equal(encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
-
-
-def test_group_full_of_failing_texts_costs_no_more_than_one_failing_text() -> None:
-    texts = [f"harmless {row}" for row in range(3_000)]
-    texts[1_000:1_500] = ["die always"] * 500
-    texts[2_000] = "die always"
-    with faulty_pool() as pool:
-        metrics, found = _submit(pool, texts, borders=[0, 1_000, 1_500, 2_000, 2_001])
-        assert sorted(failed.row // 500 for failed in metrics.failed) == [2, 4]
-        others = np.r_[0:1_000, 1_500:2_000, 2_001:3_000]
-        assert np.array_equal(found[others], hash_vectors(texts, 16)[others])
-        assert metrics.costs.replays <= 20
-
-
-def test_workers_that_run_out_of_memory_continue_with_a_smaller_budget() -> None:
-    rng = np.random.default_rng(11)
-    texts = [
-        " ".join(rng.choice(["one", "two", "three"], int(size)))
-        for size in rng.integers(0, 60, 3_000)
-    ]
-    with EncoderPool(
-        EncodingSpec("hash://4"), devices="cpu,cpu", backend="small_device:PooledBackend"
-    ) as pool:
-        pool.start()
-        pids = pool.worker_pids
-        assert np.array_equal(encode(pool, texts), expected_vectors(texts))
-        assert pool.worker_pids == pids, "no worker had to end for it"
-        os.kill(pids[0], signal.SIGKILL)
-        assert np.array_equal(encode(pool, texts), expected_vectors(texts))
 
 
 def test_superbatch_that_ends_too_many_workers_fails_and_the_pool_continues(

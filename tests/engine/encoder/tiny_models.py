@@ -225,9 +225,10 @@ def esm_with_token_dropout(folder: Path) -> Path:
     """Scales the embeddings of a text by its share of mask tokens."""
     tokenizer = _word_piece()
     tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    mask_id: Any = tokenizer.mask_token_id
     config = transformers.EsmConfig(
         vocab_size=len(tokenizer),
-        mask_token_id=tokenizer.mask_token_id,
+        mask_token_id=mask_id,
         pad_token_id=0,
         max_position_embeddings=66,
         position_embedding_type="rotary",

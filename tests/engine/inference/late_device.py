@@ -21,7 +21,6 @@ class LateDevice(HostDevice):
 
     Attributes:
         queue: copies that have not happened yet.
-        landings: buffers that were asked for.
         uploaded: what lies on the device besides the model and what it computed.
     """
 
@@ -31,15 +30,14 @@ class LateDevice(HostDevice):
         self.queue: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.uploaded: list[torch.Tensor] = []
         self.launching = False
-        self.marks = self.reached = self.landings = 0
+        self.marks = self.reached = 0
 
     def upload(self, array: np.ndarray) -> torch.Tensor:
         self.uploaded.append(super().upload(array))
         return self.uploaded[-1]
 
-    def landing(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-        self.landings += 1
-        return _Landing.of(torch.full((rows, columns), torch.nan, dtype=dtype), self)
+    def landing(self, vectors: torch.Tensor) -> torch.Tensor:
+        return _Landing.of(torch.full_like(vectors, torch.nan), self)
 
     def mark(self) -> Any:
         return _LateMark(self)

@@ -48,8 +48,8 @@ def test_conversion_that_fails_leaves_nothing(
         raise ConfigError("cannot be converted")
 
     monkeypatch.setattr(converted_models, "_convert", fail)
-    with pytest.raises(ConfigError, match="cannot be converted"), converted_model(static):
-        pass
+    with pytest.raises(ConfigError, match="cannot be converted"):
+        converted_model(static)
     assert [path.name for path in cache.iterdir()] == [".lock"]
 
 
@@ -67,7 +67,5 @@ def test_model_is_converted_once(
     cache: Path, static: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(converted_models, "_convert", _write_as_if_converted)
-    with converted_model(static) as folder:
-        before = (folder / "model.bin").stat().st_ino
-    with converted_model(static) as folder:
-        assert (folder / "model.bin").stat().st_ino == before
+    before = (converted_model(static) / "model.bin").stat().st_ino
+    assert (converted_model(static) / "model.bin").stat().st_ino == before

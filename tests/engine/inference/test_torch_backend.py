@@ -76,22 +76,3 @@ def test_passes_are_queued_two_ahead_of_the_device(tmp_path: Path) -> None:
     ahead: list[int] = []
     encode(backend, expected.shape[1], lambda: ahead.append(device.marks - device.reached))
     assert len(ahead) > 5 and max(ahead) == 2
-
-
-def test_memory_of_the_device_is_freed_before_a_pass_is_halved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backend, _, expected = late_backend(tiny_model("bert_cls", tmp_path))
-    freed: list[int] = []
-    monkeypatch.setattr(backend, "_free_memory", lambda: freed.append(1))
-    embed = backend._embed
-
-    def small(ids: Any, mask: Any) -> Any:
-        if ids.numel() > 128:
-            raise RuntimeError("CUDA out of memory")
-        return embed(ids, mask)
-
-    monkeypatch.setattr(backend, "_embed", small)
-    backend.token_budget = 1_000
-    assert parity.lowest_cosine(encode(backend, expected.shape[1]), expected) > 0.999999
-    assert freed and backend.token_budget < 1_000

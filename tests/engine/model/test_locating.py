@@ -48,13 +48,9 @@ _NOT_NEEDED = (
 @dataclass
 class Hub:
     """A model hub with one model, `team/model`; it stops inside the file `stops_in` until `goes_on`
-    is set.
-
-    Where `token` is set the model is gated: only who sends that token gets its files.
-    """
+    is set."""
 
     stops_in: str = ""
-    token: str = ""
     stopped: threading.Event = field(default_factory=threading.Event)
     goes_on: threading.Event = field(default_factory=threading.Event)
     requested: list[str] = field(default_factory=list)
@@ -79,8 +75,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         def _answer(self, path: str) -> None:
             if path not in _FILES:
                 return self._send(404, b"", {"X-Error-Code": "RepoNotFound", "X-Request-Id": "7"})
-            if kept.token and self.headers["Authorization"] != f"Bearer {kept.token}":
-                return self._send(403, b"", {"X-Error-Code": "GatedRepo", "X-Request-Id": "7"})
             headers = {"ETag": f'"{_etag(path)}"', "X-Repo-Commit": _REVISION}
             return self._send(200, _FILES[path], headers, path)
 
@@ -185,18 +179,6 @@ def test_model_that_the_hub_does_not_have_is_refused_with_the_answer_of_the_hub(
         find_model("team/no")
 
 
-def test_gated_model_is_downloaded_with_the_token_and_refused_by_name_without(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub.token = "hf_secret"
-    with pytest.raises(ConfigError, match=r"gated repo(?s:.*)set HF_TOKEN"):
-        find_model("team/model")
-    assert hub.requested == []
-    monkeypatch.setenv("HF_TOKEN", hub.token)
-    assert find_model("team/model").name == _REVISION
-    assert "hf_secret" not in "".join(path.read_text() for path in tmp_path.rglob("*.json"))
-
-
 def test_code_of_a_model_is_downloaded_at_the_trusted_commit_alone(
     hub: Hub, tmp_path: Path
 ) -> None:
@@ -214,12 +196,3 @@ def test_code_of_a_model_is_downloaded_at_the_trusted_commit_alone(
         ConfigError, match=r"'team/model' is a model of the hub: expected the full commit"
     ):
         find_model("team/model", "a" * 64)
-
-
-def test_offline_setting_is_named_where_the_model_is_missing(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ConfigError, match="HF_HUB_OFFLINE is set; unset it"):
-        find_model("team/model")
-    assert hub.requested == []

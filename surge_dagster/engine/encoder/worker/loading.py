@@ -1,16 +1,14 @@
 """The start of a worker: loads a model into a backend, and checks its vectors.
 
 "auto" means the fastest installed backend that passes its checks: OpenVINO on a CPU, packed passes
-on a GPU in half precision, otherwise torch. Why a backend was not used is a note of the worker. In
-the same way the settings' fallback precision takes the place of one whose vectors are below the
-promise: activations of some models overflow fp16.
+on a GPU in half precision, otherwise torch. Why a backend was not used is a note of the worker.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -38,7 +36,6 @@ class Loaded:
     """A backend that is ready; see `PoolFacts`."""
 
     backend: Backend
-    precision: str
     calibration: Calibration
     lowest_cosine: float | None = None
     notes: tuple[str, ...] = ()
@@ -49,24 +46,13 @@ def load_backend(space: Space, settings: BackendSettings, backend: str) -> Loade
     if space.is_hash or ":" in backend:
         loaded = make_backend(backend if ":" in backend else "hash", space, settings)
         _probe(loaded, space)
-        return Loaded(loaded, settings.precision, _calibration(space, loaded, settings))
+        return Loaded(loaded, _calibration(space, loaded, settings))
 
     _check_files(space)
-    names = [*_faster_backends(settings), "torch"] if backend == "auto" else [backend]
-    try:
-        return _first_that_works(space, names, settings, [])
-    except parity.BelowPromise as error:
-        if settings.fallback_precision is None:
-            raise
-        other = replace(settings, precision=settings.fallback_precision)
-        note = _note(other.precision, settings.precision, error)
-    return _first_that_works(space, names, other, [note])
-
-
-def _first_that_works(
-    space: Space, names: list[str], settings: BackendSettings, notes: list[str]
-) -> Loaded:
-    """Return the first backend that passes its checks; raise the error of the last one."""
+    names = [backend]
+    if backend == "auto":
+        names = [*_faster_backends(settings), "torch"]
+    notes = list[str]()
     for name, following in pairwise(names):
         try:
             return _attempt(space, name, settings, notes)
@@ -91,9 +77,10 @@ def loaded_tokenizer(backend: Backend) -> str:
 
 def _faster_backends(settings: BackendSettings) -> list[str]:
     """Return the backends to try before torch."""
-    if settings.device != "cpu":
-        return [] if settings.precision == "fp32" else ["packed"]
-    return ["openvino"] if importlib.util.find_spec("openvino") is not None else []
+    if settings.device == "cpu":
+        has_openvino = importlib.util.find_spec("openvino") is not None
+        return ["openvino"] if has_openvino else []
+    return [] if settings.precision == "fp32" else ["packed"]
 
 
 def make_backend(name: str, space: Space, settings: BackendSettings) -> Backend:
@@ -108,7 +95,7 @@ def _attempt(space: Space, name: str, settings: BackendSettings, notes: list[str
     calibration = _calibration(space, backend, settings)
     lowest = parity.check_parity(space, backend, settings, calibration)
     set_token_budget(space, backend, settings, calibration)
-    return Loaded(backend, settings.precision, calibration, lowest, tuple(notes))
+    return Loaded(backend, calibration, lowest, tuple(notes))
 
 
 def _probe(backend: Backend, space: Space) -> None:

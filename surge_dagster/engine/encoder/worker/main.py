@@ -150,7 +150,6 @@ class Worker:
                 "backend": backend.name,
                 "detail": backend.detail,
                 "calibration": loaded.calibration.name,
-                "precision": loaded.precision,
                 "lowest_cosine": loaded.lowest_cosine,
                 "notes": loaded.notes,
                 "tokenizer": loaded_tokenizer(backend),

@@ -71,6 +71,8 @@ def check_parity(
 
     differs = f"{backend.detail} in {settings.precision} differs from sentence-transformers"
     remedy = "use another precision, or devices of another kind"
+    if settings.precision == "fp16":
+        remedy = "activations of some models overflow fp16: set precision to bf16"
     promised = LOWEST_COSINE[settings.precision]
     if lowest < promised:
         raise BelowPromise(
@@ -99,4 +101,6 @@ def _length(ours: np.ndarray, theirs: np.ndarray) -> float:
     other = np.linalg.norm(theirs.astype(np.float64), axis=1)
     has_length = other > 0
     ratios = one[has_length] / other[has_length]
-    return float(ratios[np.abs(ratios - 1).argmax()]) if len(ratios) else 1.0
+    if not len(ratios):
+        return 1.0
+    return float(ratios[np.abs(ratios - 1).argmax()])

@@ -74,10 +74,14 @@ def _quiet_libraries() -> None:
 
 def reference_vectors(model: SentenceTransformer, space: Space, texts: list[str]) -> np.ndarray:
     """float32 [texts, dimension]; a prompt that was not requested is left to the library."""
-    is_query = space.task == "query"
-    return (model.encode_query if is_query else model.encode_document)(
+    encode = model.encode_document
+    prompt = space.requested.document_prompt
+    if space.task == "query":
+        encode = model.encode_query
+        prompt = space.requested.query_prompt
+    return encode(
         texts,
-        prompt=space.requested.query_prompt if is_query else space.requested.document_prompt,
+        prompt=prompt,
         batch_size=_BATCH_TEXTS,
         normalize_embeddings=space.normalize,
         truncate_dim=space.dimension,

@@ -37,14 +37,12 @@ class BackendSettings:
     Attributes:
         device: "cpu", or "cuda:N" as this process numbers them.
         token_budget: tokens of one forward pass, None for the backend's own choice.
-        fallback_precision: used where `precision` does not reach the promised cosine; None refuses.
     """
 
     device: str
     precision: str
     threads: int
     token_budget: int | None = None
-    fallback_precision: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
