@@ -26,7 +26,6 @@ from surge_dagster.engine.output.freshness import Freshness
 from surge_dagster.engine.plan.dividing import Piece
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.sources.partition import Partition, RowBatch
-from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.version import __version__
 from tests.cluster.local_cluster import (
     CATALOG,
@@ -330,20 +329,6 @@ def test_machine_with_an_output_of_its_own_is_refused(giant: RunSetup, tmp_path:
 def test_token_of_a_run_is_removed_at_its_end(setup: RunSetup, pool: EncoderPool) -> None:
     list(cluster_run(LocalCluster(setup, ["a"]), pool).events())
     assert not (Path(setup.output) / ".cluster").exists()
-
-
-def test_store_that_ignores_conditions_is_refused_before_any_work(
-    setup: RunSetup, pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(store: LocalStore, name: str) -> None:
-        raise ConfigError(f"a store that ignores conditions of writes, {store.location(name)}")
-
-    monkeypatch.setattr(LocalStore, "require_conditions", refuse)
-    cluster = LocalCluster(setup, ["a", "b"])
-    with pytest.raises(ConfigError, match="ignores conditions"):
-        list(cluster_run(cluster, pool).events())
-    assert not cluster.given
-    assert cluster.closed.is_set()
 
 
 @pytest.mark.parametrize(

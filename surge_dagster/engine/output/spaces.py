@@ -127,8 +127,6 @@ def claim_space(store: Store, space: Space, catalog: CatalogRecord | None = None
     store.prepare(space.name)
     if own is None or document != own.document:
         _write(store, space, document, described.catalog)
-    if own is None:
-        store.require_conditions(f"{space.name}/{SPACE_FILE}")
     return space
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.store.store import Store
@@ -21,11 +20,4 @@ def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
         from surge_dagster.engine.store.object_store import open_object_store
 
         return open_object_store(str(url), options)
-    root = local_path(url, what="output")
-    try:
-        is_file = root.exists() and not root.is_dir()
-    except OSError as error:
-        raise ConfigError(f"cannot open the output {str(url)!r}: {error.strerror}.") from error
-    if is_file:
-        raise ConfigError(f"the output {str(url)!r} is a file; expected a folder.")
-    return LocalStore(root)
+    return LocalStore(local_path(url, what="output"))

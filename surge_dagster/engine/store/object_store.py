@@ -116,20 +116,6 @@ class ObjectStore(Store):
         """Whether the store gave an etag: it changes with the content, at any time."""
         return bool(stored.etag)
 
-    def require_conditions(self, name: str) -> None:
-        """See `Store`: a PUT that may only create the object must be refused; it would give it the
-        content it has."""
-        content = self.read_end(name, TAIL_BYTES).content
-        with self.create(name) as upload:
-            upload.sink.write(content)
-            is_refused = upload.put(None) is None
-        if not is_refused:
-            self.delete(name)
-            raise ConfigError(
-                f"{self.url!r} is a store that ignores conditions of writes (If-None-Match), so "
-                "that of two writers neither would notice the other. Use a store that has them."
-            )
-
     def create(self, name: str) -> ObjectUpload:
         return ObjectUpload(self._store, self._requests, name, self._key(name), self._part_bytes)
 

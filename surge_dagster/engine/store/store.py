@@ -99,10 +99,6 @@ class Store(ABC):
         """Make a folder that is not hidden ready for writing; raises `ConfigError` if it cannot be
         used."""
 
-    def require_conditions(self, name: str) -> None:  # noqa: B027
-        """Raise `ConfigError`, and remove the small object `name`, if a writer could replace what
-        another one has just published there."""
-
     def sweep(self, folder: str) -> None:  # noqa: B027
         """Remove the temp files of dead writers in a folder and, if it is hidden, below it; a
         bucket has none."""

@@ -13,8 +13,6 @@ from typing import Self
 import psutil
 import pyarrow as pa
 
-from surge_dagster.engine.support.waiting import wait_for_thread
-
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _MOUNT = Path("/sys/fs/cgroup")
 _LAST_SAMPLE_SECONDS = 2.0
@@ -75,9 +73,7 @@ class MemoryGauge:
         trace: TracebackType | None,
     ) -> None:
         self._stop.set()
-        # The kernel may never answer for a process that hangs in a system call; a run does not wait
-        # for that.
-        wait_for_thread(self._thread, _LAST_SAMPLE_SECONDS)
+        self._thread.join(_LAST_SAMPLE_SECONDS)
 
     def _watch(self) -> None:
         self._sample()

@@ -66,16 +66,12 @@ def same_values(one: pa.Array, other: pa.Array) -> np.ndarray:
     """Return which values of two columns of one type and length are the same bit for bit, bool
     [rows]: NaN is NaN, null is null, and 0.0 is not -0.0."""
     kind = one.type
+    if _is_list(kind) or pa.types.is_struct(kind):
+        return _same_nested(one, other)
     one_valid = one.is_valid().to_numpy(zero_copy_only=False)
     other_valid = other.is_valid().to_numpy(zero_copy_only=False)
     is_same = one_valid == other_valid
-    if _is_list(kind):
-        chosen = pa.array(is_same)
-        is_same[is_same] = _same_lists(one.filter(chosen), other.filter(chosen))
-    elif pa.types.is_struct(kind):
-        for one_child, other_child in zip(one.flatten(), other.flatten(), strict=True):
-            is_same &= same_values(one_child, other_child)
-    elif _is_variable(kind) or pa.types.is_boolean(kind):
+    if _is_variable(kind) or pa.types.is_boolean(kind):
         equal = pc.fill_null(pc.equal(one, other), True)  # pyright: ignore[reportAttributeAccessIssue]
         is_same &= equal.to_numpy(zero_copy_only=False)
     else:
@@ -83,15 +79,14 @@ def same_values(one: pa.Array, other: pa.Array) -> np.ndarray:
     return is_same
 
 
-def _same_lists(one: pa.Array, other: pa.Array) -> np.ndarray:
-    """Return `same_values` of lists that are null in the same rows."""
-    lengths = _lengths(one)
-    is_same = lengths == _lengths(other)
-    chosen = pa.array(is_same)
-    same_items = same_values(_items(one.filter(chosen)), _items(other.filter(chosen)))
-    rows = np.repeat(np.flatnonzero(is_same), lengths[is_same])
-    is_same[rows[~same_items]] = False
-    return is_same
+def _same_nested(one: pa.Array, other: pa.Array) -> np.ndarray:
+    """Return `same_values` of lists or structs; halves that differ are divided again."""
+    is_same = list(map(bytes, value_streams(one))) == list(map(bytes, value_streams(other)))
+    middle = len(one) // 2
+    if is_same or not middle:
+        return np.full(len(one), is_same)
+    first = _same_nested(one[:middle], other[:middle])
+    return np.concatenate([first, _same_nested(one[middle:], other[middle:])])
 
 
 def _lengths(column: pa.Array) -> np.ndarray:

@@ -6,7 +6,7 @@ on, or lets the client wait until its timeout. It also adds what moto leaves out
 and the refusal of a body that is too short and of an upload that is completed twice.
 
 Usage, for a process of its own with an empty bucket:
-  python -m tests.engine.store.object_server ADDRESS PORT [ignoring-conditions]
+  python -m tests.engine.store.object_server ADDRESS PORT
 """
 
 from __future__ import annotations
@@ -182,7 +182,6 @@ class ObjectServer:
         log: method, target and action of every request.
         before: called with the method and target of each request before it is handled.
         under_way: requests that are being handled, also those whose clients have disconnected.
-        ignores_conditions: of writes, as some stores do.
     """
 
     def __init__(self, address: str = "127.0.0.1", port: int = 0) -> None:
@@ -193,7 +192,6 @@ class ObjectServer:
         self.log: list[tuple[str, str, str]] = []
         self.before: Callable[[str, str], None] | None = None
         self.under_way = 0
-        self.ignores_conditions = False
         # Importing moto takes seconds, and few of the processes that collect tests need a server.
         import moto.s3.models
         from moto.moto_server.threaded_moto_server import ThreadedMotoServer
@@ -230,7 +228,6 @@ class ObjectServer:
         ended."""
         self.plan = None
         self.before = None
-        self.ignores_conditions = False
         self.settle()
         self.injected.clear()
         self.log.clear()
@@ -361,10 +358,6 @@ class ObjectServer:
             headers["If-Match"] = next(
                 (e for e, g in self._generations.items() if g == generation), '"none"'
             )
-        if self.ignores_conditions and request.method == "PUT":
-            headers = {
-                name: value for name, value in headers.items() if not name.lower().startswith("if-")
-            }
         lock = self._locks.setdefault(request.path, asyncio.Lock())
         async with lock if request.method in ("PUT", "POST") else contextlib.nullcontext():
             target = str(request.rel_url)
@@ -422,6 +415,5 @@ def _cut(request: web.Request) -> None:
 if __name__ == "__main__":
     with ObjectServer(sys.argv[1], int(sys.argv[2])) as served:
         served.reset()
-        served.ignores_conditions = "ignoring-conditions" in sys.argv
         print(served.url, flush=True)
         threading.Event().wait()

@@ -12,9 +12,7 @@ from typing import Any
 import obstore
 import pytest
 
-from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, StoreUnavailable, TransientError
-from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions
 from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
@@ -368,19 +366,6 @@ class TestTwoWriters:
 
                 late.publish(overtaken)
         assert object_server.content(f"some/out/{NAME}") == content
-
-
-def test_store_that_ignores_conditions_of_writes_is_refused(
-    object_server: ObjectServer, hash_pool: EncoderPool
-) -> None:
-    store = open_store_of(object_server)
-    claim_space(store, hash_pool.space)
-    [name] = object_server.objects()
-    store.delete(name.removeprefix("some/out/"))
-    object_server.ignores_conditions = True
-    with pytest.raises(ConfigError, match="ignores conditions of writes"):
-        claim_space(store, hash_pool.space)
-    assert not object_server.objects()
 
 
 class TestOpening:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import threading
 from pathlib import Path
 
 import psutil
 import pytest
 
-from surge_dagster.engine.support import process_memory
 from surge_dagster.engine.support.process_memory import MemoryGauge, memory_bytes
 
 
@@ -69,16 +67,3 @@ def test_process_that_ends_during_a_sample_is_left_out(monkeypatch: pytest.Monke
     with MemoryGauge(interval_seconds=60) as gauge:
         gauge._sample()
     assert gauge.peak_bytes > 0
-
-
-def test_gauge_does_not_wait_for_a_hanging_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = threading.Event()
-    monkeypatch.setattr(process_memory, "_pss_bytes", lambda _: answers.wait())
-    monkeypatch.setattr(process_memory, "_LAST_SAMPLE_SECONDS", 0.1)
-    try:
-        with MemoryGauge(interval_seconds=60) as gauge:
-            pass
-        assert gauge._thread.is_alive()
-    finally:
-        answers.set()
-    gauge._thread.join()
