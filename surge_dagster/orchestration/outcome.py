@@ -167,7 +167,7 @@ class Outcome:
         self.seconds = time.monotonic() - self.begun
         parts.append(f"{self.seconds:,.1f} s")
         self.summary = f"{counted(len(all_keys), 'partition')}: {', '.join(parts)}"
-        if self.ended_by is not None:
+        if isinstance(self.ended_by, Exception):  # not one that an operator terminated
             self.summary += f"; ended by {type(self.ended_by).__name__}: {self.ended_by}"
         return self.summary
 

@@ -219,19 +219,20 @@ def test_wrong_usage_gives_exit_code_2_and_the_reason(
     assert "Traceback" not in error
 
 
-@pytest.mark.usefixtures("catalog")
-def test_the_environment_wins_over_the_file_and_a_flag_over_both(
-    surge: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (surge.root / "surge.yaml").write_text(
-        "source: catalog\noutput: from-file\nmodel: hash://8\ndtype: float16\n"
-    )
-    monkeypatch.setenv("SURGE_MODEL", "hash://12")
-    monkeypatch.setenv("SURGE_OUTPUT", "from-env")
-    report = surge.json("embed", *MODEL)
-    assert report["dimension"] == 16
-    schema = pq.read_schema(surge.root / "from-env" / report["space"] / "apples.parquet")
-    assert schema.field("embedding").type.value_type == pa.float16()
+def test_table_without_rows_is_told_to_give_no_partitions(tmp_path: Path, surge: Command) -> None:
+    (tmp_path / "t.csv").write_text("id,text,category\n")
+
+    code, _, error = surge("embed", "t.csv", "out", *MODEL, "--partition-by", "category")
+
+    assert code == 0
+    assert "the source 't.csv' has no rows, and so no partitions" in error
+
+
+def test_errors_are_the_json_document_too(surge: Command) -> None:
+    code, out, _ = surge("embed", "nowhere", "out", *MODEL, "--json")
+
+    assert code == 2
+    assert surge.printed == f"error: {json.loads(out)['error']}\n"
 
 
 @pytest.mark.parametrize(

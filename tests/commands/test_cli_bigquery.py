@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from tests.command import MODEL, Command
-from tests.engine.tables.bigquery_fake import CATALOG, SOURCE, TABLE, FakeBigQuery, table_of
-from tests.google_account import TOKEN, GoogleAccount
+from tests.engine.tables.bigquery_fake import CATALOG, TABLE, FakeBigQuery, table_of
 from tests.small_catalogs import assert_embedded
 
 KEYS = ("a", "b", "ß")
@@ -21,12 +18,6 @@ def fake() -> Iterator[FakeBigQuery]:
     fake = FakeBigQuery(table_of({key: CATALOG[key] for key in KEYS}))
     with fake.serve_by_default():
         yield fake
-
-
-def configure(surge: Command, **settings: Any) -> None:
-    (surge.root / "surge.yaml").write_text(
-        json.dumps({"output": "out", "model": MODEL[1], **settings})
-    )
 
 
 def assert_all_embedded(surge: Command) -> None:
@@ -55,16 +46,3 @@ def test_query_is_embedded_and_found_on_record_by_verify(
     )
     code, _, error = surge("embed", *other)
     assert code == 2 and "holds embeddings of the catalog 'bigquery://p?query=" in error
-
-
-def test_table_is_embedded_with_the_key_of_the_settings(
-    fake: FakeBigQuery, surge: Command, google_account: GoogleAccount
-) -> None:
-    gcp = {"project": "billed", "gcp_credentials": google_account.gcp_credentials}
-    configure(surge, source=SOURCE, partition_by="category", gcp=gcp)
-
-    report = surge.json("embed")
-
-    assert report["partitions_written"] == len(KEYS)
-    assert set(fake.tokens) == {f"Bearer {TOKEN}"}
-    assert set(fake.projects) == {"billed"}

@@ -230,6 +230,7 @@ def test_last_line_of_a_terminated_run_says_who_embeds_the_rest(
 
     assert not ran.success
     assert line.startswith(f"Terminated. 4 partitions: {published} encoded (")
+    assert "ended by" not in line
     assert f"{4 - published} not reached" in line or published == 4
     assert "Launch catalog_refresh for the rest" in line
     assert "the sensor new_partitions leaves it alone until its source changes" in line
