@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.plan.cost_model import (
     CostConstants,
-    Flush,
     Recommendation,
     in_texts,
     predict_flushes,
@@ -76,28 +75,6 @@ def test_recommendations_follow_the_decision_table(
     phi: float, cv: float, expected: Recommendation
 ) -> None:
     assert recommend(phi, cv) is expected
-
-
-def bounds(b_min: int, b_max: int, first_b_min: int | None = None) -> Bounds:
-    """Thresholds in texts alone."""
-    return Bounds(b_min, b_max, 1 << 60, 1 << 60, first_b_min)
-
-
-def flushed_texts(sizes: list[int], b_min: int, b_max: int) -> list[int]:
-    return [flush.texts for flush in predict_flushes(sizes, bounds(b_min, b_max))]
-
-
-def test_predicted_flushes_of_small_examples() -> None:
-    assert flushed_texts([], 10, 50) == []
-    assert flushed_texts([4, 4, 4, 4], 10, 50) == [12, 4]  # past B_min at a partition's end
-    assert flushed_texts([9, 45], 10, 50) == [9, 45]  # would pass B_max: pending goes first
-    # oversized, and its tail fills B_min
-    assert flushed_texts([9, 150, 3], 10, 50) == [9, 50, 50, 50, 3]
-    # the tail is batched with what follows
-    assert flushed_texts([105, 3, 3], 10, 50) == [50, 50, 11]
-    assert flushed_texts([0, 0], 10, 50) == [0]  # partitions without rows are published too
-    named = [Flush(12, 2, 200.0), Flush(50, 1, 50.0), Flush(10, 1, 10.0)]
-    assert predict_flushes([4, 8, 60], bounds(10, 50), [10.0, 20.0, 1.0]) == named
 
 
 @given(

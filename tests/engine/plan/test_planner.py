@@ -107,29 +107,27 @@ class TestForecast:
 
     ENCODE = Speed.given(call_seconds=1.0, text_seconds=1.0, workers=1)
 
-    def test_storage_that_is_fast_enough_costs_its_last_superbatch_alone(self) -> None:
+    @pytest.mark.parametrize(
+        ("flushes", "costs", "wall_seconds"),
+        [
+            ([Flush(9)] * 5, {"per_superbatch": 4.0}, 5 * 10 + 4),
+            ([Flush(9)] * 6, {"per_superbatch": 25.0}, 10 + 6 * 25),
+            ([Flush(10)] * 3, {"per_row": 0.5}, 5 + 3 * 11),
+            ([Flush(10, reused=5)] * 3, {"per_row": 1.0, "per_reused": 2.0}, 3 * (10 + 10) + 6),
+            # the fourth waits for a slot
+            ([Flush(9)] * 4, {"per_row": 1.0, "per_superbatch": 25.0}, 9 + 10 + 4 * 25),
+        ],
+    )
+    def test_slowest_stage_sets_the_pace(
+        self, flushes: list[Flush], costs: dict[str, float], wall_seconds: float
+    ) -> None:
+        found = forecast(flushes, run_costs(self.ENCODE, **costs))
+        assert found.wall_seconds == pytest.approx(wall_seconds)
+
+    def test_first_output_comes_after_the_first_superbatch(self) -> None:
         found = forecast([Flush(9)] * 5, run_costs(self.ENCODE, per_superbatch=4.0))
-        assert found.wall_seconds == pytest.approx(5 * 10 + 4)
         assert found.time_to_first_output_seconds == pytest.approx(10 + 4)
         assert found.overlap_ratio == 1
-
-    def test_storage_that_is_too_slow_sets_the_pace(self) -> None:
-        found = forecast([Flush(9)] * 6, run_costs(self.ENCODE, per_superbatch=25.0))
-        assert found.wall_seconds == pytest.approx(10 + 6 * 25)
-
-    def test_reader_that_is_fast_enough_costs_its_first_superbatch_alone(self) -> None:
-        found = forecast([Flush(10)] * 3, run_costs(self.ENCODE, per_row=0.5))
-        assert found.wall_seconds == pytest.approx(5 + 3 * 11)
-
-    def test_reader_that_is_too_slow_sets_the_pace(self) -> None:
-        found = forecast(
-            [Flush(10, reused=5)] * 3, run_costs(self.ENCODE, per_row=1.0, per_reused=2.0)
-        )
-        assert found.wall_seconds == pytest.approx(3 * (10 + 10) + 6)
-
-    def test_reader_waits_for_a_slot(self) -> None:
-        found = forecast([Flush(9)] * 4, run_costs(self.ENCODE, per_row=1.0, per_superbatch=25.0))
-        assert found.wall_seconds == pytest.approx(9 + 10 + 4 * 25)
 
     def test_reused_rows_and_equal_texts_are_written_and_not_encoded(self) -> None:
         encode = replace(self.ENCODE, equal_share=0.25)

