@@ -26,7 +26,6 @@ from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.store.object_store import open_object_store
 from surge_dagster.engine.store.store import Store
-from tests.spaces import Spaces
 
 if TYPE_CHECKING:
     from tests.engine.store.object_server import ObjectServer
@@ -97,20 +96,6 @@ def test_space_that_is_current_again_does_not_match_its_first_time(store: Store)
     store.delete(CURRENT_FILE)
     with pytest.raises(SwitchedMeanwhile, match="was removed"):
         write_current(store, z, seen=back)
-
-
-def test_open_embeddings_stay_with_their_space_after_a_switch(
-    three_spaces: Spaces, tmp_path: Path
-) -> None:
-    made = three_spaces.copy_to(tmp_path)
-    first, second, _ = made.names()
-    seen = write_current(made.store, first, seen=None)
-    before = open_embeddings(made.store)
-    lazy = before.lazy()
-    write_current(made.store, second, seen=seen)
-    assert {len(vector) for vector in lazy.collect()["embedding"]} == {16}
-    assert before.dataset().schema.field("embedding").type.list_size == 16
-    assert open_embeddings(made.store).dimension == 24
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import Store
 from tests.engine.outputs import publish_two_rows
-from tests.small_catalogs import narrow, partition_of, tamper
+from tests.small_catalogs import partition_of
 
 
 @pytest.fixture
@@ -78,22 +77,6 @@ def test_file_that_is_not_valid_counts_as_missing(store: LocalStore, damage: str
     assert list(OutputState(store, "s").files()) == ["s/k.parquet"]
 
 
-@pytest.mark.parametrize(
-    ("change", "flaw"),
-    [(lambda table: table.slice(1), "rows"), (lambda table: narrow(table, 2), "dimension")],
-)
-def test_file_unlike_its_facts_is_missing_and_its_flaw_is_named(
-    store: LocalStore, change: Callable[[pa.Table], pa.Table], flaw: str
-) -> None:
-    tamper(publish(store, "k"), change)
-
-    freshness = OutputState(store, "s").freshness(partition_of("k", []))
-
-    assert freshness.status == "missing"
-    assert freshness.invalid is not None
-    assert freshness.invalid.flaw == flaw
-
-
 def test_file_of_another_space_is_foreign_for_any_partition(store: LocalStore) -> None:
     publish(store, "k", space="other")
     assert status(store) == "foreign"
@@ -131,15 +114,6 @@ def test_state_does_not_change_until_it_is_refreshed(
 def overwrite(path: Path, content: bytes, *, modified_ns: int) -> None:
     path.write_bytes(content)
     os.utime(path, ns=(modified_ns, modified_ns))
-
-
-def test_unchanged_file_is_read_once(store: LocalStore) -> None:
-    path, long_ago = publish(store, "k"), time.time_ns() - 3600 * 10**9
-    overwrite(path, path.read_bytes(), modified_ns=long_ago)
-    assert status(store) == "fresh"
-    # size and mtime stay the same
-    overwrite(path, b"x" * path.stat().st_size, modified_ns=long_ago)
-    assert status(store) == "fresh"
 
 
 def test_file_replaced_within_the_resolution_of_the_clock_is_read_again(store: LocalStore) -> None:

@@ -4,6 +4,8 @@ row."""
 from __future__ import annotations
 
 import uuid
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,10 @@ def test_uuid_is_read_in_its_usual_form_as_id_text_and_carried_column(tmp_path: 
         (pa.array([1, -1], pa.bool8()), ["1", "-1"]),
         (pa.RunEndEncodedArray.from_arrays([2], ["text"]), ["text", "text"]),
         (pa.array([1.5, 2.0], pa.float16()), ["1.5", "2"]),
+        (pa.array([Decimal("19.90"), Decimal("0.05")]), ["19.90", "0.05"]),
+        (pa.array([True, False]), ["true", "false"]),
+        (pa.array([date(2024, 2, 29), date(1, 1, 1)]), ["2024-02-29", "0001-01-01"]),
+        (pa.array(["red", "blue"], pa.string_view()), ["red", "blue"]),
     ],
 )
 def test_column_of_a_template_is_written_in_its_usual_form(

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import tracemalloc
-from pathlib import Path
-
 import pytest
 
 from surge_dagster.engine.support.keys import encode_key
-from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import refusal, rows_of
 from tests.engine.sources.shops import Shop
 from tests.small_catalogs import Rows
@@ -134,23 +130,3 @@ class TestVersions:
             shop.write(f"category=a/{number}.parquet", rows)
         a = shop.partitions()["a"]
         assert (a.rows, a.text_bytes) == (2000, pytest.approx(200_000, rel=0.2))
-
-
-@pytest.mark.soak
-def test_hundred_thousand_tiny_files_are_listed_in_bounded_memory(tmp_path: Path) -> None:
-    """Writes and lists that many files, which takes a minute or two."""
-    for number in range(1_000):
-        folder = tmp_path / f"category={number:03d}"
-        folder.mkdir()
-        for part in range(100):
-            (folder / f"{part:02d}.csv").write_text(f"id,text\n{part},text {number}\n")
-    tracemalloc.start()
-    try:
-        partitions = list(open_source(tmp_path))
-        assert tracemalloc.get_traced_memory()[1] < 200_000_000
-    finally:
-        tracemalloc.stop()
-    assert [partition.key for partition in partitions] == [
-        f"{number:03d}" for number in range(1_000)
-    ]
-    assert rows_of(partitions[-1]) == [(str(part), "text 999") for part in range(100)]

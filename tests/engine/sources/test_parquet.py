@@ -133,23 +133,6 @@ class TestVersions:
             != partition.source_version
         )
 
-    @pytest.mark.parametrize("files", [1, 2])
-    def test_columns_of_other_names_are_part_of_the_version(
-        self, tmp_path: Path, files: int
-    ) -> None:
-        for number in range(files):
-            write_rows(partition_folder(tmp_path, "k") / f"{number}.parquet", ROWS, version="v1")
-        plain = only(
-            open_source(tmp_path, selection=Selection(id="id", text="text"))
-        ).source_version
-        for id_column, text_column, named in [
-            ("sku", "text", "?id_column=sku"),
-            ("id", "Größe & Preis", "?text_column=Gr%C3%B6%C3%9Fe+%26+Preis"),
-            ("sku", "title", "?id_column=sku&text_column=title"),
-        ]:
-            partition = only(open_source(tmp_path, selection=Selection(id_column, text_column)))
-            assert partition.source_version == partition.current_source_version() == plain + named
-
 
 class TestCatalogsThatCannotBeUsed:
     def test_empty_folder_is_refused(self, tmp_path: Path) -> None:

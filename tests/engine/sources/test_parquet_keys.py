@@ -14,12 +14,6 @@ from tests.small_catalogs import partition_folder, write_catalog, write_partitio
 
 
 class TestKeys:
-    def test_long_key_that_is_declared_wrongly_is_refused(self, tmp_path: Path) -> None:
-        write_rows(partition_folder(tmp_path, "x" * 300) / "0.parquet", ROWS, key="y" * 300)
-        assert "declares that it belongs to partition 'yyy" in str(
-            refusal(only(open_source(tmp_path)))
-        )
-
     @pytest.mark.parametrize("folder", ["partition=", "partition=%FF"])
     def test_folder_with_invalid_key_is_refused_under_its_name_on_disk(
         self, tmp_path: Path, folder: str

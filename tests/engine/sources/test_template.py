@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import decimal
 from typing import Any
 
 import pyarrow as pa
@@ -68,24 +66,6 @@ def test_texts_are_those_of_a_format_string_with_nulls_as_nothing(
     ]
 
 
-@pytest.mark.parametrize(
-    ("values", "shown"),
-    [
-        ([7, -1], ["7", "-1"]),
-        ([19.5, 5.0], ["19.5", "5"]),
-        ([decimal.Decimal("19.90"), decimal.Decimal("0.05")], ["19.90", "0.05"]),
-        ([True, False], ["true", "false"]),
-        ([datetime.date(2024, 2, 29), datetime.date(1, 1, 1)], ["2024-02-29", "0001-01-01"]),
-        (pa.array(["red", "blue"]).dictionary_encode(), ["red", "blue"]),
-        (pa.array(["red", "blue"], pa.string_view()), ["red", "blue"]),
-        (pa.nulls(2), ["", ""]),
-    ],
-)
-def test_numbers_dates_and_categories_are_written_as_strings(values: Any, shown: list[str]) -> None:
-    batch = batch_of(title=["a", "b"], other=values)
-    assert texts_of("{title}|{other}|", batch) == [f"a|{shown[0]}|", f"b|{shown[1]}|"]
-
-
 def test_row_of_nothing_but_nulls_has_no_text_and_is_named() -> None:
     batch = batch_of(title=["a", None, None], description=[None, "b", None])
     with pytest.raises(DataError, match="row 12: the text is null"):
@@ -97,12 +77,6 @@ def test_text_that_is_too_long_is_refused() -> None:
 
     with pytest.raises(DataError, match="row 1: the text has 10,000 bytes; at most 1,000 are"):
         texts_of("{title}" * 100, batch, max_text_bytes=1_000)
-
-
-def test_invalid_utf8_is_named_with_its_row() -> None:
-    broken = pa.array([b"a", b"b\xff"]).view(pa.string())
-    with pytest.raises(DataError, match="row 1: the text is not valid UTF-8"):
-        texts_of("{title}.", batch_of(title=broken))
 
 
 @pytest.mark.parametrize(
