@@ -129,19 +129,14 @@ class LocalStore(Store):
                 self._remove_empty(path.parent)
 
     def sync(self, folder: str) -> None:
-        """Flush the folder; for a hidden one also the folders above it, whose own names may be new.
+        """Flush the folder and those above it, whose own names may be new.
 
-        A hidden folder that is gone was empty: another process has deleted the objects.
+        A folder that is gone was empty: another process has deleted the objects.
         """
         path = self.root / folder
-        if not is_hidden(folder):
-            _flush_folder(path)
-            return
-
-        for below in (path, *path.parents[: len(PurePath(folder).parts) - 1]):
+        for each in (path, *path.parents[: len(PurePath(folder).parts)]):
             with contextlib.suppress(FileNotFoundError):
-                _flush_folder(below)
-        _flush_folder(self.root)
+                _flush_folder(each)
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
         try:

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from google.cloud.bigquery_storage_v1 import BigQueryReadClient
 
 BIGQUERY_SCHEME = "bigquery://"
-_UNSAFE = re.compile(r"[^\w \-./:]")  # in a literal
 _TABLE = re.compile(r"[^\s`.]+\.[^\s`.]+\.[^\s`.]+")
 _SESSION_BYTES = 16 * 1024 * 1024  # of the rows of one session
 _SESSION_KEYS = 1_000  # their values are in a session's filter, which may have a megabyte
@@ -89,7 +88,11 @@ class BigQueryCatalog:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         table = source.removeprefix(BIGQUERY_SCHEME)
-        _require_source(source, table, query)
+        if bool(_TABLE.fullmatch(table)) == (query is not None):
+            raise ConfigError(
+                f"the source {source!r} is not one of BigQuery. Give a table as "
+                "bigquery://project.dataset.table, or bigquery://project with the setting query."
+            )
         self._is_query = query is not None
         if query is None:
             self.url = f"{BIGQUERY_SCHEME}{table}"
@@ -202,20 +205,6 @@ class BigQueryCatalog:
                 sql = f"SELECT {self._key}, {self._columns}\nFROM {self._from}"
                 self._rows = _Rows(self._client, self._storage(), sql, self.selection, listing)
             yield from self.selection.rows(listed.key, self._rows.of(place))
-
-
-def _require_source(source: str, table: str, query: str | None) -> None:
-    if query is None and not _TABLE.fullmatch(table):
-        raise ConfigError(
-            f"the source {source!r} is not a table of BigQuery. Give it as "
-            "bigquery://project.dataset.table, or as bigquery://project with the setting query."
-        )
-    if query is not None and "." in table:
-        project = table.partition(".")[0]
-        raise ConfigError(
-            f"the source {source!r} names a table, and the setting query gives the rows. Name "
-            f"only the project, as in {BIGQUERY_SCHEME}{project}, or leave the query out."
-        )
 
 
 def open_bigquery(
@@ -356,14 +345,9 @@ class _Rows:
 
 
 def _filter(listed: Sequence[_Listed]) -> str:
-    return f"surge_key IN ({', '.join(_literal(each.json_key) for each in listed)})"
-
-
-def _literal(value: str) -> str:
-    def escaped(mark: re.Match[str]) -> str:
-        return f"\\U{ord(mark[0]):08x}"
-
-    return f"'{_UNSAFE.sub(escaped, value)}'"
+    # A string of JSON is one of SQL too.
+    keys = [json.dumps(each.json_key, ensure_ascii=False) for each in listed]
+    return f"surge_key IN ({', '.join(keys)})"
 
 
 def _key_value(column: str) -> str:

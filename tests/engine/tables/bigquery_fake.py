@@ -56,7 +56,6 @@ _LISTED = pa.schema(
     ]
 )
 _TYPES = {pa.string(): "STRING", pa.int64(): "INTEGER"}
-_ESCAPE = re.compile(r"\\U([0-9a-f]{8})")
 
 
 def table_of(catalog: dict[str, Rows]) -> pa.Table:
@@ -258,15 +257,11 @@ class FakeBigQuery:
 
 
 def _filtered(table: pa.Table, condition: str) -> pa.Table:
-    """Return the rows for which `surge_key IN ('["a"]', '["b"]')` holds; all without it."""
+    """Return the rows for which a condition such as `surge_key IN ("[\\"a\\"]")` holds."""
     if not condition:
         return table
-    wanted = set(map(_value, re.findall(r"'([^']*)'", condition)))
+    wanted = json.loads(f"[{condition.removeprefix('surge_key IN (').removesuffix(')')}]")
     return table.filter(pa.array([key in wanted for key in table["surge_key"].to_pylist()]))
-
-
-def _value(literal: str) -> str:
-    return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), literal)
 
 
 def _handler(fake: FakeBigQuery) -> type[BaseHTTPRequestHandler]:
