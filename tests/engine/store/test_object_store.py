@@ -236,16 +236,6 @@ class TestFaults:
         assert not isinstance(failed.value, StoreUnavailable)
         assert object_server.objects() == objects
 
-    def test_fault_that_outlasts_the_tries_of_obstore_ends_the_run(
-        self, store: ObjectStore, object_server: ObjectServer
-    ) -> None:
-        object_server.plan = always(Fault("status", 503), "PUT")
-
-        with pytest.raises(StoreUnavailable, match=f"PUT some/out/{NAME} failed .503: SlowDown"):
-            put(store, NAME, b"content")
-
-        assert len(object_server.requests("PUT")) == 3
-
     @pytest.mark.parametrize("method", ["GET", "PUT"])
     def test_store_that_stalls_is_given_up_and_tried_again(
         self, object_server: ObjectServer, scheme: str, method: str
@@ -256,50 +246,6 @@ class TestFaults:
         object_server.plan = on(method, "", Fault("stall"))
         put(store, NAME, b"content")
         assert read(store, NAME) == b"content"
-
-    @pytest.mark.parametrize("action", ["truncate_down", "reset_before", "status"])
-    def test_reading_survives_two_faults_in_a_row(
-        self, store: ObjectStore, object_server: ObjectServer, action: Any
-    ) -> None:
-        content = bytes(range(256)) * 8192
-        put(store, NAME, content)
-        object_server.plan = on("GET", "0", *[Fault(action)] * 2)
-        assert read(store, NAME) == content
-        assert object_server.injected.total() == 2
-
-    @pytest.mark.parametrize("action", ["reset_before", "status"])
-    def test_listing_survives_two_faults_in_a_row(
-        self, store: ObjectStore, object_server: ObjectServer, action: Any
-    ) -> None:
-        stored = put(store, NAME, b"content")
-        object_server.plan = on("GET", "space", *[Fault(action)] * 2)
-        assert list(store.list("space")) == [stored]
-        assert object_server.injected.total() == 2
-
-    @pytest.mark.parametrize("request_", [("PUT", "partNumber=2"), ("POST", "uploadId")])
-    def test_upload_that_fails_for_good_leaves_no_object(
-        self, store: ObjectStore, object_server: ObjectServer, request_: tuple[str, str]
-    ) -> None:
-        object_server.plan = always(Fault("status", 503), *request_)
-        with pytest.raises(TransientError, match="503: SlowDown"):
-            put(store, NAME, b"x" * IN_PARTS)
-        assert object_server.objects() == {}
-
-    @pytest.mark.parametrize(
-        ("fault", "size"),
-        [(Fault("reset_before"), 10), (EXPIRED, 10), (EXPIRED, IN_PARTS)],
-        ids=["does not answer", "refuses whole objects", "refuses parts"],
-    )
-    def test_store_that_takes_no_write_ends_the_run_although_it_answers_reads(
-        self, store: ObjectStore, object_server: ObjectServer, fault: Fault, size: int
-    ) -> None:
-        put(store, NAME, b"old")
-        object_server.plan = always(fault, "PUT")
-
-        with pytest.raises(StoreUnavailable, match="What was published stays"):
-            put(store, NAME, b"x" * size)
-
-        assert read(store, NAME) == b"old"
 
     def test_killed_upload_leaves_no_object(self, object_server: ObjectServer, scheme: str) -> None:
         command = [sys.executable, "-c", DIE_IN_AN_UPLOAD, object_server.url, scheme]

@@ -154,13 +154,6 @@ def test_runs_that_share_a_store_end_on_their_own() -> None:
     assert requests.until(threading.Event()).send("PUT a", lambda: "done") == "done"
 
 
-def test_missing_bucket_is_named_as_the_cause(
-    object_server: ObjectServer, operation: Operation
-) -> None:
-    with pytest.raises(TransientError, match=r"404: NoSuchBucket.*Is there such a bucket"):
-        operation(store_at(object_server.url, "another"))
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [

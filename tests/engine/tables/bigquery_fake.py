@@ -73,10 +73,8 @@ class FakeBigQuery:
     """The service and its faults.
 
     Attributes:
-        breaks: how many streams break amid their rows with UNAVAILABLE.
         refused: the status and text with which calls of the Storage Read API are refused, by
             method.
-        offsets: of each request for rows.
         sessions: the keys filter of each read session.
         tokens: the header Authorization of each request for queries and tables.
         projects, locations: of the queries, as the client named them.
@@ -86,10 +84,8 @@ class FakeBigQuery:
     def __init__(self, table: pa.Table) -> None:
         self.table = table
         self.modified = next(_MODIFIED)
-        self.breaks = 0
         self.refused = dict[str, tuple[grpc.StatusCode, str]]()
         self.queries = list[str]()
-        self.offsets = list[int]()
         self.sessions = list[str]()
         self.tokens = list[str | None]()
         self.projects = list[str]()
@@ -193,21 +189,10 @@ class FakeBigQuery:
         from google.cloud.bigquery_storage_v1 import types
 
         table = self._streams[request.read_stream]
-        offset = int(request.offset)
-        with self._lock:
-            self.offsets.append(offset)
         schema = {"serialized_schema": table.schema.serialize().to_pybytes()}
-        for batch in table.slice(offset).combine_chunks().to_batches(max_chunksize=_MESSAGE_ROWS):
-            with self._lock:
-                breaks = self.breaks > 0 and offset > 0
-                self.breaks -= breaks
-            if breaks:
-                context.abort(grpc.StatusCode.UNAVAILABLE, "the connection was closed")
-            message = {
-                "serialized_record_batch": batch.serialize().to_pybytes(),
-                "row_count": len(batch),
-            }
-            offset += len(batch)
+        for batch in table.combine_chunks().to_batches(max_chunksize=_MESSAGE_ROWS):
+            content = batch.serialize().to_pybytes()
+            message = {"serialized_record_batch": content, "row_count": len(batch)}
             yield types.ReadRowsResponse(
                 row_count=len(batch), arrow_schema=schema, arrow_record_batch=message
             )

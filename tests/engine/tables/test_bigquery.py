@@ -100,13 +100,6 @@ def test_a_partition_larger_than_a_session_is_sorted_and_streamed(
     assert rows_of(found["b"]) == CATALOG["b"]
 
 
-def test_a_broken_stream_goes_on_at_its_offset(service: Service) -> None:
-    service.fake.breaks = 3
-    found = {each.key: rows_of(each) for each in service.open()}
-    assert found == CATALOG and service.fake.breaks == 0
-    assert any(offset > 0 for offset in service.fake.offsets)
-
-
 def test_an_ended_session_is_transient_and_a_new_reading_opens_another(service: Service) -> None:
     [first, *_] = service.open()
     service.fake.refused["ReadRows"] = (
