@@ -199,9 +199,6 @@ class _TerminalReporter:
         if refusal or not self.deletes:
             self.removed.extend(keys)
 
-    def keeps(self, key: str) -> bool:
-        return False
-
     def deleting(self, key: str, location: str) -> None:
         pass
 

@@ -68,17 +68,10 @@ def concerns(
     return assets is None or not assets.isdisjoint(asset_keys)
 
 
-def held_by_active_runs(
-    names: CatalogNames, instance: dg.DagsterInstance, *, other_than: str | None = None
-) -> Held:
-    """Return the partitions that active runs may touch.
-
-    Args:
-        other_than: a run that does not count.
-    """
+def held_by_active_runs(names: CatalogNames, instance: dg.DagsterInstance) -> Held:
+    """Return the partitions that active runs may touch."""
     op_names = (names.embeddings_op, names.refresh_op)
-    others = [run for run in active_runs(instance) if run.run_id != other_than]
-    runs = [run for run in others if embeds(names, instance, run)]
+    runs = [run for run in active_runs(instance) if embeds(names, instance, run)]
     registered = (
         dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name)) if runs else {}
     )

@@ -25,6 +25,7 @@ from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import from_partition_key, to_partition_key
 
 DATA_VERSION_TAG = "dagster/data_version"
+REMOVED = "removed"  # in the place of the source version of a partition that was removed
 # Raised by hand when the same texts in the same space would give other files.
 CODE_VERSION = "1"
 
@@ -58,14 +59,11 @@ def source_version(
     return _of_source(names, to_partition_key(partition.key), metadata, changed=changed)
 
 
-def removed_partition(
-    names: CatalogNames, partition_key: str, version: str
-) -> Iterator[SourceEvent]:
-    """Yield the events that report a partition as removed; `version` takes the place of its source
-    version."""
+def removed_partition(names: CatalogNames, partition_key: str) -> Iterator[SourceEvent]:
+    """Yield the events that report a partition as removed."""
     metadata = {
         "key": from_partition_key(partition_key),
-        "source_version": version,
+        "source_version": REMOVED,
         "removed": True,
     }
     return _of_source(names, partition_key, metadata, changed=True)

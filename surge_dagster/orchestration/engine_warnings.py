@@ -12,20 +12,16 @@ from contextlib import contextmanager, suppress
 import dagster as dg
 
 _ENGINE = logging.getLogger("surge_dagster")
-_MOST = 100  # of a run; a log line costs as much as an event
 
 
 class _RunLog(logging.Handler):
     def __init__(self, context: dg.OpExecutionContext) -> None:
         super().__init__(logging.WARNING)
         self._context = context
-        self._remaining = _MOST
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self._remaining > 0:
-            self._remaining -= 1
-            with suppress(Exception):  # without a database the engine goes on
-                self._context.log.log(record.levelno, record.getMessage())
+        with suppress(Exception):  # without a database the engine goes on
+            self._context.log.log(record.levelno, record.getMessage())
 
 
 @contextmanager

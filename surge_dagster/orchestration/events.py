@@ -60,13 +60,7 @@ class EventWriter(Generic[T]):
         grace_seconds: for the rest after an error.
     """
 
-    def __init__(
-        self,
-        context: dg.OpExecutionContext,
-        store: Callable[[Sequence[T]], None],
-        grace_seconds: float,
-    ) -> None:
-        self._context = context
+    def __init__(self, store: Callable[[Sequence[T]], None], grace_seconds: float) -> None:
         self._store = store
         self._grace_seconds = grace_seconds
         self._waiting: list[T] = []
@@ -100,16 +94,10 @@ class EventWriter(Generic[T]):
             self._finish()
             return
 
-        # If that fails, the error that ended the step is the one to report.
+        # If that fails or takes longer, the error that ended the step is the one to report, and the
+        # next run adopts the files.
         finishing = in_background(self._finish, _THREAD)
-        is_over = wait_in_turns(
-            lambda turn: bool(futures_wait([finishing], turn).done), self._grace_seconds
-        )
-        if not is_over:
-            self._context.log.warning(
-                f"Not all events were stored within {self._grace_seconds:g} s. Their files are "
-                "published, and the next run adopts them."
-            )
+        wait_in_turns(lambda turn: bool(futures_wait([finishing], turn).done), self._grace_seconds)
 
     def _begin(self) -> None:
         """Begin to store what waits, unless a batch is being stored or could not be."""

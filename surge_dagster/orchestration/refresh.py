@@ -82,13 +82,13 @@ class Refresh:
         """Embed what is missing or stale and report it to Dagster; None is the whole catalog."""
         _return_freed_memory()
         source = self._resources.catalog.open()
-        is_typed = self._config.is_typed
-        requested = requested_partitions(source, partition_keys, is_typed=is_typed)
-        self._outcome.partitions = requested.partitions
-        self._outcome.removed = requested.removed
+        partitions, self._outcome.removed = requested_partitions(
+            source, partition_keys, is_typed=self._config.is_typed
+        )
+        self._outcome.partitions = partitions
         with self._resources.encoder.pool() as pool:
             space = self._space_of(pool)
-            space = self._bring_up_to_date(list(requested.partitions.values()), space, pool)
+            space = self._bring_up_to_date(list(partitions.values()), space, pool)
         report_readers_space(self._names, self._context, self._store)
 
         action = self._config.removed_partitions

@@ -18,8 +18,7 @@ from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.readers.removed_partitions import handle_removed, is_removed
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.support.counts import counted
-from surge_dagster.orchestration.active_runs import Held, held_by_active_runs
-from surge_dagster.orchestration.asset_events import removed_partition
+from surge_dagster.orchestration.asset_events import REMOVED, removed_partition
 from surge_dagster.orchestration.discovery import Listing, list_catalog
 from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.names import CatalogNames
@@ -27,8 +26,6 @@ from surge_dagster.orchestration.partition_keys import (
     from_partition_key,
     to_partition_key,
 )
-
-_REMOVED = "removed"  # in the place of a source version
 
 
 def handle_removed_partitions(
@@ -45,12 +42,11 @@ def handle_removed_partitions(
     Args:
         outputs: as they are now; the source is listed after them.
     """
-    held = held_by_active_runs(names, context.instance, other_than=context.run_id)
     listing = list_catalog(names, names.embeddings, context.instance, source)
     listed = {partition.key for partition in listing.partitions.values()}
     removed = removed_keys(listing)
     without_file = list(map(from_partition_key, removed))
-    reporter = _DagsterReporter(names, context, listing.catalogued.sources, removed, held)
+    reporter = _DagsterReporter(names, context, listing.catalogued.sources, removed)
     refusal = handle_removed(
         outputs,
         space,
@@ -76,26 +72,21 @@ class _DagsterReporter:
         context: dg.OpExecutionContext,
         sources: Mapping[str, str],
         removed: Sequence[str],
-        held: Held,
     ) -> None:
         self._names = names
         self._context = context
         self._sources = sources
         self._removed = removed
-        self._held = held
 
     def found(self, keys: Sequence[str], refusal: str | None) -> None:
-        new = [key for key in self._removed if self._sources.get(key) != _REMOVED]
-        events = [removed_partition(self._names, key, _REMOVED) for key in new]
+        new = [key for key in self._removed if self._sources.get(key) != REMOVED]
+        events = [removed_partition(self._names, key) for key in new]
         report_events(self._context.instance, self._context, list(chain.from_iterable(events)))
         if self._removed:
             self._context.log.info(
                 f"{counted(len(self._removed), 'partition')} removed from the source, "
                 f"{len(new):,} of them since the last report"
             )
-
-    def keeps(self, key: str) -> bool:
-        return to_partition_key(key) in self._held
 
     def deleting(self, key: str, location: str) -> None:
         # before it happens

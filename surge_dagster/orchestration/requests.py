@@ -11,12 +11,12 @@ tags say the rest. Dagster's UI leaves out those that begin with a dot:
 
 The sensor gives its runs these tags, and other runs that embed get them when they begin. Dagster
 copies the tags of a run to the run that it launches in its place. What no failed run holds, because
-it was deleted or is older than the newest 500, is requested as if for the first time.
+it was deleted or is older than the newest 100, is requested as if for the first time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
@@ -32,8 +32,7 @@ _SETTINGS_TAG = ".dagster/surge/settings"
 EVENT_TAG = ".dagster/surge/newest_event"
 _TARGET_TAG = ".dagster/surge/target"
 _UNDONE = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
-_RUNS_READ = 500
-_RUNS_PER_PAGE = 20  # a run of 10,000 keys takes a megabyte
+_RUNS_READ = 100  # a run of 10,000 keys takes a megabyte
 _FIRST_WAIT, _LONGEST_WAIT = timedelta(minutes=1), timedelta(days=1)
 
 
@@ -86,7 +85,8 @@ def find_undone(
     tags = {_SETTINGS_TAG: f"{names.partitions_name} {settings}"}
     filters = dg.RunsFilter(tags=tags, statuses=_UNDONE)
     newest: dict[str, Undone | None] = {}
-    for record in _newest_first(instance, filters) if needed else ():
+    records = instance.get_run_records(filters, limit=_RUNS_READ) if needed else []
+    for record in records:
         run = record.dagster_run
         undone = Undone.of(record)
         since = int(run.tags[EVENT_TAG])
@@ -98,17 +98,6 @@ def find_undone(
         if len(newest) == len(needed):
             break  # earlier runs say nothing more
     return {key: undone for key, undone in newest.items() if undone is not None}
-
-
-def _newest_first(instance: dg.DagsterInstance, filters: dg.RunsFilter) -> Iterator[dg.RunRecord]:
-    """Yield the newest runs, in pages: all of them would take hundreds of megabytes."""
-    cursor = None
-    for _ in range(0, _RUNS_READ, _RUNS_PER_PAGE):
-        page = instance.get_run_records(filters, limit=_RUNS_PER_PAGE, cursor=cursor)
-        yield from page
-        if len(page) < _RUNS_PER_PAGE:
-            return
-        cursor = page[-1].dagster_run.run_id
 
 
 def request_for(
@@ -161,16 +150,9 @@ def due_after(attempt: int, ended: float) -> datetime:
 
 def next_attempt(keys: Iterable[str], undone: Mapping[str, Undone]) -> tuple[int, list[str]]:
     """Return the number of the attempt that is requested now, and its partitions."""
-    # One request holds partitions of one attempt, the earliest first: new ones must not wait behind
-    # failing ones.
-    by_attempt: dict[int, list[str]] = {}
-    for key in keys:
-        before = undone.get(key)
-        if before is None:
-            by_attempt.setdefault(1, []).append(key)
-        elif before.is_due:
-            by_attempt.setdefault(before.attempt + 1, []).append(key)
-    return min(by_attempt.items(), default=(1, []))
+    due = [key for key in keys if key not in undone or undone[key].is_due]
+    attempts = [undone[key].attempt for key in due if key in undone]
+    return 1 + max(attempts, default=0), due
 
 
 def _changed_since(key: str, event: int, catalogued: Catalogued, canceled: bool) -> bool:

@@ -22,7 +22,6 @@ from surge_dagster.orchestration.records import Catalogued
 
 # The run's check lists more failures; a log line costs as much as an event.
 FAILURES_LOGGED = 100
-_MATERIALIZATION = dg.DagsterEventType.ASSET_MATERIALIZATION
 
 
 class RunEvents(EventWriter[Event | Receipt]):
@@ -41,12 +40,12 @@ class RunEvents(EventWriter[Event | Receipt]):
         shown_as: Callable[[], dg.AssetKey],
         grace_seconds: float,
     ) -> None:
-        super().__init__(context, self._store_batch, grace_seconds)
+        super().__init__(self._store_batch, grace_seconds)
         self._names = names
+        self._context = context
         self._asset = catalogued.asset
         self._shown_as = shown_as
         self._sources = dict(catalogued.sources)
-        self._source_ids = dict(catalogued.source_ids)
         # A partition that failed is planned by name just before its run ends, which shows it as
         # failed. Every run that materializes it later plans it too: its page would otherwise go on
         # naming the run that failed.
@@ -113,26 +112,18 @@ class RunEvents(EventWriter[Event | Receipt]):
         instance = self._context.instance
         plain = [item for item in batch if not isinstance(item, Receipt)]
         report_events(instance, self._context, plain)
-        # Not those of other runs and of the sensor: they may have reported a version that this run
-        # has not read.
-        source = self._names.source_partitions
-        reported: set[str] = set()
-        for event in plain:
-            is_materialized = isinstance(event, dg.AssetMaterialization)
-            if is_materialized and event.asset_key == source and event.partition:
-                reported.add(event.partition)
-        if reported:
-            ids = instance.get_latest_storage_id_by_partition(source, _MATERIALIZATION, reported)
-            self._source_ids |= ids
-
         receipts = [item for item in batch if isinstance(item, Receipt)]
         if not receipts:
             return
+        keys = {to_partition_key(receipt.key) for receipt in receipts}
+        source_ids = instance.get_latest_storage_id_by_partition(
+            self._names.source_partitions, dg.DagsterEventType.ASSET_MATERIALIZATION, keys
+        )
         asset = self._shown_as()  # for each batch: a switch may take place during the run
         title = self._outcome.report.space_title
         events: list[Event] = []
         for receipt in receipts:
-            source_id = self._source_ids.get(to_partition_key(receipt.key))
+            source_id = source_ids.get(to_partition_key(receipt.key))
             event = asset_events.embedding(self._names, asset, receipt, source_id, title)
             events.append(event)
         report_events(instance, self._context, events)

@@ -36,36 +36,24 @@ _FORCED_SINCE_TAG = ".dagster/surge/forced_since"
 _CONTINUES_TAGS = ("dagster/is_resume_retry", "dagster/retry_number")
 
 
-@dataclass(frozen=True, slots=True)
-class Requested:
-    """What a run was launched for.
-
-    Attributes:
-        partitions: that the catalog has, by key.
-        removed: keys that the catalog does not have; their files and events stay.
-    """
-
-    partitions: dict[str, Partition]
-    removed: list[str]
-
-
 def requested_partitions(
     catalog: Source, partition_keys: Sequence[str] | None, *, is_typed: bool
-) -> Requested:
-    """Look up in the catalog what a run was launched for.
+) -> tuple[dict[str, Partition], list[str]]:
+    """Return the partitions that a run was launched for, by key, and keys that the catalog does not
+    have, whose files and events stay.
 
     Args:
         is_typed: whether an operator typed the keys, who may be mistaken.
     """
     listed = {partition.key: partition for partition in with_short_keys(catalog)}
     if partition_keys is None:
-        return Requested(listed, [])
+        return listed, []
     if is_typed:
         require_known(partition_keys, {to_partition_key(key) for key in listed}, catalog.url)
 
     wanted = dict.fromkeys(map(from_partition_key, partition_keys))
     partitions = {key: partition for key, partition in listed.items() if key in wanted}
-    return Requested(partitions, [key for key in wanted if key not in listed])
+    return partitions, [key for key in wanted if key not in listed]
 
 
 @dataclass(frozen=True, slots=True)

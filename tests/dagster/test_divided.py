@@ -22,31 +22,11 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(divided, "LEAST_BYTES", 8_000)
 
 
-def test_the_sensor_requests_pieces_and_no_key_that_one_of_them_holds(
-    bench: Workbench, small_pieces: None
-) -> None:
+def test_the_sensor_requests_pieces(bench: Workbench, small_pieces: None) -> None:
     bench.settings["max_runs"] = 3
     bench.fill("abcdef")
 
-    found = bench.tick()
-
-    assert requested(found) == [["a", "b"], ["c", "d"], ["e", "f"]]
-
-    second = (found.run_requests)[1]
-
-    bench.pretend_run(
-        "embed_partitions",
-        dg.DagsterRunStatus.QUEUED,
-        tags=second.tags,
-        run_config=second.run_config,
-    )
-
-    assert sorted(key for piece in requested(bench.later(hours=1)) for key in piece) == [
-        "a",
-        "b",
-        "e",
-        "f",
-    ]
+    assert requested(bench.tick()) == [["a", "b"], ["c", "d"], ["e", "f"]]
 
 
 def test_requested_runs_have_the_tags_of_the_settings(bench: Workbench, small_pieces: None) -> None:

@@ -26,13 +26,3 @@ def lines(ran: Ran) -> list[str]:
 
 def test_warning_of_the_engine_is_in_the_log_of_the_run(bench: Workbench) -> None:
     assert lines(run_op(bench, work)) == ["worker 7 died"]
-
-
-def test_run_logs_no_more_than_a_hundred_warnings(bench: Workbench) -> None:
-    @dg.op
-    def warn(context) -> None:
-        with executing(context):
-            for _ in range(120):
-                ENGINE.warning("worker %d died", 7)
-
-    assert len(lines(run_op(bench, warn))) == 100

@@ -20,7 +20,6 @@ from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
 from surge_dagster.orchestration.dagster_internals import Event
 from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.partition_keys import MOST_BYTES, with_short_keys
-from surge_dagster.orchestration.refresh import Refresh
 from tests.dagster.conftest import NAMES, Workbench, run_op, shown, stale_status, values_of
 from tests.small_catalogs import assert_embedded, numbered_rows, partition_folder
 
@@ -79,36 +78,13 @@ def events_of_every_kind() -> list[Event]:
     ):
         partition = Partition(key, f"v{number}", lambda: iter(()), lambda: "v", rows=number or None)
         events += asset_events.source_version(NAMES, partition, changed=True)
-        rate = (0.1, 1e-7, 2.0**70, float("inf"), None)[number]
-        receipt = Receipt(
-            key,
-            "encoded",
-            f"/a/{key}",
-            number,
-            8,
-            2**60,
-            "d",
-            0,
-            "s",
-            "c",
-            "w",
-            "space",
-            number,
-            rate,
-        )
-        events.append(
-            asset_events.embedding(
-                NAMES,
-                NAMES.embeddings,
-                receipt,
-                number,
-                "title",
-            )
-        )
+        texts = ("d", 0, "s", "c", "w", "space")
+        receipt = Receipt(key, "encoded", f"/a/{key}", number, 8, 2**60, *texts, number)
+        events.append(asset_events.embedding(NAMES, NAMES.embeddings, receipt, number, "title"))
         metadata: dict[str, Any] = {
             "nested": {"a": [1, None]},
             "none": dg.MetadataValue.text(None or ""),
-            "n": number,
+            "rate": (0.1, 1e-7, 2.0**70, float("inf"), 0.0)[number],
         }
         events.append(dg.AssetMaterialization(NAMES.superbatches, f"SuperBatch {number}", metadata))
     # as they are stored
@@ -265,32 +241,6 @@ def test_files_whose_events_were_refused_are_adopted_by_the_retry(
 
     for key, event in again.materialized().items():
         assert_adopted_event_describes_its_file(bench, str(key), event)
-
-
-def test_adopted_partition_points_at_the_version_it_was_made_from(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Dagster shows a partition as up to date when no change of its source was observed after that
-    event."""
-    bench.write("a")
-    bench.refresh()
-    bench.instance.wipe_assets([NAMES.embeddings])
-    source = ids_of(bench, NAMES.source_partitions, MATERIALIZATION)["a"]
-    report_fresh = Refresh._report_fresh
-
-    def after_a_tick(*arguments: Any) -> None:
-        partition = Partition("a", "v2", lambda: iter(()), lambda: "v2")
-        report_events(
-            bench.instance, None, list(asset_events.source_version(NAMES, partition, changed=True))
-        )
-        report_fresh(*arguments)
-
-    monkeypatch.setattr(Refresh, "_report_fresh", after_a_tick)
-    event = bench.refresh().materialized()["a"]
-
-    assert event.metadata["action"].value == "fresh"
-    assert (event.tags or {})["dagster/input_event_pointer/source_partitions"] == str(source)
-    assert stale_status(bench, "a") == "STALE"
 
 
 def test_source_partitions_show_their_version_and_rows(bench: Workbench) -> None:

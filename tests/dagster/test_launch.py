@@ -7,23 +7,9 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from surge_dagster.orchestration.partition_keys import to_partition_key
-from tests.dagster.conftest import NAMES, Ran, Workbench
+from tests.dagster.conftest import Ran, Workbench
 
 NULL_TEXT = [("x", None)]
-
-
-def test_scattered_keys_are_embedded_by_one_run(bench: Workbench) -> None:
-    keys = [f"part {number:02}, of 40" for number in range(40)]
-    bench.fill(keys, 1)
-    chosen = {to_partition_key(key) for key in keys[::2]}
-
-    ran = bench.embed_keys(keys=sorted(chosen))
-
-    assert ran.success
-    assert set(ran.materialized()) == set(ran.sources()) == chosen
-    assert ran.metrics()["partitions_written"] == 20
-    assert bench.instance.get_materialized_partitions(NAMES.embeddings) == chosen
 
 
 def test_unknown_keys_are_refused_before_anything_is_encoded(bench: Workbench) -> None:

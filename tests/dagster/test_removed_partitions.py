@@ -132,22 +132,6 @@ def test_more_than_a_tenth_of_the_catalog_is_not_deleted(bench: Workbench) -> No
     assert history(bench, "p00")[0] == "removed"
 
 
-def test_partition_that_an_active_run_holds_is_not_deleted(bench: Workbench) -> None:
-    bench.settings["removed_partitions"] = "delete"
-    catalog_of(bench, *"ab")
-    remove(bench, "b")
-    config = {"ops": {"embeddings": {"config": {"keys": ["b"]}}}}
-
-    run = bench.pretend_run("embed_partitions", dg.DagsterRunStatus.STARTED, run_config=config)
-
-    assert bench.refresh(removed_partitions="delete").success
-    assert registered(bench) == ["a", "b"]
-
-    bench.instance.report_run_failed(run)
-    assert bench.refresh(removed_partitions="delete").success
-    assert registered(bench) == ["a"]
-
-
 def test_file_is_deleted_after_its_deletion_is_logged(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,20 +191,3 @@ def test_backfill_leaves_a_removed_partition_as_it_is(bench: Workbench, model: s
     assert [stale_status(bench, key) for key in "abc"] == ["FRESH", "STALE", "FRESH"]
     assert history(bench, "b") == ["removed", "v1"]
     assert failed_on_record(NAMES.embeddings, bench.instance) == set()
-
-
-@pytest.mark.parametrize("backfill", ["x", None])
-def test_removed_partition_that_was_never_embedded_is_skipped(
-    bench: Workbench, backfill: str | None
-) -> None:
-    bench.fill("abc")
-    bench.tick()
-    remove(bench, "b")
-
-    ran = bench.embed("a", "c", backfill=backfill)
-
-    assert ran.success
-    assert set(ran.materialized()) == {"a", "c"}
-    assert ran.metrics()["partitions_removed"] == 1
-    assert events_of(bench, "b") == []
-    assert stale_status(bench, "b") == "MISSING"

@@ -140,24 +140,6 @@ def test_last_line_of_a_run_that_could_not_begin_has_the_reason(bench: Workbench
     assert "cuda:7 not found" in ran.summary()
 
 
-def test_replaced_partition_is_the_only_one_encoded(
-    bench: Workbench,
-) -> None:
-    bench.fill("abc")
-    first = bench.refresh()
-    bench.write("b", 4, version="v2")
-
-    second = bench.refresh()
-
-    assert set(second.materialized()) == {"b"}
-    assert second.metrics()["texts_encoded"] == 1
-    assert second.sources() == {"b": "v2"}
-
-    before, after = (ran.materialized()["b"].tags or {} for ran in (first, second))
-    assert before["dagster/data_version"] != after["dagster/data_version"]
-    assert {stale_status(bench, key) for key in "abc"} == {"FRESH"}
-
-
 def test_partition_with_equal_content_keeps_its_data_version(bench: Workbench) -> None:
     bench.write("a")
     first = bench.refresh()

@@ -53,10 +53,6 @@ class RemovalReporter(Protocol):
         """Take the keys of the files, and why the listing is not trusted."""
         ...
 
-    def keeps(self, key: str) -> bool:
-        """Return whether a file must stay, because another run holds its partition."""
-        ...
-
     def deleting(self, key: str, location: str) -> None: ...
 
     def deleted(self, key: str) -> None: ...
@@ -105,7 +101,7 @@ def _delete(
     deleted: list[str] = []
     for key in keys:
         name = file_name(space.name, key)
-        if reporter.keeps(key) or not outputs.is_as_listed(name):  # a run has published it
+        if not outputs.is_as_listed(name):  # a run has published it
             continue
         reporter.deleting(key, outputs.store.location(name))
         outputs.store.delete(name)
