@@ -25,7 +25,6 @@ from surge_dagster.orchestration.engine_warnings import engine_warnings
 # leaves out tags with this prefix.
 HEARTBEAT_TAG = ".dagster/surge/heartbeat"
 _ENDED = "ended"  # the run may go on with steps that are not of this project
-_ID_CHARACTERS = 12  # of a run: Dagster keeps the cursor of each tick for a week
 _EXECUTING = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
 
 
@@ -108,11 +107,10 @@ def declare_silent_runs(
             continue
         host, value = heartbeat
 
-        short_id = run.run_id[:_ID_CHARACTERS]
-        known_value, seconds = seen.get(short_id, (None, 0))
+        known_value, seconds = seen.get(run.run_id, (None, 0))
         seconds = seconds + gap if value == known_value else 0
         if seconds < times.lost_seconds:
-            silent[short_id] = (value, seconds)
+            silent[run.run_id] = (value, seconds)
         else:
             _declare_lost(instance, run, host, times)
     return json.dumps([now, silent])
