@@ -83,7 +83,10 @@ class _Pending:
         self.bytes += held.bytes
         self.vector_bytes += held.vector_bytes
         self.new_rows += held.new_rows
-        self.new_bytes += held.bytes * held.new_rows // held.rows if held.rows else held.bytes
+        if held.rows:
+            self.new_bytes += held.bytes * held.new_rows // held.rows
+        else:
+            self.new_bytes += held.bytes
 
 
 class Aggregator:

@@ -277,7 +277,9 @@ class RunReport:
     def texts_per_second(self) -> float:
         """Texts that encode calls computed, over the run's time; equal and reused texts do not
         count."""
-        return self.costs.texts_computed / self.wall_seconds if self.wall_seconds > 0 else 0.0
+        if self.wall_seconds <= 0:
+            return 0.0
+        return self.costs.texts_computed / self.wall_seconds
 
     @property
     def duty_cycle(self) -> float:

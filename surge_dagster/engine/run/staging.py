@@ -368,7 +368,10 @@ def _without_overlap(segments: Iterable[StagedRows]) -> list[StagedRows]:
         rows, before = best[bisect_right(stops, segment.start) - 1]
         rows += segment.rows
         stops.append(segment.stop)
-        best.append((rows, [*before, segment]) if rows > best[-1][0] else best[-1])
+        if rows > best[-1][0]:
+            best.append((rows, [*before, segment]))
+        else:
+            best.append(best[-1])
     return best[-1][1]
 
 

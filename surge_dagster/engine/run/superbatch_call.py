@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from surge_dagster.engine.encoder.arena import Slot
-from surge_dagster.engine.encoder.calls import EncodeMetrics
+from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.superbatch import Segment, SuperBatch
@@ -33,13 +33,19 @@ class SuperBatchCall:
         self.batch = batch
         self.metrics = EncodeMetrics()
         self._slot = slot = batch.slot
+        self._has_vector = np.zeros(len(slot), np.bool_)
         known = slot.known(0, len(slot))
-        self._has_vector = np.zeros(len(slot), np.bool_) if known is None else known.copy()
-        rows = None if known is None else np.flatnonzero(~self._has_vector)
+        if known is not None:
+            self._has_vector |= known
+        rows = np.flatnonzero(~self._has_vector)
         borders = np.array([segment.start for segment in batch.segments])
         self._rows, self._repeats, self._originals = _distinct(slot, borders, rows, memory.ledger)
         self.deduplicated = len(self._repeats)
-        self._call = pool.submit(slot, borders, self._rows) if batch.texts else None
+        self._call: EncodeCall | None = None
+        if len(self._rows) < len(slot):
+            self._call = pool.submit(slot, borders, self._rows)
+        elif batch.texts:
+            self._call = pool.submit(slot, borders)
 
     def result(self, timeout_seconds: float | None = None) -> EncodeMetrics | None:
         """Wait until all rows have their vectors or have failed; return None after the timeout. Can
@@ -65,8 +71,7 @@ class SuperBatchCall:
             return
         self._call.abandon()
         for first, stop in self._call.encoded:
-            rows = slice(first, stop) if self._rows is None else self._rows[first:stop]
-            self._has_vector[rows] = True
+            self._has_vector[self._rows[first:stop]] = True
         self._copy_vectors()
         self.metrics = self._call.metrics
         self._call = None
@@ -87,26 +92,24 @@ class SuperBatchCall:
 
 
 def _distinct(
-    slot: Slot, borders: np.ndarray, rows: np.ndarray | None, ledger: Ledger
-) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
-    """Return the rows that are encoded, the first of equal texts of a segment, or all if the
+    slot: Slot, borders: np.ndarray, rows: np.ndarray, ledger: Ledger
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return which of these rows are encoded, the first of equal texts of a segment, or all if the
     comparison has no memory; then the rows with the text of an earlier one, and for each of these
     that earlier one."""
-    count = len(slot) if rows is None else len(rows)
-    size = 4 * slot.text_bytes + 96 * count
-    if count < 2 or not ledger.try_reserve(size):
+    size = 4 * slot.text_bytes + 96 * len(rows)
+    if len(rows) < 2 or not ledger.try_reserve(size):
         return rows, _NO_ROWS, _NO_ROWS
     try:
-        all_rows = np.arange(count) if rows is None else rows
-        texts = slot.texts(0, len(slot))
-        encoded = pc.dictionary_encode(texts if rows is None else texts.take(pa.array(rows)))  # pyright: ignore[reportAttributeAccessIssue]
-        if len(encoded.dictionary) == count:
+        texts = slot.texts(0, len(slot)).take(pa.array(rows))
+        encoded = pc.dictionary_encode(texts)  # pyright: ignore[reportAttributeAccessIssue]
+        if len(encoded.dictionary) == len(rows):
             return rows, _NO_ROWS, _NO_ROWS
-        segments = np.searchsorted(borders, all_rows, side="right")
+        segments = np.searchsorted(borders, rows, side="right")
         texts_of_segments = segments * len(encoded.dictionary) + encoded.indices.to_numpy()
         _, first, place = np.unique(texts_of_segments, return_index=True, return_inverse=True)
-        originals = all_rows[first[place]]
-        is_repeat = originals != all_rows
-        return all_rows[~is_repeat], all_rows[is_repeat], originals[is_repeat]
+        originals = rows[first[place]]
+        is_repeat = originals != rows
+        return rows[~is_repeat], rows[is_repeat], originals[is_repeat]
     finally:
         ledger.release(size)
