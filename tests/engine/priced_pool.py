@@ -41,8 +41,7 @@ class PricedPool:
     def __init__(self, pool: EncoderPool) -> None:
         self._pool = pool
         self.calibration = Calibration("calibration/priced.json")
-        self.all_devices = "cpu"
-        self._speeds = SpeedRecord(self.calibration, self.all_devices, workers=1)
+        self._speeds = SpeedRecord(self.calibration, "cpu", workers=1)
         self.measure_speed()
 
     def __getattr__(self, name: str) -> Any:

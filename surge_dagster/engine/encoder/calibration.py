@@ -13,7 +13,6 @@ from typing import Any
 
 from surge_dagster.engine.encoder.devices import library_versions
 from surge_dagster.engine.model.digest import canonical_json
-from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support import disk_cache
 
 MEASURING_LOCK = "calibration/.measuring"
@@ -52,11 +51,3 @@ def cache_key(*facts: object) -> str:
     """Return 32 hex digits over `facts`, the libraries' versions and this package's revision."""
     document = [_REVISION, library_versions(), [str(fact) for fact in facts]]
     return hashlib.sha256(canonical_json(document)).hexdigest()[:32]
-
-
-def calibration_name(
-    space: Space, *, backend: str, detail: str, precision: str, machine: str
-) -> str:
-    """Return the document's name; `machine` is the kind of device and the threads of a worker."""
-    key = cache_key(space.vectors_key, backend, detail, precision, machine)
-    return f"calibration/{key}.json"

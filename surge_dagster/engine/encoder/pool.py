@@ -96,7 +96,6 @@ class EncoderPool:
 
     Attributes:
         device, hardware: the devices, as torch and as people name them.
-        all_devices: the device of each worker.
         precision: the chosen one.
         start_seconds: 0 before the start.
 
@@ -125,7 +124,6 @@ class EncoderPool:
         choice = choose_devices(devices)
         self._choice = choice
         self.device = ",".join(dict.fromkeys(choice.devices))
-        self.all_devices = ",".join(choice.devices)
         self.hardware = hardware(choice)
         self.workers = len(choice.devices)
         self.start_seconds = 0.0
@@ -232,7 +230,8 @@ class EncoderPool:
     def measure_speed(self, *, anew: bool = False) -> Speed:
         """Return `speed`, measured if it never was, or `anew`, which forgets what runs showed."""
         if self._speeds is None:
-            self._speeds = SpeedRecord(self.calibration, self.all_devices, self.workers)
+            devices = ",".join(self._choice.devices)
+            self._speeds = SpeedRecord(self.calibration, devices, self.workers)
         self._speeds.measure(self._time, anew=anew)
         self._speed = self._speeds.read()
         return self._speed

@@ -341,29 +341,30 @@ def test_model_reads_as_many_tokens_as_it_has_positions_for(
         EncodingSpec(model, max_length=longest + 1).resolve()
 
 
-@pytest.mark.parametrize("name", ["sentence_bert_config.json", "sentence_xlm-roberta_config.json"])
+@pytest.mark.parametrize(
+    ("name", "facts", "stated", "longest"),
+    [
+        ("sentence_bert_config.json", {"max_seq_length": 512}, 512, 32),
+        ("sentence_xlm-roberta_config.json", {"max_seq_length": 512}, 512, 32),
+        ("config.json", {"model_type": "roberta"}, 32, 30),
+    ],
+)
 def test_file_that_states_more_tokens_than_the_model_reads_is_named_once(
-    small_model: Path, name: str, caplog: pytest.LogCaptureFixture
+    small_model: Path,
+    name: str,
+    facts: dict[str, Any],
+    stated: int,
+    longest: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     (small_model / "sentence_bert_config.json").unlink()
-    _state(small_model / name, max_seq_length=512)
+    _state(small_model / name, **facts)
     for _ in range(2):
-        assert EncodingSpec(str(small_model)).resolve().max_length == 32
+        assert EncodingSpec(str(small_model)).resolve().max_length == longest
     assert caplog.messages == [
-        f"{small_model / name} states 512 tokens, and the model has positions for 32: "
-        "it reads 32 of each text"
+        f"{small_model / name} states {stated} tokens, and the model has positions for {longest}: "
+        f"it reads {longest} of each text"
     ]
-
-
-def test_positions_before_the_first_token_are_named_once(
-    small_model: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (small_model / "sentence_bert_config.json").unlink()
-    _state(small_model / "config.json", model_type="roberta")
-    for _ in range(2):
-        assert EncodingSpec(str(small_model)).resolve().max_length == 30
-    [line] = caplog.messages
-    assert "config.json states 32 tokens, and the model has positions for 30" in line
 
 
 def test_smaller_limit_of_tokenizer_and_positions_is_taken_as_by_sentence_transformers(

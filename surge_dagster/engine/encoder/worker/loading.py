@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from surge_dagster.engine.encoder.calibration import Calibration, calibration_name
+from surge_dagster.engine.encoder.calibration import Calibration, cache_key
 from surge_dagster.engine.encoder.devices import library_versions, processor
 from surge_dagster.engine.encoder.worker import parity
 from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, encode_texts
@@ -109,15 +109,13 @@ def _probe(backend: Backend, space: Space) -> None:
 
 
 def _calibration(space: Space, backend: Backend, settings: BackendSettings) -> Calibration:
-    default = processor() if settings.device == "cpu" else settings.device.partition(":")[0]
-    name = calibration_name(
-        space,
-        backend=backend.name,
-        detail=backend.detail,
-        precision=settings.precision,
-        machine=f"{getattr(backend, 'machine', default)} {settings.threads}",
-    )
-    return Calibration(name)
+    """Return what is known of a space's backend on this kind of device, with as many threads."""
+    device = settings.device.partition(":")[0]
+    if device == "cpu":
+        device = processor()
+    machine = f"{getattr(backend, 'machine', device)} {settings.threads}"
+    key = cache_key(space.vectors_key, backend.name, backend.detail, settings.precision, machine)
+    return Calibration(f"calibration/{key}.json")
 
 
 def _check_files(space: Space) -> None:
