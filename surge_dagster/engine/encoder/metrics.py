@@ -50,10 +50,6 @@ class Costs:
     def plus(self, other: Costs) -> Costs:
         return Costs(*map(add, _amounts(self), _amounts(other)))
 
-    def measured(self) -> dict[str, Any]:
-        """The amounts that are not 0, by name."""
-        return {name: amount for name, amount in zip(_NAMES, _amounts(self), strict=True) if amount}
-
     def as_dict(self) -> dict[str, Any]:
         """All amounts, and the ratios that follow from them."""
         amounts = dict(zip(_NAMES, _amounts(self), strict=True))

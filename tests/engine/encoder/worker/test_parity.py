@@ -11,6 +11,7 @@ from surge_dagster.engine.encoder.calibration import Calibration
 from surge_dagster.engine.encoder.worker import parity, sentence_model
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings
 from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend, hash_vectors
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.support.cosines import cosines
 
@@ -51,5 +52,5 @@ def test_vectors_of_another_length_are_refused_though_their_cosine_is_one(
         assert parity.check_parity(space, backend, _SETTINGS, calibration) == pytest.approx(1)
         return
     for _ in range(2):  # measured, then cached
-        with pytest.raises(parity.BelowPromise, match=f"a vector is {factor:.3g} times as long"):
+        with pytest.raises(ConfigError, match=f"a vector is {factor:.3g} times as long"):
             parity.check_parity(space, backend, _SETTINGS, calibration)
