@@ -87,6 +87,7 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> FastAPI:
         max_body_size=settings.max_body_bytes,
         middleware=[gate],
         exception_handlers=HANDLERS,
+        responses=_ANY_REFUSAL,
     )
     app.state.batches = Batches(spaces, settings.batches) if settings.batches else None
     app.state.is_ending = lambda: False
@@ -103,15 +104,14 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> FastAPI:
 def _include_routes(
     app: FastAPI, spaces: ServedSpaces, metrics: Metrics, *, has_keys: bool
 ) -> None:
-    app.include_router(_probes(spaces))
     # The gate checks keys, before a body is read; this is for the OpenAPI document.
     with_key = [Depends(HTTPBearer(auto_error=False))] if has_keys else []
-    router = APIRouter(dependencies=with_key, responses=_ANY_REFUSAL)
-    router.include_router(_metrics(metrics))
+    for root in ROOTS:  # first, because routes are compared in their order
+        app.include_router(embeddings.router, prefix=root, dependencies=with_key)
     for root in ROOTS:
-        router.include_router(embeddings.router, prefix=root)
-        router.include_router(batch_routes.router, prefix=root)
-    app.include_router(router)
+        app.include_router(batch_routes.router, prefix=root, dependencies=with_key)
+    app.include_router(_metrics(metrics), dependencies=with_key)
+    app.include_router(_probes(spaces))
 
 
 def _metrics(metrics: Metrics) -> APIRouter:
@@ -126,7 +126,7 @@ def _metrics(metrics: Metrics) -> APIRouter:
 
 
 def _probes(spaces: ServedSpaces) -> APIRouter:
-    router = APIRouter(responses=_ANY_REFUSAL)
+    router = APIRouter()
 
     @router.get("/healthz")
     async def health() -> Status:

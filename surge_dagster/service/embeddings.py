@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, Future
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 from starlette.requests import ClientDisconnect, Request
@@ -224,12 +224,6 @@ class HeldAnswers:
             self._bytes -= size
 
 
-async def _until_sent() -> AsyncIterator[ExitStack]:
-    """Yield what is closed when the answer is sent, or its client has gone."""
-    with ExitStack() as stack:
-        yield stack
-
-
 def row_ranges(chosen: np.ndarray) -> str:
     """Return the indexes of what is true, as `3,5-9`: a header with all of 2,048 would be longer
     than proxies take."""
@@ -257,32 +251,24 @@ class Serving:
     began: int
 
 
-async def _serving(request: Request) -> Serving:
-    return request.app.state.serving
-
-
 def task_of(request: Request) -> Task:
     """Return how the base URL of a request says that texts are encoded."""
     return "document" if request.url.path.startswith(f"{ROOTS[1]}/") else "query"
 
 
-_Serving = Annotated[Serving, Depends(_serving)]
 router = APIRouter()
 
 
 @router.post("/embeddings", response_model=EmbeddingList)
-async def create_embeddings(
-    serving: _Serving,
-    request: Request,
-    body: EmbeddingRequest,
-    until_sent: Annotated[ExitStack, Depends(_until_sent)],
-) -> Response:
+async def create_embeddings(request: Request, body: EmbeddingRequest) -> Response:
     """Encode texts; the path says whether as queries or as documents."""
+    serving: Serving = request.app.state.serving
     served = serving.spaces.find(body.model)
     require_offered(body, served)
     task = body.input_type or task_of(request)
     lane = served.queries if task == "query" else served.documents
-    until_sent.enter_context(serving.held.hold(4 * len(body.input) * lane.space.dimension))
+    held = serving.held.hold(4 * len(body.input) * lane.space.dimension)
+    request.state.until_sent.enter_context(held)
     answer = Future[Encoded]()
     accept = partial(
         lane.accept,
@@ -306,15 +292,17 @@ async def create_embeddings(
 
 
 @router.get("/models")
-async def list_models(serving: _Serving) -> ModelList:
+async def list_models(request: Request) -> ModelList:
     """List the spaces that are served."""
+    serving: Serving = request.app.state.serving
     models = [_model_of(served, serving.began) for served in serving.spaces.served()]
     return ModelList(data=models)
 
 
 @router.get("/models/{name:path}")
-async def retrieve_model(serving: _Serving, name: str) -> Model:
+async def retrieve_model(request: Request, name: str) -> Model:
     """Describe the space of this name or of this model."""
+    serving: Serving = request.app.state.serving
     return _model_of(serving.spaces.find(name), serving.began)
 
 

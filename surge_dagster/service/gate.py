@@ -8,6 +8,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -248,9 +249,10 @@ class Gate:
 
         self._begun += 1
         try:
-            refusal = self._refusal(scope, headers)
-            app = self._app if refusal is None else refusal.response()
-            await app(scope, receive, send_counted)
+            with ExitStack() as state["until_sent"]:
+                refusal = self._refusal(scope, headers)
+                app = self._app if refusal is None else refusal.response()
+                await app(scope, receive, send_counted)
         finally:
             self._begun -= 1
             self._metrics.count(scope, status, time.perf_counter() - begun_at)
