@@ -208,32 +208,6 @@ def test_failed_run_that_dagster_launches_again_is_not_posted(
     assert listener.alerts() == []
 
 
-def test_errors_that_a_check_of_the_catalog_finds_are_posted(
-    bench: Workbench, listener: Listener
-) -> None:
-    bench.settings["alert_webhook"] = listener.url
-    bench.fill("abc", 3)
-    ticks = Ticks(bench, NAMES.alerts)
-
-    ticks.look()
-
-    assert bench.refresh().success
-
-    bench.file("a").write_bytes(b"x")
-    bench.file("b").unlink()
-
-    ran = bench.run(NAMES.check_job)
-    for _ in range(3):
-        ticks.look()
-
-    [alert] = listener.alerts()
-
-    assert alert["run_id"] == ran.run_id
-    assert alert["message"].startswith("catalog_check: 2 checks failed.\n")
-    assert "every_partition_is_embedded: 2 partitions judged, 1 violation" in alert["message"]
-    assert sorted(alert["failed_partitions"]) == ["a", "b"]
-
-
 def test_failed_check_of_one_table_is_posted_if_that_of_another_passes(
     bench: Workbench, listener: Listener, ticks: Ticks
 ) -> None:
