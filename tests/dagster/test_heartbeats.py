@@ -12,6 +12,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from surge_dagster.assets import catalog_check
 from surge_dagster.orchestration.heartbeats import (
     HEARTBEAT_TAG,
     HeartbeatTimes,
@@ -203,12 +204,7 @@ def test_run_that_ends_while_runs_are_listed_is_not_declared_lost(
     assert statuses(instance, [listed]) == [end]
 
 
-@pytest.mark.parametrize(
-    ("job", "module"), [(NAMES.check_job, "catalog_check"), (NAMES.switch_job, "current_space")]
-)
-def test_run_of_a_check_or_switch_has_a_heartbeat(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, job: str, module: str
-) -> None:
+def test_run_of_a_check_has_a_heartbeat(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.write("a")
     seen: list[str] = []
 
@@ -216,8 +212,8 @@ def test_run_of_a_check_or_switch_has_a_heartbeat(
         [run] = bench.instance.get_runs()
         seen.append(run.tags[HEARTBEAT_TAG])
 
-    monkeypatch.setattr(f"surge_dagster.assets.{module}.existing_space", existing_space)
+    monkeypatch.setattr(catalog_check, "existing_space", existing_space)
 
-    ran = bench.run(job)
+    ran = bench.run(NAMES.check_job)
 
     assert seen == [f"{ran.run_id} {socket.gethostname()} 0"]

@@ -220,7 +220,7 @@ def test_last_line_of_a_terminated_run_says_who_embeds_the_rest(
 
 @pytest.mark.parametrize(
     ("what", "reason"),
-    [("catalog", "no catalog at"), ("model", "no-such-model"), ("output", "is a file")],
+    [("catalog", "no catalog at"), ("model", "no-such-model"), ("output", "Not a directory")],
 )
 def test_wrong_setting_ends_a_run_without_retries_and_with_a_remedy(
     bench: Workbench, what: str, reason: str
