@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import errno
 import io
 import os
@@ -258,7 +259,7 @@ def make_unreadable(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     """Have the system refuse to open what has `part` in its name in a local output; until
     `monkeypatch.undo()`."""
     open_file = LocalStore.open
-    open_end = os.open
+    open_end = builtins.open
 
     def refuse(name: object) -> None:
         if part in str(name):
@@ -270,9 +271,9 @@ def make_unreadable(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
         refuse(name)
         return open_file(store, name, listed)
 
-    def open_path(path: Any, *flags: Any, **options: Any) -> int:
+    def open_path(path: Any, *options: Any, **named: Any) -> Any:
         refuse(path)
-        return open_end(path, *flags, **options)
+        return open_end(path, *options, **named)
 
     monkeypatch.setattr(LocalStore, "open", open_listed)
-    monkeypatch.setattr(os, "open", open_path)
+    monkeypatch.setattr(builtins, "open", open_path)

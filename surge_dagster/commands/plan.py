@@ -254,9 +254,6 @@ def _machine(shown: _Shown) -> list[str]:
     costs += f", a text {_milliseconds(planned.text_seconds)} of a worker"
     if shown.pool:
         machine = "{device} ({hardware}), {precision}, ".format(**shown.pool) + machine
-        by_tokens = planned.text_seconds_by_tokens.items()
-        lengths = [f"{_time(seconds)} of {tokens}" for tokens, seconds in by_tokens]
-        costs += f"; by tokens: {', '.join(lengths)}"
     if shown.calibrated_texts is not None:
         machine += f"; measured now on {counted(shown.calibrated_texts, 'text')}"
     return [machine, costs]

@@ -88,7 +88,6 @@ def test_plan_with_a_model_knows_its_costs_its_memory_and_the_store(
         "cpu",
     )
     assert first["peak_resident_bytes"] <= first["memory_limit_bytes"]
-    assert set(first["text_seconds_by_tokens"]) == {"8", "32", "128", "512"}
     assert not (tmp_path / "out").exists(), "a plan writes nothing"
     calibrated = document(catalog, tmp_path / "out", *MODEL, "--calibrate")
     assert calibrated["publish_seconds"] > 0 and calibrated["workers_per_machine"] >= 1

@@ -65,7 +65,6 @@ class DeriveReport:
     partitions_failed: list[Failure] = field(default_factory=list)
     partitions_removed: list[str] = field(default_factory=list)
     rows: int = 0
-    calibrated_rows: int = 0
     convert_seconds: float = 0.0
     wall_seconds: float = 0.0
     recall: Recall | None = None
@@ -130,18 +129,14 @@ class DeriveRun:
         self._parents = OutputState(store, parent.name)
         wanted = parent.derive(dtype, dimension)
         space = find_derived(store, wanted)
-        calibrated = 0
         if space is None and dtype == "int8":
-            ranges, calibrated = find_ranges(store, parent, wanted, self._usable())
-            # Another run may have begun the space with other ranges since.
-            space = find_derived(store, wanted) or parent.derive(dtype, dimension, ranges)
+            ranges = find_ranges(store, parent, wanted, self._usable())
+            space = parent.derive(dtype, dimension, ranges)
         space = space or wanted
         keep_current(store, space)
         claim_derived(store, space)
         self.space = space
-        self.report = DeriveReport(
-            space.name, parent.name, space.dtype, space.dimension, calibrated_rows=calibrated
-        )
+        self.report = DeriveReport(space.name, parent.name, space.dtype, space.dimension)
 
     def events(self, keys: Iterable[str] | None = None) -> Generator[Receipt | Failure]:
         """Derive what is missing or stale; yield fresh partitions, then each published one.

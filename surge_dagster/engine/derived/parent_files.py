@@ -49,8 +49,8 @@ def parent_rows(
 
 def find_ranges(
     store: Store, parent: Space, wanted: Space, files: Iterable[PublishedFile]
-) -> tuple[Ranges, int]:
-    """Return the smallest and largest value of each dimension, and the number of vectors.
+) -> Ranges:
+    """Return the smallest and largest value of each dimension.
 
     Files that are damaged or cannot be read now are left out; no vectors at all is a `ConfigError`.
 
@@ -59,22 +59,20 @@ def find_ranges(
     """
     least = np.full(wanted.dimension, np.inf, np.float32)
     most = np.full(wanted.dimension, -np.inf, np.float32)
-    rows = 0
     for file in files:
         try:
             for batch in parent_rows(store, parent, file, ["embedding"]):
                 vectors = cut(matrix_of(batch), wanted)
                 np.minimum(least, vectors.min(0), out=least)
                 np.maximum(most, vectors.max(0), out=most)
-                rows += len(batch)
         except StoreUnavailable:
             raise
         except (DataError, TransientError) as error:
             message = "int8 has its ranges without this partition, which may be clipped: %s"
             log.warning(message, error)
-    if not rows:
+    if np.isinf(least).all():
         raise ConfigError(
             f"the space {parent.name} has no vectors to find the ranges of int8 in. Embed first "
             "(`surge-dagster embed`), then derive."
         )
-    return (tuple(least.tolist()), tuple(most.tolist())), rows
+    return tuple(least.tolist()), tuple(most.tolist())

@@ -33,7 +33,6 @@ from surge_dagster.engine.run.memory import SLOTS, MemoryPlan
 from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.run.thresholds import PARTITION_OVERHEAD_BYTES, Bounds
 
-_LENGTHS = (8, 32, 128, 512)
 _LEAST_GAIN = 0.01  # of the encoding time; less is within what a prediction is wrong by
 
 
@@ -182,7 +181,6 @@ class Plan:
             they are as many per byte as in earlier runs.
         call_seconds, text_seconds: c_ipc, and c_enc of a text of the catalog's mean length, on one
             worker.
-        text_seconds_by_tokens: c_enc of texts of other lengths.
         peak_resident_bytes: the most that the run will hold; `memory_limit_bytes` is what it may.
             None: not known.
         workers_per_machine: the workers that one machine's way to the store can serve, by Zero's
@@ -209,7 +207,6 @@ class Plan:
     fill_ratio: float
     call_seconds: float
     text_seconds: float
-    text_seconds_by_tokens: dict[int, float]
     peak_resident_bytes: int | None = None
     memory_limit_bytes: int | None = None
     workers_per_machine: int | None = None
@@ -313,7 +310,6 @@ def _plan_of(work: _Work, flushes: Sequence[Flush], costs: RunCosts, bounds: Bou
         fill_ratio=encoded / len(flushes) / bounds.b_min if flushes else 0.0,
         call_seconds=speed.call_seconds,
         text_seconds=speed.worker_seconds(work.mean_tokens),
-        text_seconds_by_tokens={tokens: speed.worker_seconds(tokens) for tokens in _LENGTHS},
     )
 
 

@@ -7,7 +7,6 @@ import errno
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -15,12 +14,11 @@ import pytest
 
 from surge_dagster.engine.derived.conversion import convert, cut
 from surge_dagster.engine.derived.derive import DeriveRun
-from surge_dagster.engine.derived.parent_files import find_ranges
 from surge_dagster.engine.errors import ConfigError, TransientError
-from surge_dagster.engine.model.derivation import DERIVED_DTYPES, DerivedDtype, Ranges
+from surge_dagster.engine.model.derivation import DERIVED_DTYPES, DerivedDtype
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.current_space import read_current
-from surge_dagster.engine.output.spaces import claim_derived, find_space, list_spaces
+from surge_dagster.engine.output.spaces import find_space, list_spaces
 from surge_dagster.engine.run.report import Failure
 from tests.small_catalogs import make_unreadable, rewrite, with_vectors
 from tests.spaces import KEYS, ROWS, Spaces
@@ -191,22 +189,6 @@ def test_ranges_are_found_once_and_are_part_of_the_space(made: Spaces) -> None:
     other = made.of(MODEL).derive("int8", ranges=((-1.0,) * 16, (1.0,) * 16))
     assert other.name != first.space.name
     assert run(made, "int8", 8).space.name not in (first.space.name, other.name)
-
-
-def test_second_of_two_concurrent_first_runs_takes_the_ranges_of_the_other(
-    made: Spaces, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    of_other_run = made.of(MODEL).derive("int8", ranges=((-1.0,) * 16, (1.0,) * 16))
-
-    def find_as_another_run_begins(*arguments: Any) -> tuple[Ranges, int]:
-        claim_derived(made.store, of_other_run)
-        return find_ranges(*arguments)
-
-    monkeypatch.setattr(
-        "surge_dagster.engine.derived.derive.find_ranges", find_as_another_run_begins
-    )
-    assert run(made).space == of_other_run
-    assert [space.name for space in list_spaces(made.store) if space.derived] == [of_other_run.name]
 
 
 def test_embedding_never_finds_a_derived_space(made: Spaces) -> None:
