@@ -18,11 +18,11 @@ from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.store.requests import Requests
 
 TAIL_BYTES = 64 * 1024
-_PIECE_BYTES = 1024 * 1024  # of small reads that follow each other
+READ_BYTES = 1024 * 1024  # of a request, if smaller reads follow each other
 
 
 class ObjectReader(io.RawIOBase):
-    """Reads one version of one object; small reads that follow each other share a request.
+    """Reads one version of one object; each read beyond its end is a request.
 
     Args:
         tail_bytes: of the object's end, which the first request brings and which are kept.
@@ -37,8 +37,6 @@ class ObjectReader(io.RawIOBase):
         self._requests = requests
         self._position = 0
         self._size, self.etag, self._tail = fetch_end(store, key, requests, tail_bytes)
-        self._start = 0
-        self._buffer = b""
 
     def readable(self) -> bool:
         return True
@@ -57,22 +55,17 @@ class ObjectReader(io.RawIOBase):
     def size(self) -> int:
         return self._size
 
-    def read(self, size: int | None = -1, /) -> bytes:
-        remaining = max(0, self._size - self._position)
-        wanted = remaining if size is None or size < 0 else min(size, remaining)
-        if not wanted:
-            return b""
-
+    def readinto(self, buffer: Any, /) -> int:
         begin = self._position
-        self._position += wanted
+        length = max(0, min(len(buffer), self._size - begin))
         tail_start = self._size - len(self._tail)
         if begin >= tail_start:
-            return self._tail[begin - tail_start : begin - tail_start + wanted]
-
-        if begin < self._start or begin + wanted > self._start + len(self._buffer):
-            self._buffer = self._fetch(begin, min(max(wanted, _PIECE_BYTES), remaining))
-            self._start = begin
-        return self._buffer[begin - self._start : begin - self._start + wanted]
+            content = self._tail[begin - tail_start : begin - tail_start + length]
+        else:
+            content = self._fetch(begin, length)
+        buffer[: len(content)] = content
+        self._position += len(content)
+        return len(content)
 
     def _fetch(self, start: int, length: int) -> bytes:
         request = partial(_range, self._store, self._key, start, length, self.etag)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
+import io
 import secrets
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +23,12 @@ from obstore.exceptions import BaseError
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions, connect
-from surge_dagster.engine.store.object_reader import TAIL_BYTES, ObjectReader, fetch_end
+from surge_dagster.engine.store.object_reader import (
+    READ_BYTES,
+    TAIL_BYTES,
+    ObjectReader,
+    fetch_end,
+)
 from surge_dagster.engine.store.object_upload import PIECE_BYTES, ObjectUpload
 from surge_dagster.engine.store.requests import Requests
 from surge_dagster.engine.store.store import ObjectEnd, Store, StoredObject, plain_etag
@@ -106,7 +112,7 @@ class ObjectStore(Store):
                 raise FileNotFoundError(
                     errno.ENOENT, "another object stands in its place now", self.location(name)
                 )
-        return pa.PythonFile(reader, mode="r")
+        return pa.PythonFile(io.BufferedReader(reader, READ_BYTES), mode="r")
 
     def read_end(self, name: str, size: int) -> ObjectEnd:
         whole, etag, content = fetch_end(self._store, self._key(name), self._requests, size)

@@ -19,8 +19,8 @@ _LAST_SAMPLE_SECONDS = 2.0
 
 
 def memory_bytes(membership: Path = _MEMBERSHIP, mount: Path = _MOUNT) -> int:
-    """Return the machine's memory, or the lowest limit among this process's cgroups (version 1 or
-    2), whichever is less."""
+    """Return the machine's memory, or the lowest limit among this process's cgroups (version 2),
+    whichever is less."""
     return min([psutil.virtual_memory().total, *_limits(membership, mount)])
 
 
@@ -31,21 +31,14 @@ def _limits(membership: Path, mount: Path) -> Iterator[int]:
         return
     for line in lines:
         _, controllers, group = line.split(":", 2)
-        if not controllers:
-            limit = "memory.max"
-        elif "memory" in controllers.split(","):
-            limit = "memory.limit_in_bytes"
-        else:
+        if controllers:  # of version 1
             continue
         # Every parent group limits this one too. In a container the path may be the host's; then
         # only the folder of the mount itself is visible.
-        hierarchy = mount / "memory" if controllers else mount
         inner = Path(group.lstrip("/"))
         for folder in (inner, *inner.parents):
-            try:
-                yield int((hierarchy / folder / limit).read_text())
-            except (OSError, ValueError):  # not there, or "max"
-                continue
+            with contextlib.suppress(OSError, ValueError):  # not there, or "max"
+                yield int((mount / folder / "memory.max").read_text())
 
 
 class MemoryGauge:

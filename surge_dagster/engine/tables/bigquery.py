@@ -46,7 +46,6 @@ _BATCH_ROWS = 8192
 _ROLES = "bigquery.jobUser, bigquery.dataViewer and bigquery.readSessionUser"
 # By query: a sensor lists a table every 30 seconds.
 _LISTINGS: dict[str, tuple[datetime, list[_Listed]]] = {}
-_KEPT_LISTINGS = 16
 # Time in which a table is not listed again: partitions are published one by one.
 _LOOKED_SECONDS = 10.0
 
@@ -138,13 +137,11 @@ class BigQueryCatalog:
         self._looked = self._clock()
         modified = self._last_change()
         sql = self._listing_query()
-        known_modified, listing = _LISTINGS.pop(sql, (None, []))
+        known_modified, listing = _LISTINGS.get(sql, (None, []))
         if modified is None or known_modified != modified:
             listing = self._list(sql)
         if modified is not None:
             _LISTINGS[sql] = modified, listing
-            if len(_LISTINGS) > _KEPT_LISTINGS:
-                _LISTINGS.pop(next(iter(_LISTINGS)), None)
         self._versions = {listed.key: listed.version for listed in listing}
         return listing
 

@@ -8,7 +8,6 @@ reads every row once.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Unpack
@@ -138,14 +137,14 @@ def _read(key: str, batches: _Open, selection: Selection) -> Iterator[RowBatch]:
 def _listed(
     key: str, batches: _Open, read: Callable[[], Iterator[RowBatch]], suffix: str
 ) -> Partition:
-    """Return a partition whose version is the digest of its rows, or of why reading fails."""
+    """Return a partition whose version is the digest of its rows; reading it raises why there is
+    none."""
     gathered = Gathered(key)
     try:
         for batch in batches():
             gathered.add(batch)
-    except (DataError, TransientError) as error:
-        reason = hashlib.sha256(str(error).encode("utf-8", "surrogatepass")).hexdigest()
-        version = f"refused-{reason[:24]}{suffix}"
+    except (DataError, TransientError):
+        version = f"refused{suffix}"
         return Partition(key, version, read, partial(str, version))
     group = gathered.group()
     version = group.digest + suffix
