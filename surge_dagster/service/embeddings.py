@@ -273,8 +273,7 @@ async def create_embeddings(request: Request, body: EmbeddingRequest) -> Respons
     accept = partial(
         lane.accept,
         body.input,
-        # What the event loop does before it answers counts as if the request had come earlier.
-        arrived_at=request.state.arrived_at - request.state.loop_seconds,
+        arrived_at=request.state.arrived_at,
         truncate=body.truncate is True,
         answer=answer,
     )

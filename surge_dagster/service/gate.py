@@ -47,7 +47,6 @@ _UNAUTHORIZED = Refusal(
 _CHARSET = Refusal(
     415, "unsupported_charset", "The form has another charset than UTF-8. Send UTF-8."
 )
-_NEWEST_SHARE = 0.2
 _ROUNDS = 3  # of the event loop: a result, the task that waits for it, its answer
 _BODY_UNREAD = (401, 403, 413, 415)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -215,10 +214,6 @@ class Gate:
         self._keys = keys
         self._metrics = metrics
         self._is_private = is_private
-        self._begun = 0  # requests that are not answered
-        self._is_busy = False  # whether the event loop had the next request when it began one
-        self._last_begun_at = 0.0
-        self._request_seconds = 0.0  # of the event loop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -230,7 +225,6 @@ class Gate:
         headers = Headers(scope=scope)
         state = scope.setdefault("state", {})
         state.setdefault("arrived_at", time.monotonic())
-        state["loop_seconds"] = self._loop_seconds(len(state.get("requests", ())))
         state["owner"] = ""  # of all files and batches, if there are no keys
         state["request_id"] = headers.get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(state["request_id"]):
@@ -247,27 +241,13 @@ class Gate:
                     sent["connection"] = "close"
             await send(message)
 
-        self._begun += 1
         try:
             with ExitStack() as state["until_sent"]:
                 refusal = self._refusal(scope, headers)
                 app = self._app if refusal is None else refusal.response()
                 await app(scope, receive, send_counted)
         finally:
-            self._begun -= 1
             self._metrics.count(scope, status, time.perf_counter() - begun_at)
-
-    def _loop_seconds(self, requests: int) -> float:
-        """Return how long the requests that the event loop has read and not begun delay an
-        answer."""
-        now = time.monotonic()
-        if self._is_busy:
-            newest = now - self._last_begun_at
-            self._request_seconds += _NEWEST_SHARE * (newest - self._request_seconds)
-        waiting = max(0, requests - self._begun - 1)
-        self._is_busy = waiting > 0
-        self._last_begun_at = now
-        return _ROUNDS * waiting * self._request_seconds
 
     def _refusal(self, scope: Scope, headers: Headers) -> Refusal | None:
         """Return why a request is refused, whatever its body is."""
@@ -292,9 +272,9 @@ class Gate:
         served = self._spaces.served()
         if scope["path"] != _QUERIES or not served or served[0].queries.promise is None:
             return None
-        state = scope["state"]
-        needed = time.monotonic() - state["arrived_at"] + state["loop_seconds"]
-        late = needed - served[0].queries.promise.promised_seconds
+        # A result, the task that waits for it, and its answer each wait for the event loop again.
+        waited = time.monotonic() - scope["state"]["arrived_at"]
+        late = _ROUNDS * waited - served[0].queries.promise.promised_seconds
         if late <= 0:
             return None
         message = "More requests wait than can be read in time. Send it again later."

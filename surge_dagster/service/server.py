@@ -116,7 +116,7 @@ def _run(server: uvicorn.Server, listener: socket.socket) -> None:
 
 
 class TimedProtocol(H11Protocol):
-    """Notes when a request arrived, and which requests there are.
+    """Notes when a request arrived.
 
     Under overload requests wait in the kernel until the event loop reads them, which a clock that
     starts in the application does not see. ASGI has no place for it, so this is a subclass.
@@ -126,8 +126,7 @@ class TimedProtocol(H11Protocol):
         arrived_at = time.monotonic() - _seconds_unread(self.transport.get_extra_info("socket"))
         super().data_received(data)  # which starts the request later
         if self.scope:
-            state = {"arrived_at": arrived_at, "requests": self.tasks}
-            self.scope.setdefault("state", {}).update(state)
+            self.scope.setdefault("state", {})["arrived_at"] = arrived_at
 
 
 def _seconds_unread(connection: socket.socket) -> float:

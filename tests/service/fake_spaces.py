@@ -92,7 +92,7 @@ class FakeSpaces:
 
     def __init__(self, store: Any = None, dimension: int = DIMENSION) -> None:
         space = EncodingSpec(f"hash://{dimension}", query_prompt="find: ").resolve()
-        queries = FakeLane(replace(space, task="query"), Promise(50_000.0, 512, 0.1))
+        queries = FakeLane(replace(space, task="query"), Promise(50_000.0, 512, 60.0))
         self.only = FakeSpace(space, queries, FakeLane(space))
         self.is_ready = True
         self.is_alive = True

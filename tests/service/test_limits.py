@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from fastapi import FastAPI
-from starlette.types import Message
+from starlette.testclient import TestClient
 
-from surge_dagster.service.app import ServiceSettings, service_app
 from surge_dagster.service.embeddings import MAX_TEXTS, Embedding
-from surge_dagster.service.gate import Gate, Metrics
-from surge_dagster.service.lane import Promise
 from tests.service.fake_spaces import FakeSpaces
 from tests.service.lanes import until
-from tests.service.running import Running, connected, read_all, read_answer, running
+from tests.service.running import Running, client_of, connected, read_all, read_answer, running
 
 LIMIT = 2_000
 GOOD = b'{"model":"current","input":"red"}'
@@ -160,7 +155,6 @@ def status_of(service: Running) -> int:
 def test_clock_of_a_request_starts_when_the_kernel_has_it() -> None:
     spaces = FakeSpaces()
     lane = spaces.only.queries
-    lane.promise = Promise(50_000.0, 512, 60.0)
     lane.gate = threading.Event()
     with running(spaces.as_served()) as service, ExitStack() as clients:
         first, second = (clients.enter_context(connected(service.url)) for _ in range(2))
@@ -180,50 +174,25 @@ def test_clock_of_a_request_starts_when_the_kernel_has_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "waited", "is_read"),
+    ("path", "waited", "status"),
     [
-        ("/v1/embeddings", 0.2, False),
-        ("/v1/embeddings", 0.0, True),
-        ("/documents/v1/embeddings", 0.2, True),
-        ("/v1/models", 0.2, True),
+        ("/v1/embeddings", 30.0, 429),  # of the promised minute, three times
+        ("/v1/embeddings", 0.0, 400),
+        ("/documents/v1/embeddings", 30.0, 400),
     ],
 )
 def test_query_that_is_late_already_is_refused_unread(
-    path: str, waited: float, is_read: bool
+    path: str, waited: float, status: int
 ) -> None:
-    app = service_app(FakeSpaces().as_served(), ServiceSettings())
-    sent = list[Message]()
-    read = list[str]()
+    client = client_of(FakeSpaces())
+    arrived_at = time.monotonic() - waited
+    app = client.app
 
-    async def receive() -> Message:
-        read.append(path)
-        return {"type": "http.disconnect"}
+    async def late(scope: Any, receive: Any, send: Any) -> None:
+        await app(scope | {"state": {"arrived_at": arrived_at}}, receive, send)
 
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    state = {"arrived_at": time.monotonic() - waited}
-    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-    method = "GET" if path == "/v1/models" else "POST"
-    scope = {"type": "http", "path": path, "method": method, "query_string": b""}
-    asyncio.run(app(scope | {"headers": headers, "state": state}, receive, send))
-
-    if method == "POST":
-        assert bool(read) == is_read
-    assert (sent[0]["status"] == 429) != is_read
-
-
-def test_requests_that_the_event_loop_has_not_begun_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    spaces = FakeSpaces().as_served()
-    gate = Gate(FastAPI(), spaces, None, Metrics(spaces), is_private=True)
-    now = 0.0
-    monkeypatch.setattr("surge_dagster.service.gate.time", SimpleNamespace(monotonic=lambda: now))
-    for waiting in range(50, 3, -1):  # a millisecond each
-        gate._loop_seconds(waiting)
-        now += 0.001
-
-    assert 0.004 < gate._loop_seconds(3) <= 0.006, "two requests, three rounds"
-    assert gate._loop_seconds(1) == 0
+    client = TestClient(late, "http://localhost")
+    assert client.post(path, content=b"no JSON").status_code == status
 
 
 def test_large_queries_do_not_wait_for_documents_that_are_accepted() -> None:
