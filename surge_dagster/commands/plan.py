@@ -282,14 +282,12 @@ def _of_paper(paper: PaperModel) -> list[str]:
 
 
 def _storage(planned: Plan, costs: RunCosts) -> str:
-    forecast = planned.forecast
-    if not forecast.publish_seconds:
+    if not planned.forecast.publish_seconds:
         return f"{_NOT_MEASURED}: --calibrate or the first run does"
     _, of_file, of_byte = costs.io.publish
     return (
         f"a file costs {_time(of_file)} and a megabyte {_time(1e6 * of_byte)}; "
-        f"{forecast.overlap_ratio:.0%} of it hides behind encoding; it serves up to "
-        f"{counted(planned.workers_per_machine or 1, 'such worker')}"
+        f"{planned.forecast.overlap_ratio:.0%} of it hides behind encoding"
     )
 
 

@@ -188,7 +188,7 @@ def test_no_control_character_of_data_is_printed(tmp_path: Path, surge: Command)
     [
         (("embed", "nowhere", "out", *MODEL), "there is no such file or folder"),
         (("embed", "empty", "out", *MODEL), "is empty"),
-        (("embed", "catalog", "a-file", *MODEL), "is a file"),
+        (("embed", "catalog", "a-file", *MODEL), "Not a directory"),
         (("embed", "catalog", "a-file/below", *MODEL), "cannot write"),
         (("embed", "catalog", "out", "--model", "nobody/nothing"), "nobody/nothing"),
         (("embed", "catalog", "out", *MODEL, "--b-min", "9", "--b-max", "3"), "b_min"),
