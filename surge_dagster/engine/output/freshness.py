@@ -89,20 +89,16 @@ class OutputState:
         self._known: dict[str, Found | TransientError] = {**self._memory.known(tags)}
 
     def look_at(self, keys: Iterable[str]) -> None:
-        """Read the files of these partitions from a bucket, many concurrently; only those that are
-        not known yet."""
-        if self.store.is_remote:
-            self._read_all(self._names(keys))
+        """Read the files of these partitions that are not known yet, many of a bucket's
+        concurrently."""
+        self._read_all(self._names(keys))
 
     def looked_at(self, partitions: Iterable[Partition]) -> Iterator[Partition]:
         """Yield the partitions as they come, once the files of some of them were read
         (see `look_at`)."""
-        if not self.store.is_remote:
-            yield from partitions
-            return
         source = iter(partitions)
         while chunk := list(itertools.islice(source, _LOOK_AHEAD)):
-            self._read_all(self._names(partition.key for partition in chunk))
+            self.look_at(partition.key for partition in chunk)
             yield from chunk
 
     def names(self) -> list[str]:

@@ -34,7 +34,6 @@ from surge_dagster.engine.support.urls import expanded
 log = logging.getLogger(__name__)
 
 SPACE_FILE = "space.json"
-_NEAREST = 3
 
 
 def list_spaces(store: Store) -> list[Space]:
@@ -249,20 +248,19 @@ def model_difference(space: Space, before: Space) -> str:
 
 
 def nearest_spaces(spec: EncodingSpec, spaces: Iterable[Space]) -> str:
-    """Return the spaces that were begun with the settings most like a spec's, each with the
-    settings that differ."""
+    """Return the spaces, each with the settings that differ from a spec's."""
     now = spec.as_dict()
     folder = expanded(spec.model)
     if folder.is_dir():
         now["model"] = str(folder.resolve())
-    lines: list[tuple[int, str]] = []
+    lines: list[str] = []
     for space in spaces:
         was = replace(space.requested, model=space.model_folder or space.requested.model).as_dict()
         names = [name for name in now if now[name] != was[name]]
         values = [f"{name} is {_value(now[name])} and was {_value(was[name])}" for name in names]
         difference = ", ".join(values) or "the content of the model was another one"
-        lines.append((len(names), f"{space.name} ({difference})"))
-    return "; ".join(line for _, line in sorted(lines)[:_NEAREST])
+        lines.append(f"{space.name} ({difference})")
+    return "; ".join(lines)
 
 
 def _value(setting: Any) -> str:

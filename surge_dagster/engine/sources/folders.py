@@ -18,14 +18,13 @@ import pyarrow as pa
 from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.sources.ahead import AHEAD_BYTES, FilesAhead
 from surge_dagster.engine.sources.casting import is_typeless
-from surge_dagster.engine.sources.footers import End, SourceFooters
+from surge_dagster.engine.sources.footers import SourceFooters
 from surge_dagster.engine.sources.formats import ENDINGS_IN_WORDS, batches
 from surge_dagster.engine.sources.layouts import FileGroup, grouped
 from surge_dagster.engine.sources.listing import FIRST_BYTES, SourceFile, SourceFiles
 from surge_dagster.engine.sources.parquet_files import Footer
 from surge_dagster.engine.sources.partition import (
     KEY_METADATA,
-    UNREADABLE_VERSION,
     Partition,
     RowBatch,
     row_in_words,
@@ -33,13 +32,12 @@ from surge_dagster.engine.sources.partition import (
 )
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support.keys import encode_key
-from surge_dagster.engine.support.unreadable import not_given
 
 # In addition to pages: of an open object its end and the piece that is read, and the files that
 # are opened ahead.
 _BUCKET_BYTES = 2 * FIRST_BYTES + AHEAD_BYTES
 _BLOCKS_BYTES = 48 * 1024 * 1024  # of a file without a footer: the blocks that its reader holds
-_Ends = dict[str, End]  # by a file's relative name
+_Ends = dict[str, Footer | None]  # by a file's relative name; None for one without
 
 
 class FolderCatalog:
@@ -83,13 +81,8 @@ class FolderCatalog:
             )
 
     def _partition(self, group: FileGroup, ends: _Ends, ahead: FilesAhead | None) -> Partition:
-        current = partial(self._current_version, group)
-        if any(isinstance(end, OSError | TransientError) for end in ends.values()):
-            read = partial(self._read, group, ends, None)
-            return Partition(group.key, UNREADABLE_VERSION, read, current)
-
-        footers = [end for end in ends.values() if isinstance(end, Footer)]
-        others = [file for file in group.files if not isinstance(ends[file.relative], Footer)]
+        footers = [end for end in ends.values() if end is not None]
+        others = [file for file in group.files if ends[file.relative] is None]
         pages = [footer.group_bytes for footer in footers]
         pages += [min(8 * file.size, _BLOCKS_BYTES) for file in others]
         page_bytes = max(pages)
@@ -99,7 +92,7 @@ class FolderCatalog:
             key=group.key,
             source_version=self._version(group.files, ends),
             read=partial(self._read, group, ends, ahead),
-            current_source_version=current,
+            current_source_version=partial(self._current_version, group),
             text_bytes=sum(file.size for file in group.files),
             page_bytes=page_bytes,
         )
@@ -117,8 +110,7 @@ class FolderCatalog:
         versions: list[str] = []
         for file in files:
             end = ends[file.relative]
-            declared = end.version if isinstance(end, Footer) else None
-            versions.append(declared or file.token)
+            versions.append((end and end.version) or file.token)
         version = versions[0]
         if len(files) > 1:
             named = zip(files, versions, strict=True)
@@ -131,8 +123,6 @@ class FolderCatalog:
             files = self._current_files(group)
             footers = zip(files, self._footers.each(files), strict=True)
             ends = {file.relative: end for file, end in footers}
-        for file in files:
-            _require_given(group.key, file, ends[file.relative])
         if not files:
             return None
         return self._version(files, ends)
@@ -162,7 +152,6 @@ class FolderCatalog:
         if group.refusal is not None:
             raise DataError(key, *group.refusal)
         for file in group.files:
-            _require_given(key, file, ends[file.relative])
             _require_own(key, group, file, ends[file.relative])
 
         first_row = start
@@ -245,7 +234,7 @@ def _parts(
 
     def rows_of(file: SourceFile) -> int:
         footer = ends[file.relative]
-        assert isinstance(footer, Footer)  # only such partitions offer ranges
+        assert footer is not None  # only such partitions offer ranges
         return footer.rows
 
     if stop is None:
@@ -265,16 +254,16 @@ def _row_of_file(group: FileGroup, file: SourceFile, first_row: int, row: int) -
 
 def _declared_key(ends: _Ends) -> str | None:
     """Return the key that all files declare."""
-    keys = {end.key if isinstance(end, Footer) else None for end in ends.values()}
+    keys = {end and end.key for end in ends.values()}
     return keys.pop() if len(keys) == 1 else None
 
 
-def _require_own(key: str, group: FileGroup, file: SourceFile, end: End) -> None:
+def _require_own(key: str, group: FileGroup, file: SourceFile, end: Footer | None) -> None:
     """Raise `DataError` for a file that is refused or belongs to another partition."""
     if file.refusal:
         remedy = "Replace it by a regular folder or file, rename it, or remove it from the source."
         raise DataError(key, f"{file.shown} {file.refusal}", remedy)
-    declared = end.key if isinstance(end, Footer) else None
+    declared = end and end.key
     if declared is None:
         if group.hashed is None:
             return
@@ -287,12 +276,3 @@ def _require_own(key: str, group: FileGroup, file: SourceFile, end: End) -> None
     if declared != key or not is_named_so:
         reason = f"{file.shown} declares that it belongs to partition {declared!r}"
         raise DataError(key, reason, "Move it to its own folder.")
-
-
-def _require_given(key: str, file: SourceFile, end: End) -> None:
-    """Raise `TransientError` for a file whose end the storage did not give."""
-    with _of_partition(key):
-        if isinstance(end, TransientError):
-            raise end
-        if isinstance(end, OSError):
-            raise not_given(file.shown, end, key)

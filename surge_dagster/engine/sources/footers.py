@@ -12,9 +12,6 @@ from surge_dagster.engine.sources.parquet_files import Footer, read_footer
 from surge_dagster.engine.support.footer_memory import FooterMemory, Tag
 from surge_dagster.engine.support.unreadable import is_systems
 
-# A file's footer, or why it cannot be read now; None for another format or a damaged file.
-End = Footer | TransientError | OSError | None
-
 
 class SourceFooters:
     """The footers of one place."""
@@ -23,8 +20,11 @@ class SourceFooters:
         self._files = files
         self._memory: FooterMemory[Footer | None] = FooterMemory(f"source\0{files.identity}")
 
-    def each(self, files: Sequence[SourceFile], *, is_whole: bool = False) -> Generator[End]:
-        """Yield the footers of listed files in their order; a bucket's are read ahead.
+    def each(
+        self, files: Sequence[SourceFile], *, is_whole: bool = False
+    ) -> Generator[Footer | None]:
+        """Yield the footers of listed files in their order, None for files that have none; a
+        bucket's are read ahead.
 
         Args:
             is_whole: whether these are all files of the place; others are then forgotten.
@@ -46,15 +46,15 @@ class SourceFooters:
             if is_whole:
                 self._memory.forget_others({file.relative for file in files})
 
-    def _read(self, file: SourceFile, end: Footer | Exception) -> End:
-        """Return what was read of a file; remember it unless the storage did not give it."""
-        if isinstance(end, FileNotFoundError):  # it was replaced, which reading it reports
-            return None
-        if isinstance(end, TransientError) or (not isinstance(end, Footer) and is_systems(end)):
+    def _read(self, file: SourceFile, end: Footer | Exception) -> Footer | None:
+        """Return the footer; None for a damaged file, and for one that the storage did not give,
+        which reading it reports."""
+        if isinstance(end, Footer):
+            self._memory.remember(file.relative, _tag(file), end)
             return end
-        footer = end if isinstance(end, Footer) else None
-        self._memory.remember(file.relative, _tag(file), footer)
-        return footer
+        if not isinstance(end, TransientError) and not is_systems(end):
+            self._memory.remember(file.relative, _tag(file), None)
+        return None
 
 
 def _tags(files: Sequence[SourceFile]) -> dict[str, Tag]:

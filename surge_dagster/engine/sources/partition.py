@@ -21,8 +21,6 @@ from surge_dagster.engine.support.values import value_sizes
 
 KEY_METADATA = b"surge.partition_key"
 SOURCE_VERSION_METADATA = b"surge.source_version"
-# The source version of a partition whose files cannot be read now.
-UNREADABLE_VERSION = "unreadable"
 
 Place = Callable[[int], str]  # names a row for messages, such as "row 5 of part-1.csv"
 _INT64 = pa.int64()

@@ -245,12 +245,14 @@ def test_missing_folder_of_a_model_is_no_other_model(tmp_path: Path, model: str)
         find_space(store, EncodingSpec(model))
 
 
-def test_nearest_space_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spaces_are_shown_with_the_settings_that_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "model").mkdir()
     monkeypatch.chdir(tmp_path)
     wanted, near = EncodingSpec("model"), EncodingSpec("hash://8").resolve()
     near = replace(near, requested=wanted, model_folder=str(tmp_path / "model"))
     far = replace(near, name="far", requested=replace(wanted, dtype="float16"))
-    first, second = nearest_spaces(wanted, [far, near]).split("; ")
+    first, second = nearest_spaces(wanted, [near, far]).split("; ")
     assert first == f"{near.name} (the content of the model was another one)"
     assert second == "far (dtype is 'float32' and was 'float16')"
