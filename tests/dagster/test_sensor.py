@@ -57,6 +57,9 @@ def test_message_of_a_tick_counts_each_partition_once(bench: Workbench) -> None:
     }
 
 
+RANGE = {"dagster/asset_partition_range_start": "a", "dagster/asset_partition_range_end": "b"}
+
+
 def naming(*keys: str) -> dict[str, Any]:
     return {"ops": {"embeddings": {"config": {"keys": list(keys)}}}}
 
@@ -66,9 +69,10 @@ def naming(*keys: str) -> dict[str, Any]:
     [
         ("embed_partitions", {"run_config": naming("b", "c%2C d")}, ["a"]),
         ("embed_partitions", {"tags": {"dagster/partition": "b"}}, ["a", "c%2C d"]),
+        ("embed_partitions", {"tags": RANGE}, ["c%2C d"]),
         ("catalog_refresh", {}, []),
     ],
-    ids=["keys of the config", "partition of the UI", "everything"],
+    ids=["keys of the config", "partition of the UI", "range of the UI", "everything"],
 )
 def test_partitions_held_by_an_active_run_are_not_requested(
     bench: Workbench, job: str, how: dict[str, Any], free: list[str]
@@ -82,16 +86,6 @@ def test_partitions_held_by_an_active_run_are_not_requested(
 
     bench.instance.report_run_failed(run)
     assert requested(bench.tick()) == [["a", "b", "c%2C d"]]
-
-
-def test_partitions_of_a_range_that_an_active_run_holds_are_not_requested(bench: Workbench) -> None:
-    bench.fill("abcd")
-    bench.instance.add_dynamic_partitions("catalog", list("abcd"))
-    tags = {"dagster/asset_partition_range_start": "b", "dagster/asset_partition_range_end": "c"}
-
-    bench.pretend_run("embed_partitions", dg.DagsterRunStatus.QUEUED, tags=tags)
-
-    assert requested(bench.tick()) == [["a", "d"]]
 
 
 def test_run_gets_a_limited_number_of_partitions(
@@ -118,29 +112,17 @@ def test_tick_out_of_time_leaves_partitions_to_the_next_tick(
     assert requested(bench.tick()) == [["a", "b", "c"]]
 
 
-def test_changed_partition_is_reported_and_not_requested(bench: Workbench) -> None:
+@pytest.mark.parametrize(("refresh_stale", "expected"), [(False, []), (True, [["b"]])])
+def test_changed_partition_is_reported_and_requested_if_that_is_set(
+    bench: Workbench, refresh_stale: bool, expected: list[list[str]]
+) -> None:
+    bench.settings["refresh_stale"] = refresh_stale
     bench.fill("ab")
     bench.launch(bench.tick())
     bench.write("b", 4, version="v2")
 
-    found = bench.tick()
-
-    assert requested(found) == []
+    assert requested(bench.tick()) == expected
     assert bench.sources() == {"a": "v1", "b": "v2"}
-
-
-def test_changed_partition_is_requested_with_refresh_stale(bench: Workbench) -> None:
-    bench.settings["refresh_stale"] = True
-    bench.fill("ab")
-    bench.launch(bench.tick())
-    bench.write("b", 4, version="v2")
-
-    found = bench.tick()
-
-    assert requested(found) == [["b"]]
-
-    [ran] = bench.launch(found)
-    assert set(ran.materialized()) == {"b"}
 
 
 def test_refused_partition_is_not_requested_until_its_source_changes(bench: Workbench) -> None:
