@@ -111,14 +111,14 @@ def test_file_that_cannot_be_read_now_is_not_encoded_again(
     finish(make_run(hash_pool, source, output))
     path = output / file_name(hash_pool.space.name, "c")
     before = path.stat()
-    opened = os.open
+    opened = open
 
-    def bad_sector(name: Any, *arguments: Any, **options: Any) -> int:
+    def bad_sector(name: Any, *arguments: Any, **options: Any) -> Any:
         if str(name) == str(path):
             raise OSError(errno.EIO, "Input/output error", name)
         return opened(name, *arguments, **options)
 
-    monkeypatch.setattr(os, "open", bad_sector)
+    monkeypatch.setattr("builtins.open", bad_sector)
     run = make_run(hash_pool, source, output)
     events = finish(run)
     assert keys_of(failures(events)) == ["c"]
