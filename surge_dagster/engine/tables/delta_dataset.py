@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.dataset as ds
-
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.support.unreadable import first_line
 
 if TYPE_CHECKING:
+    import pyarrow.dataset as ds
     from deltalake import DeltaTable
 
 
@@ -18,6 +17,8 @@ def delta_dataset(key: str, table: DeltaTable) -> ds.Dataset:
 
     Their order in the log changes with a checkpoint.
     """
+    import pyarrow.dataset as ds  # imports pandas: 0.7 s, in every process of Dagster
+
     # A file's columns then have other names, and pyarrow would give nulls for them.
     mode = table.metadata().configuration.get("delta.columnMapping.mode", "none")
     if mode != "none":
