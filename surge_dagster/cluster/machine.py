@@ -24,7 +24,6 @@ from surge_dagster.engine.run.report import Event, Failure
 from surge_dagster.engine.run.reuse_check import ReuseAnswer
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.tables.opening import release
 from surge_dagster.version import __version__
 
 # While one is published and the next one is read, the encoder has the texts of the other.
@@ -129,9 +128,8 @@ class Machine:
     def __init__(self, setup: RunSetup, token: str) -> None:
         require_shared(setup.open_store(), token)
         self._setup = setup
-        self._source = setup.open_source()
         # The first of a key that comes again; the driver refuses the others.
-        self._partitions = {each.key: each for each in reversed(list(self._source))}
+        self._partitions = {each.key: each for each in reversed(list(setup.open_source()))}
         self._pool = setup.open_pool()
         self._pool.start()
         self._outputs = setup.new_run([], self._pool).listed_outputs()
@@ -194,11 +192,6 @@ class Machine:
         run = self._running.get(number)
         if run is not None:
             run.stop()
-
-    def close(self) -> None:
-        """End the workers, and remove what was kept of the source on this machine."""
-        self._pool.close()
-        release(self._source)
 
 
 def write_token(store: Store) -> str:

@@ -190,12 +190,9 @@ class RayCluster:
     def close(self) -> None:
         with suppress(TransientError):
             self.request(0)
-        with suppress(TransientError), self._calling():
-            ends = [node.actor.close.remote() for node in self._nodes.values() if node.facts]
-            if self._last_request is not None:
-                ends.append(self._last_request)
-            if ends:
-                self._ray.wait(ends, num_returns=len(ends), timeout=_CLOSE_SECONDS)
+        if self._last_request is not None:
+            with suppress(TransientError), self._calling():
+                self._ray.wait([self._last_request], timeout=_CLOSE_SECONDS)
         for name in list(self._nodes):
             self._end(name)
         with suppress(TransientError), self._calling():

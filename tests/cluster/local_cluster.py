@@ -122,7 +122,7 @@ class LocalCluster:
 
     def close(self) -> None:
         for machine in self._machines.values():
-            machine.close()
+            machine._pool.close()
         self.closed.set()
         wait(self._begun)  # also those of lost machines
 

@@ -191,7 +191,7 @@ def test_stretch_that_is_stopped_before_it_begins_embeds_nothing(setup: RunSetup
         assert machine.embed(1, piece, freshness).stopped
         outcome = machine.embed(2, piece, freshness)
     finally:
-        machine.close()
+        machine._pool.close()
     assert not outcome.stopped
     receipts = [event for event in outcome.events if isinstance(event, Receipt)]
     assert len(receipts) == len(CATALOG)

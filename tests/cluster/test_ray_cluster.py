@@ -63,22 +63,6 @@ def test_run_goes_on_when_a_host_ends_and_when_another_joins(
     assert asked == "[]", "an autoscaler may end all machines"
 
 
-def test_run_whose_driver_ends_is_continued_by_the_next(
-    cluster: RayHosts, catalog: Path, tmp_path: Path
-) -> None:
-    with cluster.embedding(catalog, tmp_path / "first") as process:
-        until(lambda: files(catalog) or process.poll() is not None)
-        process.kill()
-    done = files(catalog)
-    log = tmp_path / "second"
-    until(lambda: not any(host.runs(MACHINE) for host in cluster.hosts))
-    with cluster.embedding(catalog, log) as process:
-        process.wait(400)
-    assert process.returncode == 0, log.read_text()
-    assert done > 0 and "150 partitions written" not in log.read_text()
-    cluster.verify(catalog)
-
-
 def test_machine_whose_process_is_killed_starts_again_and_goes_on(
     cluster: RayHosts, catalog: Path, tmp_path: Path
 ) -> None:

@@ -52,7 +52,6 @@ class FakeRay:
     facts: dict[str, MachineFacts | Exception | None] = field(default_factory=dict)
     started: list[str] = field(default_factory=list)
     requested: list[object] = field(default_factory=list)
-    closed: list[str] = field(default_factory=list)
     is_connected: bool = True
     exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
     util = SimpleNamespace(client=SimpleNamespace(ray=SimpleNamespace(is_connected=lambda: False)))
@@ -80,9 +79,7 @@ class FakeRay:
         name = scheduling_strategy
         self.started.append(f"{name} CPU {num_cpus} GPU {num_gpus}")
         facts = SimpleNamespace(remote=lambda: self.facts.get(name))
-        close = SimpleNamespace(remote=lambda: self.closed.append(name))
-        actor = SimpleNamespace(facts=facts, close=close)
-        return SimpleNamespace(remote=lambda setup, token: actor)
+        return SimpleNamespace(remote=lambda setup, token: SimpleNamespace(facts=facts))
 
     def wait(self, references: Sequence[Any], **_: object) -> tuple[list[Any], list[Any]]:
         ready = [reference for reference in references if reference is not STARTING]
@@ -246,16 +243,6 @@ def test_machine_that_ray_starts_no_more_is_left_out_with_a_warning(
     assert cluster.machines() == {}
     assert cluster.machines() == {}
     assert warnings == ["the machine cpu does not start: The actor died: it was killed"]
-
-
-def test_machines_remove_what_they_keep_of_the_source_at_the_end(
-    ray: FakeRay, cluster: RayCluster
-) -> None:
-    assert list(cluster.machines()) == ["cpu"]
-
-    cluster.close()
-
-    assert ray.closed == ["cpu"]
 
 
 @pytest.mark.parametrize(
