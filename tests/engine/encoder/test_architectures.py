@@ -100,10 +100,8 @@ def test_vectors_and_flags_go_to_the_rows_of_their_texts_and_to_no_other(tmp_pat
     for backend in (*backends, ReferenceBackend(space, load_reference(space, "cpu"), "torch")):
         expected, flags, _ = _vectors(backend, space)
         places = np.flatnonzero(np.arange(3 * len(flags)) % 3 == 1)
-        matrix, truncated = (
-            np.full((3 * len(flags), 16), 7, np.float16),
-            np.full(3 * len(flags), 7, np.uint8),
-        )
+        matrix = np.full((3 * len(flags), 16), 7, np.float16)
+        truncated = np.full(3 * len(flags), 7, np.uint8)
         backend.forward(backend.prepare(_texts()), Rows(matrix, truncated, places), lambda: None)
         assert np.array_equal(matrix[places], expected)
         assert truncated[places].tolist() == flags.tolist() and 0 < flags.sum() < len(flags)
@@ -130,7 +128,8 @@ def test_reference_backend_counts_cut_texts(tmp_path: Path) -> None:
     space = EncodingSpec(str(tiny_model("bert_cls", tmp_path)), max_length=12).resolve()
     backend = ReferenceBackend(space, load_reference(space, "cpu"), "torch")
     texts = ["steel", "steel bottle", "steel " * 40, ""]
-    matrix, flags = np.empty((4, space.dimension), space.dtype), np.empty(4, np.uint8)
+    matrix = np.empty((4, space.dimension), space.dtype)
+    flags = np.empty(4, np.uint8)
     metrics = backend.forward(backend.prepare(texts), Rows.of_all(matrix, flags), lambda: None)
     assert flags.tolist() == [0, 0, 1, 0]
     assert metrics.tokens > 12

@@ -38,7 +38,8 @@ def test_small_and_large_texts_are_copied_alike() -> None:
     texts = ["short", "x" * 70_000, "", "ö" * 32_768, "y" * 65_537, "end"]
     with Arena(slots=2, max_texts=10, max_bytes=300_000, dimension=3, dtype="float32") as arena:
         # what one slot holds must not show in the other one
-        first, second = arena.acquire(), arena.acquire()
+        first = arena.acquire()
+        second = arena.acquire()
         for slot in (second, first):
             for text in texts:
                 rows = column(["left out", text])[1:]
@@ -77,7 +78,8 @@ def test_rows_that_do_not_fit_or_are_null_are_refused_and_leave_the_slot_unchang
 
 
 def test_tail_moves_to_another_slot(arena: Arena) -> None:
-    slot, other = arena.acquire(), arena.acquire()
+    slot = arena.acquire()
+    other = arena.acquire()
     slot.append(column(TEXTS))
     slot.move_tail(4, other)
     assert slot.texts(0, len(slot)).to_pylist() == TEXTS[:4]
@@ -91,7 +93,8 @@ def test_tail_moves_to_another_slot(arena: Arena) -> None:
 def test_slot_is_reused_only_after_release_and_after_every_worker_has_finished_with_it(
     arena: Arena,
 ) -> None:
-    first, second = arena.acquire(), arena.acquire()
+    first = arena.acquire()
+    second = arena.acquire()
     with pytest.raises(Cancelled):
         arena.acquire(lambda: True)
     first.pin()

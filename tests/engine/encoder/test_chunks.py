@@ -90,7 +90,9 @@ def test_time_of_a_job_that_ends_before_the_one_ahead_of_it_is_counted_once(
     """A small last call is encoded while another worker is still busy with the call before."""
     now = 100.0
     monkeypatch.setattr("surge_dagster.engine.encoder.schedule.time.monotonic", lambda: now)
-    schedule, first, small = Schedule(2), _job(300), _job(1)
+    schedule = Schedule(2)
+    first = _job(300)
+    small = _job(1)
     schedule.add(first)
     schedule.add(small)
     assert schedule.next_chunk(idle=True) is not None

@@ -64,7 +64,8 @@ def _in_space(**changes: Any) -> Callable[[pytest.MonkeyPatch], None]:
     """The tokenizer and the modules work for another space."""
 
     def inject(patch: pytest.MonkeyPatch) -> None:
-        tokenizer, embedder = ours.TextTokenizer, ours.embedder
+        tokenizer = ours.TextTokenizer
+        embedder = ours.embedder
         patch.setattr(
             ours, "TextTokenizer", lambda facts, space: tokenizer(facts, replace(space, **changes))
         )
@@ -143,10 +144,8 @@ def _features(place: int, **values: Callable[[dict[str, Any]], Any]) -> Callable
 
 def _on_the_left(ids: Any, mask: Any) -> tuple[Any, Any]:
     for row, length in enumerate(mask.sum(1).tolist()):
-        ids[row], mask[row] = (
-            ids[row].roll(mask.shape[1] - length),
-            mask[row].roll(mask.shape[1] - length),
-        )
+        ids[row] = ids[row].roll(mask.shape[1] - length)
+        mask[row] = mask[row].roll(mask.shape[1] - length)
     return ids, mask
 
 

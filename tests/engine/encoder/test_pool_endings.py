@@ -63,7 +63,8 @@ def test_abandoned_call_lists_the_rows_that_have_vectors(tmp_path: Path) -> None
 def test_arena_can_be_closed_while_a_worker_holds_chunks_of_it(
     tmp_path: Path, is_abandoned: bool
 ) -> None:
-    seen, gate = tmp_path / "seen", tmp_path / "gate"
+    seen = tmp_path / "seen"
+    gate = tmp_path / "gate"
     texts = [f"wait {gate}", *(f"harmless {row}" for row in range(20_000))]
     texts[CHUNKS.texts + 1] = f"seen {seen}"  # in the chunk that waits behind the first one
     with faulty_pool("cpu", max_respawns=0) as pool:

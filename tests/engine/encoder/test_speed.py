@@ -19,7 +19,9 @@ from surge_dagster.engine.encoder.speed import (
 )
 from surge_dagster.engine.run.thresholds import Thresholds
 
-C_IPC, C_TEXT, C_TOKEN = 0.004, 0.0002, 0.00005
+C_IPC = 0.004
+C_TEXT = 0.0002
+C_TOKEN = 0.00005
 
 
 def simulated(texts: list[str]) -> tuple[float, float]:

@@ -87,12 +87,11 @@ def test_prompt_length_dimension_and_type_have_the_effect_they_have_in_sentence_
     spec = EncodingSpec(
         str(demo_folder), document_prompt="query: ", max_length=12, dimension=100, dtype="float16"
     )
-    texts, space = odd_texts(), spec.resolve()
+    texts = odd_texts()
+    space = spec.resolve()
     backend = load_torch(space, _SETTINGS)
-    found, flags = (
-        np.empty((len(texts), space.dimension), space.dtype),
-        np.empty(len(texts), np.uint8),
-    )
+    found = np.empty((len(texts), space.dimension), space.dtype)
+    flags = np.empty(len(texts), np.uint8)
     backend.forward(backend.prepare(texts), Rows.of_all(found, flags), lambda: None)
     before = reference.max_seq_length
     try:

@@ -40,10 +40,8 @@ def _words(texts: Iterable[str], splitter: pre_tokenizers.PreTokenizer) -> list[
 
 def _word_piece() -> transformers.PreTrainedTokenizerFast:
     """BERT's kind: [CLS] text [SEP]."""
-    normalizer, splitter = (
-        normalizers.BertNormalizer(lowercase=True),
-        pre_tokenizers.BertPreTokenizer(),
-    )
+    normalizer = normalizers.BertNormalizer(lowercase=True)
+    splitter = pre_tokenizers.BertPreTokenizer()
     words = _words(map(normalizer.normalize_str, _CORPUS), splitter)
     letters = sorted(set("".join(words)))
     pieces = [
@@ -57,7 +55,8 @@ def _word_piece() -> transformers.PreTrainedTokenizerFast:
     ]
     vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = splitter
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )

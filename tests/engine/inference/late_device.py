@@ -96,7 +96,9 @@ class HostWaits(TorchDispatchMode):
         self.found: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        aten, kind, kwargs = torch.ops.aten, func.overloadpacket, kwargs or {}
+        aten = torch.ops.aten
+        kind = func.overloadpacket
+        kwargs = kwargs or {}
         if kind in (aten._local_scalar_dense, aten.item, aten.is_nonzero):
             waits = True
         elif kind is aten.repeat_interleave:

@@ -170,7 +170,8 @@ def test_next_chunk_is_launched_before_this_one_is_read_and_neither_waits(tmp_pa
 
     def launch(first: int, places: np.ndarray) -> tuple[Callable[[], Any], np.ndarray, np.ndarray]:
         """Of the texts from `first` on and those before it; with their places and their vectors."""
-        device.launching, ticks[0] = True, 0
+        device.launching = True
+        ticks[0] = 0
         chunk = backend.launch(
             backend.prepare(texts()[first:] + texts()[:first]), Rows(matrix, flags, places), tick
         )
@@ -229,7 +230,8 @@ def test_layers_are_compiled_once_for_all_lengths(
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiler))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    embed, passes = PackedBackend._embed, list[int]()
+    embed = PackedBackend._embed
+    passes = list[int]()
 
     def counted(self: PackedBackend, *arguments: Any) -> Any:
         passes.append(arguments[-1].tokens)

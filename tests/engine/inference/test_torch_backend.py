@@ -31,10 +31,8 @@ def late_backend(folder: Path) -> tuple[TorchBackend, Any, np.ndarray]:
     """The backend, its device, and sentence-transformers' own vectors."""
     from tests.engine.inference.late_device import LateDevice
 
-    space, settings = (
-        EncodingSpec(str(folder)).resolve(),
-        BackendSettings("cpu", "fp32", 1, token_budget=60),
-    )
+    space = EncodingSpec(str(folder)).resolve()
+    settings = BackendSettings("cpu", "fp32", 1, token_budget=60)
     model = load_model(space, settings)
     facts = tokenizer_facts(model, space)
     assert facts is not None

@@ -153,8 +153,10 @@ def test_changed_content_gives_another_space(small_model: Path, change) -> None:
 def test_weights_overwritten_in_place_with_their_time_kept_give_another_space(
     small_model: Path,
 ) -> None:
-    before, weights = _name(small_model), small_model / "model.safetensors"
-    status, content = weights.stat(), bytearray(weights.read_bytes())
+    before = _name(small_model)
+    weights = small_model / "model.safetensors"
+    status = weights.stat()
+    content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     with weights.open("r+b") as file:
         file.write(content)

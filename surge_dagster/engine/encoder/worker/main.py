@@ -13,6 +13,7 @@ import faulthandler
 import mmap
 import os
 import queue
+import resource
 import signal
 import socket
 import sys
@@ -243,6 +244,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # Prints the stacks when a library crashes the process, or the pool aborts it because it hangs.
     faulthandler.enable()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would have gigabytes
     code = Worker(socket.socket(fileno=connection), parent).run()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -29,7 +29,8 @@ def test_vectors_that_are_not_finite_agree_with_none(wrong: float) -> None:
 
 
 def test_rows_of_zeros_agree_with_each_other_alone() -> None:
-    zeros, ones = np.zeros((1, 4)), np.ones((1, 4))
+    zeros = np.zeros((1, 4))
+    ones = np.ones((1, 4))
     assert cosines(np.vstack([zeros, zeros, ones]), np.vstack([zeros, ones, zeros])).tolist() == [
         1,
         0,
