@@ -23,6 +23,11 @@ class EncodeMetrics:
     workers: int = 1
     failed: tuple[FailedRow, ...] = ()
 
+    def plus(self, later: EncodeMetrics) -> EncodeMetrics:
+        """Of two calls for one slot, one after the other."""
+        costs = self.costs.plus(later.costs)
+        return replace(later, costs=costs, failed=self.failed + later.failed)
+
 
 class EncodeCall:
     def __init__(self, job: Job, workers: int, abandon: Callable[[Job], None]) -> None:

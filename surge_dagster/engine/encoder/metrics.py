@@ -24,8 +24,8 @@ class Costs:
         replays: chunks that were encoded again because their worker was lost.
         texts_computed: rows that encode calls were given, those included whose old vectors were
             compared.
-        texts_deduplicated: those with new vectors that got that of an equal text of their
-            partition.
+        texts_deduplicated: those with new vectors that got that of an equal text of the same
+            SuperBatch.
         rows_reused: texts that kept the vector of the file that is replaced.
         read_seconds: of the reader, without its waits for memory.
         serialize_seconds, upload_seconds: summed over the publishing threads.

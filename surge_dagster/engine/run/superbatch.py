@@ -200,7 +200,7 @@ class EncodedSuperBatch:
 
     Attributes:
         duty_cycle, pace_ratio, encode_span: see `SuperBatchReport`.
-        deduplicated: texts that got the vector of an equal text of their partition.
+        deduplicated: texts that got the vector of an equal text of the same SuperBatch.
     """
 
     batch: SuperBatch

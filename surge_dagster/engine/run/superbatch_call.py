@@ -1,7 +1,13 @@
-"""The encode call of one SuperBatch: only rows without a vector are encoded, and of equal texts of
-a partition only the first."""
+"""The encode call of one SuperBatch: only rows without a vector are encoded, and of equal texts
+only the first.
+
+A second call encodes rows whose equal text is in a partition that failed.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +16,7 @@ import pyarrow.compute as pc
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.quarantine import FailedRow
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.superbatch import Segment, SuperBatch
 from surge_dagster.engine.support.ledger import Ledger
@@ -26,26 +33,27 @@ class SuperBatchCall:
 
     Attributes:
         deduplicated: rows that get the vector of an equal text.
-        metrics: the costs, once the call has ended.
+        metrics: the costs so far, and the texts that cannot be encoded.
     """
 
     def __init__(self, pool: EncoderPool, batch: SuperBatch, memory: RunMemory) -> None:
         self.batch = batch
         self.metrics = EncodeMetrics()
+        self._pool = pool
         self._slot = slot = batch.slot
         self._has_vector = np.zeros(len(slot), np.bool_)
         known = slot.known(0, len(slot))
         if known is not None:
             self._has_vector |= known
         rows = np.flatnonzero(~self._has_vector)
-        borders = np.array([segment.start for segment in batch.segments])
-        self._rows, self._repeats, self._originals = _distinct(slot, borders, rows, memory.ledger)
+        self._borders = np.array([segment.start for segment in batch.segments])
+        self._rows, self._repeats, self._originals = _distinct(slot, rows, memory.ledger)
         self.deduplicated = len(self._repeats)
         self._call: EncodeCall | None = None
         if len(self._rows) < len(slot):
-            self._call = pool.submit(slot, borders, self._rows)
+            self._call = pool.submit(slot, self._borders, self._rows)
         elif batch.texts:
-            self._call = pool.submit(slot, borders)
+            self._call = pool.submit(slot, self._borders)
 
     def result(self, timeout_seconds: float | None = None) -> EncodeMetrics | None:
         """Wait until all rows have their vectors or have failed; return None after the timeout. Can
@@ -54,10 +62,13 @@ class SuperBatchCall:
         Raises:
             EncoderError: the pool failed.
         """
-        if self._call is not None:
+        while self._call is not None:
             if self._call.result(timeout_seconds) is None:
                 return None
             self.end()
+            self._rows = self._waiting_rows()
+            if len(self._rows):
+                self._call = self._pool.submit(self._slot, self._borders, self._rows)
         return self.metrics
 
     @property
@@ -72,16 +83,31 @@ class SuperBatchCall:
         self._call.abandon()
         for first, stop in self._call.encoded:
             self._has_vector[self._rows[first:stop]] = True
-        self._copy_vectors()
-        self.metrics = self._call.metrics
+        metrics = self._call.metrics
+        failed = self._copy_vectors({each.row: each.reason for each in metrics.failed})
+        self.metrics = self.metrics.plus(replace(metrics, failed=(*metrics.failed, *failed)))
         self._call = None
+
+    def _waiting_rows(self) -> np.ndarray:
+        """Return rows without a vector of partitions without a failed row: their equal text is in a
+        partition that failed."""
+        is_waiting = ~self._has_vector
+        failed = [each.row for each in self.metrics.failed]
+        for place in np.searchsorted(self._borders, failed, side="right") - 1:
+            segment = self.batch.segments[place]
+            is_waiting[segment.start : segment.stop] = False
+        return np.flatnonzero(is_waiting)
 
     def is_encoded(self, segment: Segment) -> bool:
         """Whether all rows of a segment have their vectors; final once the call has ended."""
         return bool(self._has_vector[segment.start : segment.stop].all())
 
-    def _copy_vectors(self) -> None:
-        """Copy vectors to rows with equal texts."""
+    def _copy_vectors(self, reasons: Mapping[int, str]) -> list[FailedRow]:
+        """Copy vectors to rows with equal texts; return those whose text cannot be encoded.
+
+        Args:
+            reasons: why texts cannot be encoded, by row.
+        """
         is_encoded = self._has_vector[self._originals]
         originals = self._originals[is_encoded]
         repeats = self._repeats[is_encoded]
@@ -90,25 +116,27 @@ class SuperBatchCall:
             self._slot.copy_vectors(originals[part], repeats[part])
         self._has_vector[repeats] = True
 
+        pairs = zip(self._repeats.tolist(), self._originals.tolist(), strict=True)
+        failed = [FailedRow(row, reasons[equal]) for row, equal in pairs if equal in reasons]
+        self._originals = _NO_ROWS
+        self._repeats = _NO_ROWS
+        return failed
+
 
 def _distinct(
-    slot: Slot, borders: np.ndarray, rows: np.ndarray, ledger: Ledger
+    slot: Slot, rows: np.ndarray, ledger: Ledger
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return which of these rows are encoded, the first of equal texts of a segment, or all if the
-    comparison has no memory; then the rows with the text of an earlier one, and for each of these
-    that earlier one."""
-    size = 4 * slot.text_bytes + 96 * len(rows)
+    """Return which of these rows are encoded, the first of equal texts, or all if the comparison
+    has no memory; then the rows with the text of an earlier one, and for each of these that earlier
+    one."""
+    size = 4 * slot.text_bytes + 64 * len(rows)
     if len(rows) < 2 or not ledger.try_reserve(size):
         return rows, _NO_ROWS, _NO_ROWS
     try:
         texts = slot.texts(0, len(slot)).take(pa.array(rows))
-        encoded = pc.dictionary_encode(texts)  # pyright: ignore[reportAttributeAccessIssue]
-        if len(encoded.dictionary) == len(rows):
-            return rows, _NO_ROWS, _NO_ROWS
-        segments = np.searchsorted(borders, rows, side="right")
-        texts_of_segments = segments * len(encoded.dictionary) + encoded.indices.to_numpy()
-        _, first, place = np.unique(texts_of_segments, return_index=True, return_inverse=True)
-        originals = rows[first[place]]
+        codes = pc.dictionary_encode(texts).indices.to_numpy()  # pyright: ignore[reportAttributeAccessIssue]
+        first = np.unique(codes, return_index=True)[1]
+        originals = rows[first[codes]]
         is_repeat = originals != rows
         return rows[~is_repeat], rows[is_repeat], originals[is_repeat]
     finally:
