@@ -1,7 +1,7 @@
 """A catalog whose partitions are named by folders and files, on a disk or in a bucket.
 
 Everything is listed at once. What Parquet files declare about themselves (rows, key, version) is
-read from their ends, once for each version of a file, and remembered on the local disk. What is
+read from their ends, once for each version of a file, and remembered by the process. What is
 wrong with one partition is raised when that partition is read, so that the others are not affected.
 """
 

@@ -4,7 +4,6 @@ its token."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from surge_dagster.engine.errors import ConfigError, StoreUnavailable
 from surge_dagster.engine.sources import open_files
 from surge_dagster.engine.sources.listing import SourceFiles
-from surge_dagster.engine.store import object_store
 from surge_dagster.engine.store.object_client import StorageOptions
 from tests.engine.sources.shops import Shop
 from tests.engine.store.object_server import BUCKET, ObjectServer
@@ -165,14 +163,6 @@ class TestBuckets:
         assert names(files, "", "c2-") == ["c2-0.csv"]
         [listing] = object_server.requests("GET")
         assert re.search(r"start-after=cat(/|%2F)c2-(&|$)", listing)
-
-        def pages() -> Iterator[list[dict[str, str]]]:
-            yield [{"path": "cat/c2-0.csv"}, {"path": "cat/c2-1.csv"}]
-            yield [{"path": "cat/c2-2.csv"}, {"path": "cat/c3-0.csv"}]
-            raise AssertionError("a page behind the last of them was requested")
-
-        listed = object_store._beginning("cat/c2-", pages())
-        assert [meta["path"] for meta in listed] == ["cat/c2-0.csv", "cat/c2-1.csv", "cat/c2-2.csv"]
 
     @pytest.mark.parametrize("name", ["cat/a//b.csv", "cat/a\x01b.csv"])
     def test_object_whose_name_no_client_can_use_is_named(

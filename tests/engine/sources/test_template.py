@@ -34,7 +34,6 @@ def texts_of(text: str, batch: pa.RecordBatch, **options: Any) -> list[str]:
 
 def test_columns_are_put_together_in_order_and_braces_can_be_written() -> None:
     batch = batch_of(title=["Boot", "Café ☕"], description=["warm", "hot"], unread=[1, 2])
-    assert texts_of(TITLED, batch) == ["Boot. warm", "Café ☕. hot"]
     assert texts_of("{{{title}}}: {description}{title}", batch) == [
         "{Boot}: warmBoot",
         "{Café ☕}: hotCafé ☕",
