@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store.concurrent_reads import reads_ahead
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.support.waiting import (
@@ -22,7 +20,6 @@ from surge_dagster.engine.support.waiting import (
     wait_for_thread,
     wait_in_turns,
 )
-from tests.engine.runs import make_run
 from tests.signals import interrupted_in_another_thread
 
 pytestmark = pytest.mark.timeout(60)
@@ -89,20 +86,6 @@ def test_wait_ends_with_success_or_timeout() -> None:
     items = queue.SimpleQueue[int]()
     threading.Timer(0.3, items.put, [1]).start()
     assert next_item(items) == 1
-
-
-def test_run_is_interrupted_while_its_source_blocks(
-    hash_pool: EncoderPool, opened: threading.Event, tmp_path: Path
-) -> None:
-    def read() -> Iterator[RowBatch]:
-        opened.wait()
-        yield from ()
-
-    run = make_run(
-        hash_pool, [Partition("a", "v1", read, lambda: "v1")], tmp_path, grace_seconds=0.2
-    )
-    with interrupted_in_another_thread():
-        list(run.events())
 
 
 def test_concurrent_reads_are_interrupted(opened: threading.Event, tmp_path: Path) -> None:
