@@ -87,18 +87,7 @@ class BigQueryCatalog:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         table = source.removeprefix(BIGQUERY_SCHEME)
-        if bool(_TABLE.fullmatch(table)) == (query is not None):
-            raise ConfigError(
-                f"the source {source!r} is not one of BigQuery. Give a table as "
-                "bigquery://project.dataset.table, or bigquery://project with the setting query."
-            )
-        self._is_query = query is not None
-        if query is None:
-            self.url = f"{BIGQUERY_SCHEME}{table}"
-            self._from = _quoted(table)
-        else:
-            self.url = "the query of BigQuery"
-            self._from = f"(\n{query.rstrip().rstrip(';')}\n)"
+        self.url, self._from = _rows_of(table, query)
         if not partition_by:
             raise ConfigError(
                 f"{self.url} needs the setting partition_by: the column that divides it into "
@@ -109,7 +98,7 @@ class BigQueryCatalog:
         self._storage = functools.cache(open_storage)
         self._partition_by = partition_by
         self._updated_at = updated_at
-        self._table = table
+        self._table = None if query is not None else table
         self._key = f"TO_JSON_STRING([{', '.join(map(_key_value, partition_by))}]) AS surge_key"
         self._columns = ", ".join(map(_quoted, self.selection.columns))
         self._rows: _Rows | None = None
@@ -147,7 +136,7 @@ class BigQueryCatalog:
 
     def _last_change(self) -> datetime | None:
         """Return when the table was modified, which is free of charge; None if it is unknown."""
-        if self._is_query:
+        if self._table is None:
             return None
         with _errors(self.url):
             table = self._client.get_table(self._table)
@@ -186,7 +175,7 @@ class BigQueryCatalog:
 
     def _current(self, key: str, version: str) -> str | None:
         """Return the version that a partition has now; a query is not sent again for it."""
-        if self._is_query:
+        if self._table is None:
             return version
         if self._clock() - self._looked > _LOOKED_SECONDS:
             self._listing()
@@ -202,6 +191,18 @@ class BigQueryCatalog:
                 sql = f"SELECT {self._key}, {self._columns}\nFROM {self._from}"
                 self._rows = _Rows(self._client, self._storage(), sql, self.selection, listing)
             yield from self.selection.rows(listed.key, self._rows.of(place))
+
+
+def _rows_of(table: str, query: str | None) -> tuple[str, str]:
+    """Return what messages call a source, and what its queries are FROM."""
+    if bool(_TABLE.fullmatch(table)) == (query is not None):
+        raise ConfigError(
+            f"the source {table!r} is not one of BigQuery. Give a table as "
+            "bigquery://project.dataset.table, or bigquery://project with the setting query."
+        )
+    if query is None:
+        return f"{BIGQUERY_SCHEME}{table}", _quoted(table)
+    return "the query of BigQuery", f"(\n{query.rstrip().rstrip(';')}\n)"
 
 
 def open_bigquery(
