@@ -17,15 +17,25 @@ from surge_dagster.engine.tables.opening import open_source, release
 from tests.engine.sources.reading import refusal
 from tests.engine.sources.tables import contents, versions
 from tests.engine.store.object_server import BUCKET, ObjectServer
+from tests.extras import require
 
-deltalake = pytest.importorskip("deltalake", reason="not installed: the extra 'delta'")
+# Importing the package takes seconds, so that the functions below do it.
+require("delta", "deltalake")
 
 ROWS = pa.table({"category": ["a", "b", "a"], "id": ["1", "2", "3"], "text": ["x", "y", "z"]})
 
 
 def write(folder: Path, rows: pa.Table = ROWS, **options: Any) -> str:
-    deltalake.write_deltalake(str(folder), rows, **options)
+    from deltalake import write_deltalake
+
+    write_deltalake(str(folder), rows, **options)
     return str(folder)
+
+
+def delta_table(folder: str) -> Any:
+    from deltalake import DeltaTable
+
+    return DeltaTable(folder)
 
 
 @pytest.fixture
@@ -42,9 +52,9 @@ def test_table_is_divided_by_the_columns_that_are_named(table: str) -> None:
 
 
 def test_deleted_and_overwritten_rows_are_not_read(table: str) -> None:
-    deltalake.DeltaTable(table).delete("id = '1'")
+    delta_table(table).delete("id = '1'")
     write(Path(table), pa.table({"category": ["b"], "id": ["4"], "text": ["new"]}), mode="append")
-    deltalake.DeltaTable(table).update(predicate="id = '2'", new_values={"text": "newer"})
+    delta_table(table).update(predicate="id = '2'", new_values={"text": "newer"})
 
     found = {key: sorted(rows) for key, rows in contents(open_source(table)).items()}
 
@@ -53,7 +63,7 @@ def test_deleted_and_overwritten_rows_are_not_read(table: str) -> None:
 
 def test_version_of_a_partition_changes_with_its_rows_only(table: str) -> None:
     before = versions(open_source(table))
-    deltalake.DeltaTable(table).delete("id = '2'")
+    delta_table(table).delete("id = '2'")
     assert versions(open_source(table)) == {"a": before["a"]}
 
 
@@ -63,7 +73,7 @@ def test_rows_keep_their_order_after_a_checkpoint(tmp_path: Path) -> None:
         row = {"category": ["a"], "id": [str(number)], "text": ["x"]}
         write(tmp_path / "shop", pa.table(row), mode="append")
     before = versions(open_source(table, partition_by="category"))
-    deltalake.DeltaTable(table).create_checkpoint()
+    delta_table(table).create_checkpoint()
     assert versions(open_source(table, partition_by="category")) == before
 
 
@@ -137,8 +147,8 @@ def test_table_with_deletion_vectors_is_refused(table: str) -> None:
 
 def test_frame_with_column_mapping_is_refused(mapped: str) -> None:
     with pytest.raises(ConfigError, match="has column mapping"):
-        FrameTable(deltalake.DeltaTable(mapped), "id")
-    [one] = FrameCatalog({"a": deltalake.DeltaTable(mapped)})
+        FrameTable(delta_table(mapped), "id")
+    [one] = FrameCatalog({"a": delta_table(mapped)})
     assert "has column mapping" in str(refusal(one))
 
 
