@@ -84,7 +84,9 @@ class DeriveReport:
         line = f"{partitions}; {counted(self.rows, 'row')} derived"
         if self.rows:
             line += f" in {self.convert_seconds:.1f} s ({self.rows_per_second:,.0f} rows/s)"
-        return line if self.recall is None else f"{line}\n{self.recall.in_words()}"
+        if self.recall is not None:
+            line += f"\n{self.recall.in_words()}"
+        return line
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as the command prints it in JSON."""

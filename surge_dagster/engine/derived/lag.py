@@ -62,7 +62,9 @@ def find_derived(store: Store, wanted: Space) -> Space | None:
 
 
 def _conversion(space: Space) -> tuple[str, str, int] | None:
-    return (space.derived.parent_sha256, space.dtype, space.dimension) if space.derived else None
+    if space.derived is None:
+        return None
+    return space.derived.parent_sha256, space.dtype, space.dimension
 
 
 def find_lag(store: Store, parent: Space, dtype: DerivedDtype, dimension: int | None) -> Lag:

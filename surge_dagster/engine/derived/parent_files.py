@@ -34,7 +34,10 @@ def beside_parent(
             yield error
             continue
         freshness = derived.freshness_beside(file)
-        yield (file, freshness) if freshness.error is None else freshness.error
+        if freshness.error is not None:
+            yield freshness.error
+        else:
+            yield file, freshness
 
 
 def parent_rows(

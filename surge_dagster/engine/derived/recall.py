@@ -96,7 +96,9 @@ def recall_of(matrix: np.ndarray, queries: np.ndarray, space: Space) -> tuple[fl
     least = np.partition(exact, -k, axis=1)[:, -k] - _EQUAL
     vectors = cut(matrix, space)
     stored = convert(vectors, space)
-    asked = comparable(stored[queries], space) if space.dtype == "binary" else vectors[queries]
+    asked = vectors[queries]
+    if space.dtype == "binary":
+        asked = comparable(stored[queries], space)
     scores = _without_self(asked @ _units(comparable(stored, space)).T, queries)
 
     def share(places: np.ndarray) -> float:

@@ -79,9 +79,13 @@ def variation(sizes: Sequence[int] | np.ndarray) -> float:
 
 def recommend(phi: float, cv: float) -> Recommendation:
     """The paper's decision table; a value on the border belongs to the smaller side."""
-    if phi > 0.5:
-        return Recommendation.STRONG if cv > 1 else Recommendation.BENEFICIAL
-    return Recommendation.MODERATE if cv > 1 else Recommendation.OPTIONAL
+    table = {
+        (True, True): Recommendation.STRONG,
+        (True, False): Recommendation.BENEFICIAL,
+        (False, True): Recommendation.MODERATE,
+        (False, False): Recommendation.OPTIONAL,
+    }
+    return table[phi > 0.5, cv > 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +164,6 @@ def in_texts(bounds: Bounds, mean_bytes: float) -> Bounds:
     b_max = min(bounds.b_max, max(1, int(bounds.b_max_bytes / max(1.0, mean_bytes))))
     b_min = min(bounds.b_min, max(1, int(bounds.b_min_bytes / max(1.0, mean_bytes))))
     first = bounds.first_b_min
-    return replace(
-        bounds, b_min=b_min, b_max=b_max, first_b_min=None if first is None else min(first, b_min)
-    )
+    if first is not None:
+        first = min(first, b_min)
+    return replace(bounds, b_min=b_min, b_max=b_max, first_b_min=first)

@@ -159,18 +159,24 @@ def _fault_of(
             "numbers per row."
         )
         return Fault("dimension", finding, remedy)
-    different = None if partition is None else _different_rows(partition, rows)
-    return fault if different is None else Fault("rows", different, remedy)
+    different = partition and _different_rows(partition, rows)
+    if different:
+        fault = Fault("rows", different, remedy)
+    return fault
 
 
 def _different_rows(partition: Partition, rows: int) -> str | None:
     """Return the finding that a file has more or fewer rows than its source, None if equal."""
+    if rows == partition.rows:
+        return None
     try:
         # What the source announces includes rows that are skipped.
-        expected = rows if rows == partition.rows else sum(len(batch) for batch in partition.read())
+        expected = sum(len(batch) for batch in partition.read())
     except (DataError, TransientError):
         return None
-    return None if rows == expected else f"the file has {rows:,} rows and the source {expected:,}."
+    if rows == expected:
+        return None
+    return f"the file has {rows:,} rows and the source {expected:,}."
 
 
 def _invalid_row(

@@ -201,8 +201,7 @@ def test_file_that_changed_after_opening_is_an_error(output: Output, change: str
     if change == "removed":
         output.path("a").unlink()
     else:
-        content = {"content": "1"} if change == "replaced" else {}
-        output.put("a", 2, **content)
+        output.put("a", 2, content="1" if change == "replaced" else "0")
         if change == "same facts":
             os.utime(output.path("a"), ns=(before.st_mtime_ns + 1, before.st_mtime_ns + 1))
     with pytest.raises(
