@@ -98,7 +98,7 @@ for name in sorted(surge_dagster.__all__, key=lambda name: name in {of_dagster!r
 COMMAND = "import surge_dagster.__main__, pyarrow"
 # In a process that had imported pyarrow before.
 DAGSTER_RUN = (
-    "import pyarrow; from surge_dagster.orchestration.refresh import _return_freed_memory as f; f()"
+    "import pyarrow; from surge_dagster.orchestration.refresh import _use_jemalloc as f; f()"
 )
 
 

@@ -206,8 +206,8 @@ class _Request:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    """A text that waits."""
+class _QueuedText:
+    """A text that waits for a pass, or is in one."""
 
     request: _Request
     row: int
@@ -254,8 +254,8 @@ class Lane:
         self._recorded = recorded
         self._tokens_per_second = promise.tokens_per_second if promise else 1.0
         self._changed = threading.Condition()
-        self._queue = deque[_Entry]()
-        self._pass: list[_Entry] = []  # under way
+        self._queue = deque[_QueuedText]()
+        self._pass: list[_QueuedText] = []  # under way
         self._arena: Arena | None = None
         self._is_closing = False
         self._is_stopping = False
@@ -307,7 +307,7 @@ class Lane:
         with self._changed:
             self._require_in_time(tokens, arrived_at)
             for row, text in enumerate(tokenized):
-                self._queue.append(_Entry(request, row, text))
+                self._queue.append(_QueuedText(request, row, text))
             self.waiting_tokens += tokens
             self._changed.notify_all()
         return request.answer
@@ -362,7 +362,7 @@ class Lane:
         self._recorded.require_tokenizer(self.pool.start().tokenizer)
         if self._arena is None:
             # A single text without ids may have more bytes than a pass of tokens.
-            max_bytes = _LARGEST_TEXT_BYTES + 4 * self._pass_tokens
+            max_bytes = _LARGEST_TEXT_BYTES + _BYTES_PER_TOKEN * self._pass_tokens
             self._arena = self.pool.arena(slots=1, max_texts=self._pass_tokens, max_bytes=max_bytes)
 
     def close(self, drain_seconds: float = 0.0) -> None:
@@ -474,9 +474,9 @@ class Lane:
             request.encoded.truncated[entry.row] |= truncated[row]
             request.missing -= 1
             if not request.missing:
-                request.end(self._wrong(request))
+                request.end(self._refusal_of(request))
 
-    def _wrong(self, request: _Request) -> Refusal | None:
+    def _refusal_of(self, request: _Request) -> Refusal | None:
         """Return what is wrong with the vectors of a request, as files would not have them."""
         encoded = request.encoded
         if encoded.truncated.any() and not request.truncate:

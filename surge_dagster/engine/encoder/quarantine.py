@@ -64,7 +64,7 @@ class Quarantine:
     def add(self, start: int, stop: int) -> None:
         self._waiting.append(QuarantinedRows(start, stop))
 
-    def bisect(self, rows: QuarantinedRows, reason: str) -> int:
+    def narrow(self, rows: QuarantinedRows, reason: str) -> int:
         """Narrow down rows that were encoded alone when their worker was lost.
 
         Returns how many rows failed: 0 or 1.

@@ -149,7 +149,7 @@ class Job:
         if chunk.quarantined is None:
             self.quarantine.add(chunk.start, chunk.stop)
         else:
-            self.finished_rows += self.quarantine.bisect(chunk.quarantined, reason)
+            self.finished_rows += self.quarantine.narrow(chunk.quarantined, reason)
 
     def abandon(self) -> None:
         self.abandoned = True

@@ -3,11 +3,11 @@ be written.
 
     .staging/<space>/<encoded key>/<desired version>/<start>-<stop>.parquet
 
-Each is a complete file of some rows of its partition, with a digest over their ids and texts. It
-states its own name in the place of the space. A run that dies loses only the segments
-that were not staged yet, and a later run, whatever its thresholds, encodes only the rows that no
-segment covers. The content digest is unknown while a partition streams in, so the desired version
-is the one of the source version.
+Each is a complete file of some rows of its partition, with a digest over their ids and texts. Its
+fact `space` is its own name, so that no reader takes it for an output file. A run that dies loses
+only the segments that were not staged yet. A later run, whatever its thresholds, encodes only the
+rows that no segment covers. The content digest is unknown while a partition streams in, so the
+version is that of the source.
 
 Two runs may stage the same partition, or ranges of it: their objects appear whole and under names
 that say their rows, so either one's can be used. The run that has published the partition removes
@@ -111,7 +111,7 @@ class Staging:
             stop = int(name["stop"])
             if within is None or within.start <= start <= stop <= within.stop:
                 found += self._usable(partition, start, stop)
-        return _without_overlap(found)
+        return _most_rows_without_overlap(found)
 
     def _usable(self, partition: Partition, start: int, stop: int) -> list[StagedRows]:
         """Return these staged rows; none if they cannot be used."""
@@ -360,8 +360,12 @@ def _staged_rows(reader: OutputFile, start: int, stop: int) -> StagedRows:
     return StagedRows(start, stop, facts.content_digest, vectors, facts.rows_version)
 
 
-def _without_overlap(segments: Iterable[StagedRows]) -> list[StagedRows]:
-    """Return those segments that have the most rows and do not overlap, ascending."""
+def _most_rows_without_overlap(segments: Iterable[StagedRows]) -> list[StagedRows]:
+    """Return the segments that together have the most rows and do not overlap, ascending.
+
+    Two runs may have staged a partition in different pieces. For each possible last segment, in the
+    order of their ends, the best choice before it is known already.
+    """
     stops = [0]
     best: list[tuple[int, list[StagedRows]]] = [(0, [])]  # rows and segments up to each stop
     for segment in sorted(segments, key=lambda rows: rows.stop):

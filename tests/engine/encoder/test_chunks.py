@@ -147,6 +147,6 @@ def test_text_that_loses_one_worker_has_not_failed() -> None:
     quarantine.add(3, 4)
     rows, _ = quarantine.next()
     assert rows is not None
-    assert quarantine.bisect(rows, "killed from outside") == 0
+    assert quarantine.narrow(rows, "killed from outside") == 0
     assert quarantine.failed == []
     assert quarantine.next() == (rows, 0)
