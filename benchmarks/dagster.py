@@ -128,7 +128,7 @@ def report_in_an_op(home: Path, partitions: int, batched: bool) -> float:
             put: Callable[[dg.AssetMaterialization], None] = context.log_event
             if batched:
                 report = partial(report_events, instance, context)
-                writer = EventWriter[dg.AssetMaterialization](context, report, 60)
+                writer = EventWriter[dg.AssetMaterialization](report, 60)
                 put = stack.enter_context(writer).put
             for number in range(partitions):
                 for event in _events_of(f"p{number:06}"):
