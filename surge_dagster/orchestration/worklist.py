@@ -86,11 +86,13 @@ def forced_since(context: dg.OpExecutionContext) -> str | None:
     """Return when the first attempt of a forced run began; None if this run is the first one.
 
     A run continues another one if Dagster launched it after a failure, or an operator "from
-    failure". One that is executed again as a whole starts from the beginning.
+    failure". One that is executed again as a whole starts from the beginning. An attempt that ended
+    before its worklist has encoded nothing and does not count.
     """
     tags: Mapping[str, str] = context.run_tags
-    if any(tag in tags for tag in _CONTINUES_TAGS):
-        return tags.get(_FORCED_SINCE_TAG)
+    is_continuation = any(tag in tags for tag in _CONTINUES_TAGS)
+    if is_continuation and _FORCED_SINCE_TAG in tags:
+        return tags[_FORCED_SINCE_TAG]
     now = datetime.now(UTC).isoformat(timespec="seconds")
     context.instance.add_run_tags(context.run_id, {_FORCED_SINCE_TAG: now})
     return None

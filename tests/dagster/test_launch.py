@@ -90,6 +90,22 @@ def test_forced_run_that_continues_another_encodes_only_the_rest(
     assert resumed.metrics()["texts_encoded"] == 5
 
 
+def test_first_attempt_of_a_forced_run_that_has_a_worklist_counts(bench: Workbench) -> None:
+    retried = {"dagster/retry_number": "1"}
+    unlisted = bench.embed_keys(force=True)
+    bench.write("a", 3)
+    bench.write("b", NULL_TEXT)
+
+    first = bench.embed_keys(tags_of(unlisted) | retried, force=True)
+    bench.write("b", 5, version="v2")
+    second = bench.embed_keys(tags_of(first) | retried, force=True)
+
+    assert not unlisted.success
+    assert first.metrics()["texts_encoded"] == 3
+    assert second.success
+    assert second.metrics()["texts_encoded"] == 5
+
+
 def test_forced_run_that_is_executed_again_as_a_whole_begins_anew(
     bench: Workbench, forced: Ran
 ) -> None:
