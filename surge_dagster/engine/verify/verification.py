@@ -210,11 +210,20 @@ def _orphan(store: Store, space: Space, name: str) -> Violation | None:
         finding = f"{fault.finding} No partition of the catalog has this name."
         return Violation(name, fault.kind, finding, "Move the file away.")
     finding = f"{location} is valid, but its partition was removed from the source."
-    remedy = "If it does not come back, delete its file with `surge-dagster embed "
-    remedy += "--removed-partitions delete`"
-    if space.derived:
-        remedy += ", then `surge-dagster derive --removed delete`"
-    return Violation(key, "orphan", finding, f"{remedy}.")
+    return Violation(key, "orphan", finding, _orphan_remedy(space))
+
+
+def _orphan_remedy(space: Space) -> str:
+    deletion = (
+        "by hand, or with `surge-dagster embed --removed-partitions delete` (refused if many "
+        "partitions were removed)"
+    )
+    if space.derived is None:
+        return f"If it does not come back, delete its file {deletion}."
+    return (
+        f"If it does not come back, delete its file in {space.derived.parent} {deletion}, then run "
+        "`surge-dagster derive --removed delete`."
+    )
 
 
 def _unused_segments(

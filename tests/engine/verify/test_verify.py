@@ -355,16 +355,17 @@ def test_file_of_a_removed_partition_is_a_violation(copy: Path, pool: EncoderPoo
     shutil.rmtree(copy / "catalog" / "partition=a")
     [orphan] = violations(copy, pool)
     assert (orphan.key, orphan.kind, orphan.is_warning) == ("a", "orphan", False)
-    deletes = (
-        "If it does not come back, delete its file with `surge-dagster embed --removed-partitions "
-        "delete`"
+    deletion = (
+        "by hand, or with `surge-dagster embed --removed-partitions delete` (refused if many "
+        "partitions were removed)"
     )
-    assert orphan.remedy == f"{deletes}."
+    assert orphan.remedy == f"If it does not come back, delete its file {deletion}."
     found = verify(open_source(copy / "catalog"), open_store(copy / "out"), derive.space)
     [derived] = [event for event in found if isinstance(event, Violation)]
-    assert derived.remedy == f"{deletes}, then `surge-dagster derive --removed delete`.", (
-        "the parent still has the file"
-    )
+    assert derived.remedy == (
+        f"If it does not come back, delete its file in {pool.space.name} {deletion}, then run "
+        "`surge-dagster derive --removed delete`."
+    ), "the parent still has the file"
     with output_file(copy, pool).open("r+b") as file:
         file.truncate(100)
     assert [violation.is_warning for violation in violations(copy, pool)] == [False]
