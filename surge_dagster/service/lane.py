@@ -477,7 +477,10 @@ class Lane:
                 request.end(self._refusal_of(request))
 
     def _refusal_of(self, request: _Request) -> Refusal | None:
-        """Return what is wrong with the vectors of a request, as files would not have them."""
+        """Return what is wrong with the vectors of a request.
+
+        A blank text without tokens is refused: a query of zeros finds nothing.
+        """
         encoded = request.encoded
         if encoded.truncated.any() and not request.truncate:
             return too_long(encoded.truncated, self.space.max_length)

@@ -366,9 +366,11 @@ class ServedSpaces:
 
     def _close_unwanted(self) -> None:
         wanted = {space.encoder_sha256 for space in self._wanted}
-        unwanted = [sha256 for sha256 in self._lanes if sha256 not in wanted]
-        for sha256 in unwanted:
-            self._lanes.pop(sha256).close(_CLOSING_SECONDS)
+        for sha256, lanes in list(self._lanes.items()):
+            # Requests start another pool too, but none comes while the service is not ready.
+            if sha256 not in wanted or lanes.queries.pool.has_failed:
+                del self._lanes[sha256]
+                lanes.close(_CLOSING_SECONDS)
 
     def _publish(self) -> None:
         served = list[ServedSpace]()

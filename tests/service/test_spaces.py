@@ -106,6 +106,15 @@ def test_worker_for_documents_starts_late_at_a_higher_niceness(
             assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, own + more)
 
 
+def test_pool_that_has_given_up_is_replaced_without_a_request(tmp_path: Path) -> None:
+    embedded(tmp_path)
+    with serving(open_store(tmp_path)) as spaces:
+        failed = spaces.find("current").queries
+        failed.pool.close()
+
+        until(lambda: spaces.is_ready and spaces.find("current").queries is not failed)
+
+
 def test_derived_space_is_encoded_by_the_lanes_of_its_parent(tmp_path: Path) -> None:
     parent = embedded(tmp_path)
     store = open_store(tmp_path)

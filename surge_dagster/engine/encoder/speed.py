@@ -240,6 +240,7 @@ class SpeedRecord:
         self._most_words = _MOST_WORDS_OF_GPU if "cuda" in devices else _MOST_WORDS
         self._start_name = f"start {devices}"
         self._runs_name = f"runs {devices}"
+        self._small_name = f"small calls of runs {devices}"
         self._start = self._kept(self._start_name)
 
     def measure(self, encode: EncodeTexts, *, anew: bool = False) -> None:
@@ -248,14 +249,21 @@ class SpeedRecord:
             return
         self._start = time_start(encode, self._most_words)
         start = [astuple(call) for call in self._start]
-        self._calibration.write(**{self._start_name: start, self._runs_name: []})
+        empty = {self._runs_name: [], self._small_name: []}
+        self._calibration.write(**{self._start_name: start}, **empty)
 
     def learn(self, calls: Sequence[Call]) -> None:
-        """Keep the calls of a run."""
-        self._calibration.observe(self._runs_name, map(astuple, calls))
+        """Keep the calls of a run: small ones apart, so that many nights with few changes do not
+        push out the large ones."""
+        largest = max([call.texts for call in (*self._kept(self._runs_name), *calls)], default=0)
+        large = [astuple(call) for call in calls if call.texts >= largest / RAMP]
+        small = [astuple(call) for call in calls if call.texts < largest / RAMP]
+        self._calibration.observe(self._runs_name, large)
+        self._calibration.observe(self._small_name, small)
 
     def read(self) -> Speed:
-        return speed_of(self._start, self._kept(self._runs_name), self._workers)
+        of_runs = [*self._kept(self._small_name), *self._kept(self._runs_name)]
+        return speed_of(self._start, of_runs, self._workers)
 
     def _kept(self, name: str) -> list[Call]:
         return [Call(*row) for row in self._calibration.observations(name)]

@@ -366,17 +366,24 @@ def _most_rows_without_overlap(segments: Iterable[StagedRows]) -> list[StagedRow
     Two runs may have staged a partition in different pieces. For each possible last segment, in the
     order of their ends, the best choice before it is known already.
     """
-    stops = [0]
-    best: list[tuple[int, list[StagedRows]]] = [(0, [])]  # rows and segments up to each stop
-    for segment in sorted(segments, key=lambda rows: rows.stop):
-        rows, before = best[bisect_right(stops, segment.start) - 1]
-        rows += segment.rows
-        stops.append(segment.stop)
-        if rows > best[-1][0]:
-            best.append((rows, [*before, segment]))
+    by_stop = sorted(segments, key=lambda each: each.stop)
+    stops = [each.stop for each in by_stop]
+    most_rows = [0]  # of the first segments, by their number
+    befores: list[int] = []  # how many segments end before each one begins
+    for segment in by_stop:
+        before = bisect_right(stops, segment.start)
+        befores.append(before)
+        most_rows.append(max(most_rows[-1], most_rows[before] + segment.rows))
+
+    chosen: list[StagedRows] = []
+    number = len(by_stop)
+    while number:
+        if most_rows[number] == most_rows[number - 1]:
+            number -= 1
         else:
-            best.append(best[-1])
-    return best[-1][1]
+            chosen.append(by_stop[number - 1])
+            number = befores[number - 1]
+    return chosen[::-1]
 
 
 def _group_borders(sizes: np.ndarray) -> list[int]:

@@ -245,6 +245,17 @@ class TestRecord:
         assert not record.read().is_learned
         assert record.read().b_min == speed_of(START).b_min
 
+    def test_nights_with_few_changes_do_not_push_out_large_calls(self) -> None:
+        record = self.record()
+        record.measure(simulated)
+        record.learn([call(20_000)] * 9)
+        b_min = record.read().b_min
+
+        for _ in range(10):
+            record.learn([call(1)] * 30)
+
+        assert record.read().b_min == b_min
+
     def test_without_a_cache_the_start_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         record = self.record()
         monkeypatch.setenv("SURGE_CACHE_DIR", "/dev/null/none")

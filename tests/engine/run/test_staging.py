@@ -4,13 +4,15 @@ them."""
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.errors import TransientError
@@ -21,7 +23,7 @@ from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.run import memory
 from surge_dagster.engine.run.rewriting import assemble
 from surge_dagster.engine.run.space_target import SpaceTarget
-from surge_dagster.engine.run.staging import STAGING, Staging
+from surge_dagster.engine.run.staging import STAGING, Staging, _most_rows_without_overlap
 from surge_dagster.engine.run.superbatch import PartitionToRead, Segment, StagedRows, SuperBatch
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.object_client import StorageOptions
@@ -167,3 +169,19 @@ def test_segment_that_was_replaced_by_one_of_other_rows_is_refused(tmp_path: Pat
     with pytest.raises(TransientError, match="it holds other rows than those that were staged"):
         assemble_segments(tmp_path, ROWS[:40], segments)
     assert list(LocalStore(tmp_path).list(SPACE.name)) == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), max_size=7))
+def test_staged_segments_with_the_most_rows_are_chosen(pieces: list[tuple[int, int]]) -> None:
+    vectors = VectorFacts()
+    segments = [StagedRows(start, start + rows, "", vectors) for start, rows in pieces]
+    most = 0
+    for count in range(len(segments) + 1):
+        for some in combinations(sorted(segments, key=lambda each: each.start), count):
+            if all(first.stop <= second.start for first, second in pairwise(some)):
+                most = max(most, sum(each.rows for each in some))
+
+    chosen = _most_rows_without_overlap(segments)
+
+    assert all(first.stop <= second.start for first, second in pairwise(chosen))
+    assert sum(each.rows for each in chosen) == most
