@@ -10,7 +10,7 @@ import codecs
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
@@ -64,9 +64,8 @@ def _header(request: FileRead, stream: io.BufferedReader) -> tuple[str, list[str
         raise request.refused("is empty", "Write its header, or remove it.")
     headers: dict[str, list[str]] = {}
     for delimiter in _DELIMITERS:
-        rows = csv.reader(
-            io.StringIO(head, newline=""), delimiter=delimiter, escapechar=request.escape
-        )
+        lines = _unescaped(io.StringIO(head, newline=""), delimiter, request.escape)
+        rows = csv.reader(lines, delimiter=delimiter)
         headers[delimiter] = next(row for row in rows if row)
 
     def fitness(delimiter: str) -> tuple[bool, int]:
@@ -84,12 +83,8 @@ def _header(request: FileRead, stream: io.BufferedReader) -> tuple[str, list[str
 
 def _rows(request: FileRead, text: io.TextIOWrapper, delimiter: str) -> Iterator[list[str]]:
     """Yield the values of each row after the header; empty lines are no rows."""
-    reader = csv.reader(
-        _lines(request, text, delimiter),
-        delimiter=delimiter,
-        escapechar=request.escape,
-        strict=True,
-    )
+    lines = _unescaped(_lines(text), delimiter, request.escape)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
     row = -1
     width = 0
     try:
@@ -106,16 +101,36 @@ def _rows(request: FileRead, text: io.TextIOWrapper, delimiter: str) -> Iterator
         raise request.refused(f"cannot be read at {row_in_words(row)} ({error})", _QUOTE) from error
 
 
-def _lines(request: FileRead, text: io.TextIOWrapper, delimiter: str) -> Iterator[str]:
-    """Yield the lines; a value that is only an escaped N, MySQL's null, is empty."""
-    null = None
-    if request.escape is not None:
-        value = re.escape(f"{request.escape}N")
-        null = re.compile(rf"(^|{re.escape(delimiter)}){value}(?={re.escape(delimiter)}|\s*$)")
+def _lines(text: io.TextIOWrapper) -> Iterator[str]:
     while line := text.readline(_LONGEST_ROW):
         if len(line) == _LONGEST_ROW:
             raise csv.Error(f"a line of more than {_LONGEST_ROW:,} characters")
-        yield line if null is None else null.sub(r"\1", line)
+        yield line
+
+
+def _unescaped(lines: Iterable[str], delimiter: str, escape: str | None) -> Iterator[str]:
+    """Yield the lines with an escaped quote written twice and an escaped escape written once.
+
+    Both only within quotes. Python's reader would drop every other escape character too.
+    """
+    if escape is None:
+        yield from lines
+        return
+    opening = re.compile(rf'(?:^|{re.escape(delimiter)})"')
+    quote_or_pair = re.compile(rf'""?|{re.escape(escape)}["{re.escape(escape)}]')
+    plain = {f'{escape}"': '""', escape * 2: escape}
+
+    is_quoted = False
+    for line in lines:
+        pieces: list[str] = []
+        place = 0
+        while found := (quote_or_pair if is_quoted else opening).search(line, place):
+            token = found[0]
+            pieces += (line[place : found.start()], plain.get(token, token))
+            place = found.end()
+            if not is_quoted or token == '"':
+                is_quoted = not is_quoted
+        yield "".join(pieces) + line[place:]
 
 
 def _batches(

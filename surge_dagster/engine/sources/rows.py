@@ -204,7 +204,12 @@ def _canonical_ids(key: str, column: pa.Array, rows: Sequence[int] | np.ndarray)
 
 
 def canonical_texts(key: str, column: pa.Array) -> pa.LargeStringArray:
-    """Return texts as large_string; raise `DataError` for a column of another type."""
+    """Return texts as large_string; raise `DataError` for a column of another type.
+
+    A column without rows states no type.
+    """
+    if not len(column):
+        return pa.array([], pa.large_string())  # pyright: ignore[reportReturnType]
     plain = plain_column(column)
     if canonical_type(plain.type) != pa.string():
         raise DataError(

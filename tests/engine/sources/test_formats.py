@@ -313,19 +313,29 @@ class TestCsv:
 
         assert reason in refused(tmp_path / "p.csv", ["id", "text"])
 
-    def test_quotes_and_delimiters_may_be_escaped(self, tmp_path: Path) -> None:
-        (tmp_path / "p.csv").write_text(
-            "id,text,price\n"
-            '1,"say \\"hi\\", now\\\\",2\n'
-            "2,a\\,b\\\nc,\\N\n"
-            '\\N,"twice ""quoted""",\\Nx\n'
-        )
+    @pytest.mark.parametrize(
+        ("written", "text"),
+        [
+            (r'"say \"hi\", now\\"', 'say "hi", now\\'),
+            (r'"\"\\\""', r'"\"'),
+            (r'"\""""', '""'),
+            (r'"twice ""quoted"""', 'twice "quoted"'),
+            (r"C:\temp\\new", r"C:\temp\\new"),
+            (r"5\" pipe", r"5\" pipe"),
+            (r'"\d+\,"', r"\d+\,"),
+            (r"\N", r"\N"),
+            ('"a\\\n\\"b,\\\r\nc"', 'a\\\n"b,\\\r\nc'),
+        ],
+    )
+    def test_escape_counts_only_within_quotes_before_a_quote_or_itself(
+        self, tmp_path: Path, written: str, text: str
+    ) -> None:
+        content = f'id,"the \\"text\\"",C:\\t\n1,{written},"2"\n{written},a,""\n'
+        (tmp_path / "p.csv").write_bytes(content.encode())
 
-        assert rows_in(tmp_path / "p.csv", ["id", "text", "price"], escape="\\") == [
-            ("1", 'say "hi", now\\', "2"),
-            ("2", "a,b\nc", ""),
-            ("", 'twice "quoted"', "Nx"),
-        ]
+        read = rows_in(tmp_path / "p.csv", ["id", 'the "text"', r"C:\t"], escape="\\")
+
+        assert read == [("1", text, "2"), (text, "a", "")]
 
     @pytest.mark.parametrize("escape", ["", "ab", '"', ",", "\n"])
     def test_escape_that_a_file_cannot_have_is_refused(self, escape: str) -> None:

@@ -38,6 +38,15 @@ class TestOrder:
         assert partition.rows == 25_000
         assert rows_of(partition) == rows
 
+    @pytest.mark.parametrize("empty", ["0.parquet", "2.parquet"])
+    def test_file_without_rows_states_no_type_of_the_text(self, tmp_path: Path, empty: str) -> None:
+        folder = partition_folder(tmp_path, "k")
+        write_rows(folder / "1.parquet", [("1", "a")])
+        schema = pa.schema([("id", pa.string()), ("text", pa.float64())])
+        pq.write_table(schema.empty_table(), folder / empty)
+
+        assert rows_of(only(open_source(tmp_path))) == [("1", "a")]
+
 
 class TestStreaming:
     def test_short_rows_come_in_few_batches_of_a_bounded_number(self, tmp_path: Path) -> None:
