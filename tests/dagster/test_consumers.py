@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import dagster as dg
+import pyarrow as pa
 import pytest
 
 from surge_dagster import Changes, EmbeddingCatalog, changes
@@ -18,6 +19,7 @@ from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.heartbeats import HEARTBEAT_TAG
 from tests.dagster.conftest import NAMES, Ran, Workbench, values_of
+from tests.small_catalogs import write_partition
 
 CHECK = "table_matches_files"
 
@@ -88,6 +90,21 @@ def test_partition_that_cannot_be_handed_over_fails_the_run_by_name(
     assert not check.passed
     assert "1 partition not judged, because not handed over" in str(check.description)
     assert table.counts() == {"b": 3}
+
+
+def test_alert_of_a_column_of_another_type_has_one_count_and_a_remedy(
+    bench: Workbench, table: LanceTable
+) -> None:
+    bench.fill("a", 3)
+    write_partition(bench.catalog, "b", [(1, "numbers as ids")], id_type=pa.int64())  # pyright: ignore[reportArgumentType]
+    assert bench.refresh().success
+
+    failure = hand_over(bench).failure()
+
+    assert failure.count("partition could not be handed over") == 1
+    assert "its column 'id' is of type int64 and of type string" in failure
+    assert "drop that table: the next hand-over makes it again" in failure
+    assert "schema" not in failure
 
 
 @dataclass
