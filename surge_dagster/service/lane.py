@@ -30,6 +30,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -82,10 +83,15 @@ class Promise:
         """Return the promise after a pass: if less was wanted than can be kept, as when the machine
         was busy at the start, full passes that are faster lower it."""
         rate = self.share * tokens / max(seconds, 1e-9)
-        can_be_kept = self.wanted_seconds is None or self.wanted_seconds >= self.smallest_seconds
-        if can_be_kept or tokens < self.pass_tokens / 2 or rate <= self.tokens_per_second:
-            return self
-        return replace(self, tokens_per_second=rate)
+        is_full = tokens >= self.pass_tokens / 2
+        if self.is_raised and is_full and rate > self.tokens_per_second:
+            return replace(self, tokens_per_second=rate)
+        return self
+
+    @property
+    def is_raised(self) -> bool:
+        """Whether less was wanted than can be kept."""
+        return self.wanted_seconds is not None and self.wanted_seconds < self.smallest_seconds
 
     @property
     def smallest_seconds(self) -> float:
@@ -311,6 +317,16 @@ class Lane:
             self.waiting_tokens += tokens
             self._changed.notify_all()
         return request.answer
+
+    def measure_if_idle(self) -> None:
+        """Encode a full pass if the promise was raised and no request waits, so that it can fall
+        once the machine is faster."""
+        if self.promise is None or not self.promise.is_raised or self._queue or self._pass:
+            return
+        text = "how long does a full pass take"
+        [tokenized] = self._tokenize([text])
+        with suppress(Refusal):  # the lane is being closed
+            self.accept([text] * max(1, self._pass_tokens // tokenized.tokens))
 
     def _require_in_time(self, tokens: int, arrived_at: float) -> None:
         """Refuse a request of so many tokens if it is expected to take longer than promised."""

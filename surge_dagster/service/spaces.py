@@ -42,6 +42,7 @@ _LOOK_SECONDS = 0.5
 _REMOTE_LOOK_SECONDS = 5.0  # each look is a request per space
 _CLOSING_SECONDS = 30.0  # for the answers of lanes that end
 _TRY_AGAIN_SECONDS = 2.0  # a client whose space is not loaded
+_MEASURE_AGAIN_SECONDS = 30.0
 _LOAD_AGAIN_SECONDS = 60.0
 _SATURATION_TOKENS = 1_024  # of a backend that does not say how many saturate it
 # A full pass of queries has a quarter of these tokens: it is nearly as fast, and ends sooner.
@@ -253,6 +254,7 @@ class ServedSpaces:
         self._lanes: dict[str, SpaceLanes] = {}  # ready, by `encoder_sha256`
         self._load_again_at: dict[str, float] = {}  # of those that failed
         self._served: list[ServedSpace] = []
+        self._measure_again_at = 0.0
         self._is_closed = False
 
     def start(self) -> None:
@@ -326,6 +328,10 @@ class ServedSpaces:
     def _follow(self) -> None:
         self._look()  # what is served stays so if it raises
         self._close_unwanted()
+        if time.monotonic() >= self._measure_again_at:
+            self._measure_again_at = time.monotonic() + _MEASURE_AGAIN_SECONDS
+            for lanes in self._lanes.values():
+                lanes.queries.measure_if_idle()
         for space in self._wanted:
             load_again_at = self._load_again_at.get(space.encoder_sha256, 0.0)
             if space.encoder_sha256 not in self._lanes and time.monotonic() >= load_again_at:

@@ -152,6 +152,21 @@ def test_quick_passes_lower_a_promise_that_was_raised() -> None:
         until(lambda: lane.promise and lane.promise.promised_seconds == 10.0)
 
 
+def test_promise_that_was_raised_is_measured_again_without_requests() -> None:
+    with open_lane(promise=Promise(1.0, 64, 10.0)) as lane:
+        lane.measure_if_idle()
+
+        until(lambda: lane.promise and lane.promise.promised_seconds == 10.0)
+
+
+def test_promise_that_can_be_kept_is_not_measured_again() -> None:
+    with open_lane(promise=Promise(1e6, 64, 10.0)) as lane:
+        lane.measure_if_idle()
+
+        assert lane.waiting_texts == 0
+        assert lane.passes == 0
+
+
 def test_request_without_a_promise_is_refused_while_too_much_waits(tmp_path: Path) -> None:
     with open_lane(pass_tokens=64) as lane:
         hold(lane, tmp_path / "go")
