@@ -75,7 +75,7 @@ _BYTES_OF_TOKENS = {11: 47, 57: 260, 256: 1_280}
 # Of an H100 or H200 SXM by NVIDIA's data sheet: dense fp16 and bf16, floating-point operations per
 # second.
 _SHEET_FLOPS = 989e12
-_PARTS = ("encode", "tokenize", "forward", "copy", "read", "serialize", "upload")
+_PARTS = ("encode", "tokenize", "forward", "read", "serialize", "upload")
 
 
 class Bench:
@@ -474,7 +474,7 @@ def _time_pool(
         texts_per_s=count / costs.encode_seconds,
         mtok_per_s=costs.tokens / costs.encode_seconds / 1e6,
         padding=costs.padding_ratio,
-        **_seconds_by_part(costs, _PARTS[:4]),
+        **_seconds_by_part(costs, _PARTS[:3]),
     )
 
 
