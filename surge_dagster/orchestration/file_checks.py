@@ -34,8 +34,8 @@ class FileChecks:
     dimensions: dict[str, str] = field(default_factory=dict)
     rows: dict[str, str] = field(default_factory=dict)
 
-    def judge(self, partition: Partition, receipt: Receipt, space: Space) -> str:
-        """Record whether a file is as its space and source demand; return its fault or ""."""
+    def record(self, partition: Partition, receipt: Receipt, space: Space) -> None:
+        """Record whether a file is as its space and source demand."""
         wrong_dimension = ""
         if receipt.dimension != space.dimension:
             wrong_dimension = (
@@ -51,14 +51,17 @@ class FileChecks:
                 wrong_rows = f"its file has {receipt.rows:,} rows; its source has {expected:,}."
         if partition.rows is not None or receipt.action != "fresh":
             _record(self.rows, partition.key, wrong_rows)
-        return wrong_dimension or wrong_rows
 
-    def refuse(self, key: str, invalid: InvalidFile) -> None:
+    def record_invalid(self, key: str, invalid: InvalidFile) -> None:
         """Record what is wrong with a file that is not valid."""
         if invalid.flaw == "dimension":
             _record(self.dimensions, key, f"{invalid}.")
         if invalid.flaw == "rows":
             _record(self.rows, key, f"{invalid}.")
+
+    def fault(self, key: str) -> str:
+        """Return what is wrong with the file of a partition; "" if it is right."""
+        return self.dimensions.get(key) or self.rows.get(key) or ""
 
 
 def _record(faults: dict[str, str], key: str, fault: str) -> None:

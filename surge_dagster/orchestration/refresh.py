@@ -130,12 +130,13 @@ class Refresh:
         self._tag_attempt(catalogued)
 
         events_seconds = (1 - PUBLISH_SHARE) * self._resources.encoder.grace_seconds
-        self._events = RunEvents(
+        with RunEvents(
             self._names, self._context, catalogued, self._outcome, shown_as, events_seconds
-        )
-        with self._events:
-            self._leave_removed(candidates)
+        ) as events:
+            self._leave_removed(candidates, events)
             work = self._worklist(candidates, space, catalogued)
+            for failure in work.failures:
+                events.failure(failure)
             opened = open_run(
                 self._resources.run_setup(force=self._config.force),
                 work.todo,
@@ -147,14 +148,14 @@ class Refresh:
             )
             self._outcome.report = opened.run.report
             self._outcome.machines = opened.machines
-            self._embed(opened, work.todo)
-            self._report_fresh(work)
+            self._embed(opened, work.todo, events)
+            self._report_fresh(work, events)
         return opened.run.space
 
     def _worklist(
         self, candidates: Sequence[Partition], space: Space, catalogued: Catalogued
     ) -> Worklist:
-        """Decide what needs work, and report what is known without it."""
+        """Decide what needs work, and enter in the outcome what is fresh."""
         failed = failed_on_record(catalogued.asset, self._context.instance)
         since = forced_since(self._context) if self._config.force else None
         record = OnRecord(catalogued, failed, since)
@@ -165,8 +166,6 @@ class Refresh:
         fresh = {receipt.key for receipt in (*work.fresh, *work.adopted)}
         remove_staged(self._store, outputs.space, fresh)
         self._outcome.fresh |= fresh
-        for failure in work.failures:
-            self._events.failure(failure)
         return work
 
     def _tag_attempt(self, catalogued: Catalogued) -> None:
@@ -183,24 +182,24 @@ class Refresh:
         for chunk in in_chunks(new):
             self._context.instance.add_dynamic_partitions(self._names.partitions_name, chunk)
 
-    def _leave_removed(self, candidates: Iterable[Partition]) -> None:
+    def _leave_removed(self, candidates: Iterable[Partition], events: RunEvents) -> None:
         """Leave `embeddings` as it is for partitions that this run does not bring up to date there:
         those that were removed from the source, and all of a space that readers do not use."""
         removed = self._outcome.removed
         if removed:
             self._context.log.warning(
-                f"{len(removed):,} skipped, removed from the source: {named(map(repr, removed))}. "
-                "Their files and events stay as they are; the setting removed_partitions decides "
-                "about them."
+                f"{len(removed):,} removed from the source: {named(map(repr, removed))}. Their "
+                "files and events stay as they are; the setting removed_partitions decides about "
+                "them."
             )
         left = list(removed)
         if self._outcome.asset != self._names.embeddings:
             left += [partition.key for partition in candidates]
         if self._in_backfill:  # unchanged, so that what was out of date stays so
             for event in last_embeddings(self._names, self._context.instance, left):
-                self._events.repeated(event)
+                events.repeated(event)
 
-    def _embed(self, opened: OpenedRun, todo: Sequence[Partition]) -> None:
+    def _embed(self, opened: OpenedRun, todo: Sequence[Partition], events: RunEvents) -> None:
         """Run, and report to Dagster."""
         run = opened.run
         log = self._context.log
@@ -212,37 +211,37 @@ class Refresh:
             followed = follower.follow(
                 opened.events(), lambda progress: log.info(progress.in_words()), LINE_SECONDS
             )
-            with closing(followed) as events:
-                for event in events:
+            with closing(followed):
+                for event in followed:
                     self._outcome.count(event)
                     match event:
                         case SuperBatchReport():
-                            self._report_superbatch(event, run)
+                            self._report_superbatch(event, run, events)
                         case Failure():
-                            self._events.failure(event)
+                            events.failure(event)
                         case Receipt():
                             partition = self._outcome.partitions[event.key]
-                            self._outcome.files.judge(partition, event, run.space)
-                            self._events.embedding(event)
+                            self._outcome.files.record(partition, event, run.space)
+                            events.embedding(event)
         finally:
             self._outcome.published |= run.published
 
-    def _report_superbatch(self, superbatch: SuperBatchReport, run: Run) -> None:
+    def _report_superbatch(self, superbatch: SuperBatchReport, run: Run, events: RunEvents) -> None:
         if superbatch.index == 0:
             self._context.log.info(_encoder_line(run.report))
             # Now and not at the end: the run may take days.
             report_readers_space(self._names, self._context, self._store)
-        self._events.superbatch(superbatch, run.space)
+        events.superbatch(superbatch, run.space)
 
-    def _report_fresh(self, work: Worklist) -> None:
+    def _report_fresh(self, work: Worklist, events: RunEvents) -> None:
         """Adopt files that are not on record; in a backfill, report every other fresh file too."""
         for receipt in work.adopted:
-            self._events.embedding(receipt)
+            events.embedding(receipt)
         for receipt in work.fresh:
             if self._in_backfill:
-                self._events.embedding(receipt)
+                events.embedding(receipt)
             else:
-                self._events.unchanged(receipt)
+                events.source(receipt.key)
 
 
 def _encoder_line(report: RunReport) -> str:

@@ -76,25 +76,20 @@ class RunEvents(EventWriter[Event | Receipt]):
         )
 
     def embedding(self, receipt: Receipt) -> None:
-        self.unchanged(receipt)
+        self.source(receipt.key)
         partition_key = to_partition_key(receipt.key)
         if partition_key in self._planned:
             self.put(Planned(self._asset, partition_key))
         self.put(receipt)
 
-    def unchanged(self, receipt: Receipt) -> None:
-        """Enter a fresh partition that is on record; only its source version is reported, if it has
-        moved."""
-        self._report_source(receipt.key)
-
     def failure(self, failure: Failure) -> None:
-        self._report_source(failure.key)
+        self.source(failure.key)
         self._outcome.fail(failure)
         if len(self._outcome.failures) <= FAILURES_LOGGED:
             self._context.log.error(failure.reason)
 
-    def _report_source(self, key: str) -> None:
-        """Queue the partition's source version if it is not the one on record."""
+    def source(self, key: str) -> None:
+        """Report the partition's source version if it is not the one on record."""
         # Not all of them at the start: with many partitions the first file would wait for minutes
         # of events.
         partition = self._outcome.partitions.get(key)

@@ -134,7 +134,7 @@ def make_worklist(
     """Sort the partitions of a run into fresh ones and ones that need work; judge their files."""
     work = Worklist(outputs)
     for partition in outputs.looked_at(candidates):
-        freshness = _judged(partition, work, space, checks)
+        freshness = _examine(partition, work, space, checks)
         fresh_file = freshness.file if freshness.status == "fresh" else None
         has_failed = to_partition_key(partition.key) in record.failed
         is_selected = _is_selected(config.select, freshness.status, has_failed)
@@ -159,16 +159,17 @@ def _is_selected(select: Select, status: Status, has_failed: bool) -> bool:
     return select is Select.all or status == select.value
 
 
-def _judged(partition: Partition, work: Worklist, space: Space, checks: FileChecks) -> Freshness:
-    """Return the freshness of a partition; a wrong file counts as missing."""
+def _examine(partition: Partition, work: Worklist, space: Space, checks: FileChecks) -> Freshness:
+    """Judge the file of a partition and return its freshness; a wrong file counts as missing."""
     freshness = work.outputs.freshness(partition)
     if freshness.invalid is not None:
-        checks.refuse(partition.key, freshness.invalid)
+        checks.record_invalid(partition.key, freshness.invalid)
         log.warning("partition %r: %s.", partition.key, freshness.invalid)
     if freshness.file is None or freshness.status != "fresh":
         return freshness
 
-    fault = checks.judge(partition, work.receipt(freshness.file), space)
+    checks.record(partition, work.receipt(freshness.file), space)
+    fault = checks.fault(partition.key)
     if not fault:
         return freshness
     log.warning("partition %r: %s", partition.key, fault)

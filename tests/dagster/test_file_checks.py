@@ -45,7 +45,7 @@ def judged(rows_of_source: int | None, **facts: object) -> FileChecks:
     checks = FileChecks()
     partition = replace(partition_of("k", []), rows=rows_of_source)
     receipt = Receipt("k", "fresh", "/k", 3, 16, 9, "etag", 0, "v1", "digest", "version", "space")
-    checks.judge(partition, replace(receipt, **facts), SPACE)
+    checks.record(partition, replace(receipt, **facts), SPACE)
     return checks
 
 
