@@ -19,7 +19,13 @@ from typing import Any
 
 import dagster as dg
 
-from surge_dagster.assets.checks import Findings, check_result, evaluation_of, is_of_runs
+from surge_dagster.assets.checks import (
+    Findings,
+    check_result,
+    evaluation_of,
+    is_of_runs,
+    outputs_without_result,
+)
 from surge_dagster.assets.derived_spaces import lag_results
 from surge_dagster.config.check_policy import CheckName, CheckPolicy
 from surge_dagster.config.nested_settings import DerivedSettings
@@ -86,17 +92,7 @@ def catalog_checks(
     Raises:
         ConfigError: all of them are off.
     """
-    specs: list[dg.AssetCheckSpec] = []
-    for name in _wanted(policy):
-        if not is_of_runs(name):
-            description, _ = _GROUPS[name]
-            asset = _asset(names, name)
-            specs.append(dg.AssetCheckSpec(name, asset=asset, description=description))
-    if not specs:
-        raise ConfigError(
-            "the setting checks turns off everything that only catalog_check does; leave one "
-            "check on"
-        )
+    specs = _specs(names, policy)
 
     @dg.multi_asset_check(
         name=names.catalog_checks_op,
@@ -116,12 +112,7 @@ def catalog_checks(
             results += lag_results(names, op_context, derived)
 
         chosen = context.selected_asset_check_keys
-        judged = {result.check_name for result in results}
-        for spec in specs:
-            # Dagster shows a check without a result as skipped, but fails an op that lacks an
-            # output of one.
-            if spec.key in chosen and spec.name not in judged:
-                yield dg.Output(None, output_name=spec.get_python_identifier())
+        yield from outputs_without_result([spec for spec in specs if spec.key in chosen], results)
         for result in results:
             key = dg.AssetCheckKey(result.asset_key or names.embeddings, result.check_name or "")
             if key in chosen:
@@ -142,6 +133,21 @@ def catalog_check(names: CatalogNames, checks: dg.AssetChecksDefinition) -> Any:
         run_tags=RUN_TAGS,
         description="Compares the whole catalog with the whole output.",
     )
+
+
+def _specs(names: CatalogNames, policy: CheckPolicy) -> list[dg.AssetCheckSpec]:
+    specs: list[dg.AssetCheckSpec] = []
+    for name in _wanted(policy):
+        if not is_of_runs(name):
+            description, _ = _GROUPS[name]
+            asset = _asset(names, name)
+            specs.append(dg.AssetCheckSpec(name, asset=asset, description=description))
+    if not specs:
+        raise ConfigError(
+            "the setting checks turns off everything that only catalog_check does; leave one "
+            "check on"
+        )
+    return specs
 
 
 def _wanted(policy: CheckPolicy) -> list[CheckName]:

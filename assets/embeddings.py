@@ -19,7 +19,12 @@ from typing import Any
 import dagster as dg
 from sqlalchemy.exc import InterfaceError, OperationalError
 
-from surge_dagster.assets.checks import evaluation_of, run_check_results, run_checks
+from surge_dagster.assets.checks import (
+    evaluation_of,
+    outputs_without_result,
+    run_check_results,
+    run_checks,
+)
 from surge_dagster.config.check_policy import CheckPolicy
 from surge_dagster.engine.errors import EncoderError, SurgeError, TransientError
 from surge_dagster.orchestration.asset_events import CODE_VERSION
@@ -110,12 +115,7 @@ def embeddings(
             chosen = context.partition_keys
         run = _Run(names, policy, context.op_execution_context, config)
         results = run.embed(chosen)
-        judged = {result.check_name for result in results}
-        # Dagster shows a check without a result as skipped, but fails an op that lacks an output of
-        # one.
-        for spec in checks:
-            if spec.name not in judged:
-                yield dg.Output(None, output_name=spec.get_python_identifier())
+        yield from outputs_without_result(checks, results)
         yield from results
         run.end()
 
