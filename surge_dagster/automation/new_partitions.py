@@ -149,12 +149,12 @@ def _message(
     held: Held,
     refused: Collection[str],
     undone: Mapping[str, Undone],
-    unregistered: Collection[str],
+    unreported: Collection[str],
 ) -> str:
     """Return one line with the number of partitions in each state."""
     counts = Counter({"up to date": len(listing.partitions) - len(states)})
     for key, state in states.items():
-        counts[_state_of(key, state, held, refused, undone.get(key), unregistered)] += 1
+        counts[_state_of(key, state, held, refused, undone.get(key), unreported)] += 1
     removed = len(removed_keys(listing))
     if removed:
         counts["removed from the source"] = removed
@@ -169,7 +169,7 @@ def _state_of(
     held: Held,
     refused: Collection[str],
     before: Undone | None,
-    unregistered: Collection[str],
+    unreported: Collection[str],
 ) -> str:
     """Return the first state that applies; a partition that is due again is missing or stale."""
     if state in (None, "foreign"):
@@ -178,10 +178,10 @@ def _state_of(
         return "refused"
     if key in held:
         return f"held by {held.by}"
-    if key in unregistered:
+    if key in unreported:
         return "to be registered by the next ticks"
-    if before is not None and before.due is None:
+    if before is None or before.is_due:
+        return _STATES.get(state, state)
+    if before.due is None:
         return "left alone after a canceled run"
-    if before is not None and before.due is not None and not before.is_due:
-        return f"waiting after a failure until {before.due:%Y-%m-%d %H:%M:%S}"
-    return _STATES.get(state, state)
+    return f"waiting after a failure until {before.due:%Y-%m-%d %H:%M:%S}"

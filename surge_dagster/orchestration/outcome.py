@@ -123,7 +123,7 @@ class Outcome:
     partitions: dict[str, Partition] = field(default_factory=dict)  # of the run, by catalog key
     # refused or not published, by partition key
     failures: dict[str, Failure] = field(default_factory=dict)
-    # catalog keys that were removed from the source; they are skipped
+    # catalog keys that were removed from the source
     removed: list[str] = field(default_factory=list)
     published: set[str] = field(default_factory=set)  # catalog keys
     # not encoded, because only the source version had moved
@@ -137,9 +137,9 @@ class Outcome:
     @property
     def metrics(self) -> RunReport:
         """Return the metrics of the run, with the partitions that its worklist found fresh."""
-        skipped = len(self.fresh - self.published)
+        up_to_date = len(self.fresh - self.published)
         return replace(
-            self.report, partitions_written=len(self.published), partitions_skipped=skipped
+            self.report, partitions_written=len(self.published), partitions_skipped=up_to_date
         )
 
     def sum_up(self) -> str:
