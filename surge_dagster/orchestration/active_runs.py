@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,6 @@ def concerns(
 
 def held_by_active_runs(names: CatalogNames, instance: dg.DagsterInstance) -> Held:
     """Return the partitions that active runs may touch."""
-    op_names = (names.embeddings_op, names.refresh_op)
     runs = [run for run in active_runs(instance) if embeds(names, instance, run)]
     registered = (
         dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name)) if runs else {}
@@ -79,7 +78,7 @@ def held_by_active_runs(names: CatalogNames, instance: dg.DagsterInstance) -> He
     holders_of_all: list[str] = []
     holders: list[str] = []
     for run in runs:
-        keys = held_keys(run, registered, op_names)
+        keys = held_keys(names, run, registered)
         if keys is None:
             holders_of_all.append(run.run_id)
         else:
@@ -89,14 +88,16 @@ def held_by_active_runs(names: CatalogNames, instance: dg.DagsterInstance) -> He
 
 
 def held_keys(
-    run: dg.DagsterRun, registered: Mapping[str, None], op_names: Sequence[str]
+    names: CatalogNames, run: dg.DagsterRun, registered: Mapping[str, None]
 ) -> set[str] | None:
     """Return the partition keys that a run may touch; None for all.
 
     Args:
         registered: in Dagster's order.
     """
-    for config in _configs(run, op_names):
+    ops: Mapping[str, Any] = dict(run.run_config).get("ops") or {}  # pyright: ignore[reportAssignmentType]
+    for op_name in (names.embeddings_op, names.refresh_op):
+        config = (ops.get(op_name) or {}).get("config") or {}
         if config.get("keys") is not None:
             return set(config["keys"])
     if "dagster/partition" in run.tags:
@@ -107,12 +108,6 @@ def held_keys(
         return None
     ordered = list(registered)
     return set(ordered[ordered.index(first) : ordered.index(last) + 1])
-
-
-def _configs(run: dg.DagsterRun, op_names: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-    ops: Mapping[str, Any] = dict(run.run_config).get("ops") or {}  # pyright: ignore[reportAssignmentType]
-    for name in op_names:
-        yield (ops.get(name) or {}).get("config") or {}
 
 
 def assets_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Set[dg.AssetKey] | None:

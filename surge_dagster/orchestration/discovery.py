@@ -67,7 +67,7 @@ def report_changes(names: CatalogNames, instance: dg.DagsterInstance, listing: L
             partition = unreported.pop(key)
             if sources.get(key) != partition.source_version:
                 events += source_version(names, partition, changed=key in sources)
-        report_events(instance, None, list(events))
+        report_events(instance, None, events)
         new = [key for key in keys[start : start + _BATCH] if key not in registered]
         if new:
             instance.add_dynamic_partitions(names.partitions_name, new)

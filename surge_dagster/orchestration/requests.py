@@ -90,7 +90,7 @@ def find_undone(
         run = record.dagster_run
         undone = Undone.of(record)
         since = int(run.tags[EVENT_TAG])
-        keys = held_keys(run, catalogued.registered, (names.embeddings_op, names.refresh_op))
+        keys = held_keys(names, run, catalogued.registered)
         for key in needed if keys is None else keys.intersection(needed):
             if key not in newest:
                 has_changed = _changed_since(key, since, catalogued, undone.due is None)
