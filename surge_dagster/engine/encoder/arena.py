@@ -143,7 +143,7 @@ class Slot:
         self.text_bytes = 0
         self._pins = 0
         self._released = False
-        self._known: np.ndarray | None = None  # uint8 per row; None where no row has a vector yet
+        self._is_known = np.zeros(arena.layout.max_texts, np.bool_)
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -203,22 +203,15 @@ class Slot:
         self.text_bytes = end + size
 
     def _put(self, known: KnownVectors, first: int) -> None:
-        if self._known is None:
-            self._known = np.zeros(self.arena.layout.max_texts, np.bool_)
         rows = first + known.rows
         self._arrays.matrix[rows] = known.matrix
         self._arrays.truncated[rows] = known.truncated
-        self._known[rows] = True
+        self._is_known[rows] = True
 
-    def known(self, start: int, stop: int) -> np.ndarray | None:
-        """Return which of rows start..stop had vectors before the call; None if no row had."""
+    def is_known(self, start: int, stop: int) -> np.ndarray:
+        """Return which of rows start..stop were appended with their vectors, bool [n]."""
         self._check(start, stop)
-        return None if self._known is None else self._known[start:stop]
-
-    def reused(self, start: int, stop: int) -> int:
-        """The number of rows in start..stop that have kept the vector they had before."""
-        known = self.known(start, stop)
-        return 0 if known is None else int(np.count_nonzero(known))
+        return self._is_known[start:stop]
 
     def choose(self, rows: np.ndarray) -> None:
         self._arrays.chosen[: len(rows)] = rows
@@ -255,14 +248,12 @@ class Slot:
         if len(other):
             raise ValueError(f"the other slot is not empty: it has {len(other)} rows")
         other.append(self.texts(start, self._rows))
-        if self._known is not None:
-            self._move_vectors(start, other)
+        self._move_vectors(start, other)
         self.truncate(start)
 
     def _move_vectors(self, start: int, other: Slot) -> None:
         """Move known vectors of rows start.., and free their memory here as they move."""
-        assert self._known is not None
-        moved = np.flatnonzero(self._known[start : self._rows])
+        moved = np.flatnonzero(self._is_known[start : self._rows])
         freed = self._matrix_page(start, mmap.PAGESIZE - 1)
         for first in range(0, len(moved), _MOVED_ROWS):
             places = moved[first : first + _MOVED_ROWS]
@@ -284,8 +275,7 @@ class Slot:
 
     def truncate(self, rows: int) -> None:
         self._check(rows, self._rows)
-        if self._known is not None:
-            self._known[rows : self._rows] = 0
+        self._is_known[rows : self._rows] = False
         self._rows = rows
         self.text_bytes = int(self._arrays.offsets[rows])
 

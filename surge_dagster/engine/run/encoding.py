@@ -150,7 +150,7 @@ def _encoded_so_far(calls: deque[SuperBatchCall], memory: RunMemory) -> Iterator
         # The call that failed first has raised its error; what the pool encoded before is valid.
         with contextlib.suppress(EncoderError):
             call.result(max(0.0, deadline - time.monotonic()))
-        call.end()
+        call.abandon()
         whole: list[Segment] = []
         if call.batch.texts and not stop.over.is_set():
             whole = [segment for segment in call.batch.segments if call.is_encoded(segment)]

@@ -140,7 +140,7 @@ class Publication:
         metrics = encoded.metrics
         rows_reused = 0
         for segment in batch.segments:
-            rows_reused += batch.slot.reused(segment.start, segment.stop)
+            rows_reused += int(np.count_nonzero(batch.slot.is_known(segment.start, segment.stop)))
         texts_encoded = encoded.published_texts - rows_reused
         of_publishing = Costs(
             texts_encoded=texts_encoded,

@@ -178,10 +178,8 @@ class Staging:
         """Return the rows of a segment as a file has them, and which vectors were reused."""
         columns = self._target.columns(segment.id_type, segment.carried_columns)
         table = self._target.rows(batch, segment, matrix).table(columns)
-        reused = batch.slot.known(segment.start, segment.stop)
-        if reused is None:
-            reused = np.zeros(segment.rows, np.bool_)
-        return table.add_column(table.num_columns - 1, _REUSED, pa.array(reused, pa.bool_()))
+        reused = pa.array(batch.slot.is_known(segment.start, segment.stop))
+        return table.add_column(table.num_columns - 1, _REUSED, reused)
 
     def reused(self, partition: Partition, staged: StagedRows) -> np.ndarray:
         """Return which staged rows have the vector of the old file, bool [rows]; raises as

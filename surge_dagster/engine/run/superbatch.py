@@ -156,7 +156,7 @@ class Segment:
         Args:
             now: the time in the form of the facts.
         """
-        reused = slot.reused(self.start, self.stop)
+        reused = int(np.count_nonzero(slot.is_known(self.start, self.stop)))
         oldest = now
         if reused and self.partition.old_file is not None:
             oldest = min(now, self.partition.old_file.facts.oldest_encoded_at)

@@ -55,8 +55,7 @@ class Gathering:
 
     def _look_at(self, batch: SuperBatch, segment: Segment) -> int:
         """Note the vectors of a segment; returns how many rows have one."""
-        flags = batch.slot.known(segment.start, segment.stop)
-        rows = [] if flags is None else np.flatnonzero(flags).tolist()
+        rows = np.flatnonzero(batch.slot.is_known(segment.start, segment.stop)).tolist()
         vectors = batch.slot.matrix(segment.start, segment.stop)
         truncated = batch.slot.truncation(segment.start, segment.stop)
         for row in rows:

@@ -125,7 +125,7 @@ def test_rows_with_vectors_are_not_encoded_and_keep_them_bit_for_bit(
         assert metrics.costs.texts_computed == 4
         assert np.array_equal(batch.slot.matrix(0, 8)[[1, 2, 5, 6]], nearly)
         assert is_right(batch.slot, texts)[[0, 3, 4, 7]].all()
-        assert batch.slot.reused(0, 8) == 4
+        assert batch.slot.is_known(0, 8).sum() == 4
 
 
 @pytest.mark.usefixtures("faulty_workers")
@@ -136,7 +136,7 @@ def test_call_that_ends_early_counts_no_row_without_its_vector(tmp_path: Any) ->
         call = call_of(pool, batch)
         assert call.result(0.2) is None
         (tmp_path / "go").touch()
-        call.end()
+        call.abandon()
         right = is_right(batch.slot, [text for each in partitions.values() for text in each])
         for segment in batch.segments:
             assert not call.is_encoded(segment) or right[segment.start : segment.stop].all()
