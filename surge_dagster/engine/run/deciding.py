@@ -78,7 +78,7 @@ def _cut(
     found: list[Receipt | Failure | PartitionToRead] = []
     for rows in ranges:
         _require_rows(decision.source, rows)
-        found.append(replace(decision, range=rows, is_divided=True))
+        found.append(replace(decision, range=rows))
     return found
 
 

@@ -363,8 +363,8 @@ class EmbeddingRun:
             observer = self.observer if is_watched else None
             staging = Staging(target)
             answer = self.reuse_answer or ReuseAnswer()
-            reuse = ReuseCheck(outputs.names(), target, self.pool, memory, events.emit, answer)
-            items = superbatches(due, target, staging, memory, dropped, reuse, observer)
+            check = ReuseCheck(outputs.names(), target, self.pool, memory, events.emit, answer)
+            items = superbatches(due, target, staging, memory, dropped, check, observer)
             publisher = Publisher(target, staging, memory, events, dropped, observer)
             try:
                 with contextlib.closing(ReadAhead(items, memory, events)) as batches:

@@ -66,17 +66,17 @@ class OldRows:
         partition: PartitionToRead,
         memory: _Memory,
         observer: PublicationObserver | None,
-        reuse: bool,
-        reused: Callable[[StagedRows], np.ndarray] | None,
+        takes_vectors: bool,
+        reused_rows: Callable[[StagedRows], np.ndarray] | None,
     ) -> None:
         self._space = target.space
         self._reader = reader
         self._partition = partition
         self._memory = memory
         self._hashes: OldValues | None = None
-        self._takes_vectors = reuse
-        self._reused = reused
-        needs_texts = reuse or (observer is not None and reused is not None)
+        self._takes_vectors = takes_vectors
+        self._reused_rows = reused_rows
+        needs_texts = takes_vectors or (observer is not None and reused_rows is not None)
         if needs_texts and reader.facts.rows and reader.facts.precision == target.precision:
             if memory.reserve(_reading_bytes(reader, self._space)):
                 self._hashes, self._group_ends = read_hashes(reader)
@@ -121,7 +121,7 @@ class OldRows:
         if self._observed is None or by_id is None:
             return
         is_same = np.zeros(len(batch), np.bool_)
-        is_of_this_file = staged.old_version == self._reader.facts.rows_version
+        is_of_this_file = staged.old_rows_version == self._reader.facts.rows_version
         if self._hashes is not None and is_of_this_file:
             has_same_text = self._hashes.rows(text_hashes(batch.texts), by_id) == by_id
             reused = self._flags_of(staged)[place : place + len(batch)]
@@ -130,9 +130,9 @@ class OldRows:
 
     def _flags_of(self, staged: StagedRows) -> np.ndarray:
         """Return which staged rows have vectors of an old file; those of one segment are kept."""
-        assert self._reused is not None
+        assert self._reused_rows is not None
         if self._flags is None or self._flags[0] is not staged:
-            self._flags = staged, self._reused(staged)
+            self._flags = staged, self._reused_rows(staged)
         return self._flags[1]
 
     def changes(self) -> ObservedRows | None:
@@ -208,17 +208,18 @@ def open_old_rows(
     memory: RunMemory,
     observer: PublicationObserver | None,
     *,
-    reuse: bool,
-    reused: Callable[[StagedRows], np.ndarray] | None = None,
+    takes_vectors: bool,
+    reused_rows: Callable[[StagedRows], np.ndarray] | None = None,
 ) -> Iterator[OldRows | None]:
     """Yield the rows of a partition's old file; None if it has no file that can be used.
 
     Args:
-        reuse: whether its vectors may be used.
-        reused: returns which staged rows have vectors of an old file; None if no rows are staged.
+        takes_vectors: whether its vectors may be used.
+        reused_rows: returns which staged rows have vectors of an old file; None if no rows are
+            staged.
     """
     file = partition.old_file
-    if file is None or not (reuse or observer is not None):
+    if file is None or not (takes_vectors or observer is not None):
         yield None
         return
 
@@ -229,7 +230,9 @@ def open_old_rows(
         try:
             published = open_published(target.store, target.space, file.stored.name, file)
             reader = opened.enter_context(published)
-            old_rows = OldRows(target, reader, partition, booked, observer, reuse, reused)
+            old_rows = OldRows(
+                target, reader, partition, booked, observer, takes_vectors, reused_rows
+            )
         except StoreUnavailable:
             raise
         except UNUSABLE as error:

@@ -251,7 +251,7 @@ class Publisher:
         try:
             return self._assemble(partition, split)
         except StagedRowsGone as error:
-            if partition.is_divided:  # the run that has published it reports it
+            if partition.must_be_staged:  # the run that has published it reports it
                 return None
             return self._failure(partition, error)
         except BaseException as error:

@@ -48,7 +48,7 @@ def superbatches(
     staging: Staging,
     memory: RunMemory,
     dropped: set[PartitionToRead],
-    reuse: ReuseCheck,
+    reuse_check: ReuseCheck,
     observer: PublicationObserver | None = None,
 ) -> Generator[SuperBatch | Receipt | Failure]:
     """Read what was decided to be read, in this order; receipts and failures pass.
@@ -58,7 +58,7 @@ def superbatches(
         memory: books each SuperBatch; its receiver releases it.
     """
     aggregator = Aggregator(memory.bounds, memory.acquire, memory.reserve)
-    reader = _RowReader(target, staging, memory, reuse, observer)
+    reader = _RowReader(target, staging, memory, reuse_check, observer)
     divided: dict[str, PartitionToRead] = {}
     for decision in decisions:
         if isinstance(decision, Receipt):
@@ -67,7 +67,7 @@ def superbatches(
             yield decision
             continue
         if decision.range is not None:
-            divided[decision.key] = replace(decision, range=None, reuse=False)
+            divided[decision.key] = replace(decision, range=None, must_be_staged=True)
         yield from _gather(decision, reader, aggregator, dropped)
     yield from map(memory.booked, aggregator.finish())
 
@@ -137,7 +137,7 @@ class _RowReader:
     target: SpaceTarget
     staging: Staging
     memory: RunMemory
-    reuse: ReuseCheck
+    reuse_check: ReuseCheck
     observer: PublicationObserver | None
 
     def pieces(self, partition: PartitionToRead) -> Generator[_Piece | ReadPartition]:
@@ -168,26 +168,30 @@ class _RowReader:
     def _old_rows(
         self, partition: PartitionToRead, staged: Sequence[StagedRows]
     ) -> contextlib.AbstractContextManager[OldRows | None]:
-        observer = self.observer if partition.range is None else None
-        reuse = partition.reuse and partition.old_file is not None and self.reuse.allows_reuse()
-        reused = partial(self.staging.reused, partition.source) if staged else None
+        can_reuse = partition.reuse and partition.old_file is not None
+        takes_vectors = (
+            can_reuse and not partition.must_be_staged and self.reuse_check.allows_reuse()
+        )
         return open_old_rows(
-            partition, self.target, self.memory, observer, reuse=reuse, reused=reused
+            partition,
+            self.target,
+            self.memory,
+            self.observer if partition.range is None else None,
+            takes_vectors=takes_vectors,
+            reused_rows=partial(self.staging.reused_rows, partition.source) if staged else None,
         )
 
     def _staged(self, partition: PartitionToRead) -> list[StagedRows] | None:
-        """Return rows that earlier runs staged and that can be used; None for a divided partition
-        whose rows are not all staged."""
+        """Return rows that are staged and can be used; None if not all are that must be."""
         source = partition.source
-        must_be_complete = partition.is_divided and partition.range is None
-        if not partition.reuse and not must_be_complete:
+        if not partition.reuse:
             self.staging.remove(partition.key)
 
         staged: list[StagedRows] = []
         if self.staging.has(partition.key):
             with self.memory.held(self.memory.plan.reader):
                 staged = self.staging.find(source, partition.range)
-        if must_be_complete and sum(rows.rows for rows in staged) != source.rows:
+        if partition.must_be_staged and sum(rows.rows for rows in staged) != source.rows:
             return None
         return staged
 

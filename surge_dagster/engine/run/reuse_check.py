@@ -1,10 +1,11 @@
-"""Whether a run may reuse old vectors: a sample of old rows is encoded again before the first
-reuse.
+"""Whether a run may reuse vectors of old files: a sample of old rows is encoded again before the
+first reuse.
 
 A model or a device may give other vectors than it gave before, under the same name. A run draws one
 row from each of up to 32 files of its space, encodes their texts and compares. If one vector
-differs by more than the precision promises, the run reuses nothing. Files without a text column
-cannot be compared, and their vectors are reused.
+differs by more than the precision promises, the run takes no vectors from old files. Files without
+a text column cannot be compared, and their vectors are reused. Rows that an earlier run staged are
+used in any case.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ class ReuseCheck:
             vectors = self._pool.vectors(texts)
         except EncoderError as error:
             log.warning(
-                "no old vectors are reused, as a sample of them could not be compared: %s", error
+                "no vectors of old files are reused, as a sample of them could not be compared: %s",
+                error,
             )
             return False
 

@@ -63,7 +63,7 @@ class SpaceTarget:
         rows_version = secrets.token_hex(16)
         columns = self.columns(read.id_type, read.carried_columns)
         if partition.has_same_rows(read.content_digest, vectors, columns):
-            rows_version = partition.old_version
+            rows_version = partition.old_rows_version
         return FileFacts(
             partition_key=partition.key,
             space=self.space.name,

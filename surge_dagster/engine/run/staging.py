@@ -154,17 +154,17 @@ class Staging:
             self._target.facts(partition, read, vectors),
             space=name,
             carried_columns=in_words(carried_columns(table.schema)),
-            rows_version=partition.old_version,
+            rows_version=partition.old_rows_version,
         )
 
         self._staged_keys.add(encode_key(partition.key))
-        self._publish(name, table, facts, _group_borders(np.concatenate(sizes)))
+        self._upload(name, table, facts, _group_borders(np.concatenate(sizes)))
         self._store.sync(self._folder(partition.source))
         return StagedRows(
-            segment.first_row, stop, facts.content_digest, vectors, partition.old_version
+            segment.first_row, stop, facts.content_digest, vectors, partition.old_rows_version
         )
 
-    def _publish(self, name: str, table: pa.Table, facts: FileFacts, borders: list[int]) -> None:
+    def _upload(self, name: str, table: pa.Table, facts: FileFacts, borders: list[int]) -> None:
         with (
             self._store.create(name) as upload,
             FileWriter(upload.sink, table.schema, facts) as writer,
@@ -181,7 +181,7 @@ class Staging:
         reused = pa.array(batch.slot.is_known(segment.start, segment.stop))
         return table.add_column(table.num_columns - 1, _REUSED, reused)
 
-    def reused(self, partition: Partition, staged: StagedRows) -> np.ndarray:
+    def reused_rows(self, partition: Partition, staged: StagedRows) -> np.ndarray:
         """Return which staged rows have the vector of the old file, bool [rows]; raises as
         `rows`."""
         batches = self.rows(partition, staged, [_REUSED])

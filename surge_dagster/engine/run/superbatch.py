@@ -25,14 +25,15 @@ class StagedRows:
     Attributes:
         digest: content digest over the (id, text) rows.
         vectors: where their vectors come from.
-        old_version: of the rows of the old file that the reused ones come from; "" for none.
+        old_rows_version: `rows_version` of the old file that the reused ones come from; "" for
+            none.
     """
 
     start: int
     stop: int
     digest: str
     vectors: VectorFacts
-    old_version: str = ""
+    old_rows_version: str = ""
 
     @property
     def rows(self) -> int:
@@ -48,15 +49,15 @@ class PartitionToRead:
         old_file: None if the space has no valid file of it.
         reuse: whether vectors of that file, and rows that an earlier run staged, may be used.
         range: rows that are read and only staged; None: all rows are read.
-        is_divided: whether several runs stage ranges of it. Without a range, it is then read only
-            when all rows are staged.
+        must_be_staged: whether it is only read if all its rows are staged, because several runs
+            stage ranges of it.
     """
 
     source: Partition
     old_file: PublishedFile | None = None
     reuse: bool = True
     range: PartitionRange | None = None
-    is_divided: bool = False
+    must_be_staged: bool = False
 
     @property
     def key(self) -> str:
@@ -67,14 +68,13 @@ class PartitionToRead:
         return 0 if self.range is None else self.range.start
 
     @property
-    def old_version(self) -> str:
-        """The version of the rows of the file that it replaces; "" for none."""
+    def old_rows_version(self) -> str:
+        """The `rows_version` of the file that it replaces; "" for none."""
         return "" if self.old_file is None else self.old_file.facts.rows_version
 
     def has_same_rows(self, content_digest: str, vectors: VectorFacts, columns: pa.Schema) -> bool:
         """Return whether its rows, vectors and columns are those of the file that it replaces."""
-        is_forced = not (self.reuse or self.is_divided)
-        if self.old_file is None or vectors.rows_encoded or is_forced:
+        if self.old_file is None or vectors.rows_encoded or not self.reuse:
             return False
         has_same_columns = self.old_file.columns == columns
         return has_same_columns and self.old_file.facts.content_digest == content_digest
@@ -82,7 +82,7 @@ class PartitionToRead:
     def action(self, facts: FileFacts) -> Action:
         """Return what was done to publish a file with these facts: if its rows are those of the
         old file, only the source version had moved."""
-        return "republished" if self.old_version == facts.rows_version else "encoded"
+        return "republished" if self.old_rows_version == facts.rows_version else "encoded"
 
 
 @dataclass(frozen=True, slots=True)
