@@ -103,7 +103,6 @@ class Publisher:
         self._split: dict[PartitionToRead, _SplitPartition] = {}
         self._staged: set[tuple[str, int, int]] = set()  # key and rows of segments of ranges
         self._error: BaseException | None = None
-        self._store_is_down = False
 
     def submit(self, encoded: EncodedSuperBatch) -> None:
         """Write every segment of a SuperBatch; returns immediately."""
@@ -160,18 +159,18 @@ class Publisher:
         futures_wait(threads)
         for thread in threads:
             thread.result()
-        if not waiting:  # otherwise the grace time is over
+        # What was published before the store went down is reported too, within the grace time.
+        is_written = not waiting
+        if is_written or self._stop_signal.seconds_left() != 0:
             self._report(publication)
 
     def _write_segments(self, publication: Publication, waiting: deque[Segment]) -> None:
-        while self._store_is_down or not self._stop_signal.over.is_set():
+        while not self._stop_signal.over.is_set():
             try:
                 segment = waiting.popleft()
             except IndexError:
                 return
-            # A store that is down gets no further segment, but what was published before is still
-            # reported.
-            if not self._store_is_down and segment.partition not in self._dropped:
+            if segment.partition not in self._dropped:
                 self._write_segment(publication, segment)
 
     def _write_segment(self, publication: Publication, segment: Segment) -> None:
@@ -181,7 +180,7 @@ class Publisher:
             elif segment.start < segment.stop:
                 publication.stage(segment)
         except BaseException as error:
-            failure = self._failure(segment.partition, error)
+            failure = self._refuse(segment.partition, error)
             if failure is not None:
                 publication.fail(failure)
 
@@ -195,7 +194,7 @@ class Publisher:
         # divided as a whole.
         complete: list[PartitionToRead] = []
         for segment in encoded.batch.segments:
-            if self._completes(segment, publication):
+            if self._enter(segment, publication):
                 complete.append(segment.partition)
 
         memory.release(encoded.batch, encoded.published_texts)
@@ -212,7 +211,7 @@ class Publisher:
             folder = f"the folder {target.space.name!r} of {target.store.url!r}"
             raise TransientError(f"cannot flush {folder}: {error}.") from error
 
-    def _completes(self, segment: Segment, publication: Publication) -> bool:
+    def _enter(self, segment: Segment, publication: Publication) -> bool:
         """Enter a segment of a split partition whose SuperBatch was written; returns whether it was
         the last one."""
         partition = segment.partition
@@ -240,22 +239,17 @@ class Publisher:
         """Write the file of a split partition."""
         with self._lock:
             split = self._split.pop(partition)
-        with self._file_lock:
-            event = self._outcome(partition, split)
+        event: Receipt | Failure | None = None
+        try:
+            with self._file_lock:
+                event = self._assemble(partition, split)
+        except StagedRowsGone as error:
+            if not partition.must_be_staged:  # else the run that has published it reports it
+                event = self._refuse(partition, error)
+        except BaseException as error:
+            event = self._refuse(partition, error)
         if event is not None:
             self._events.emit(event)
-
-    def _outcome(
-        self, partition: PartitionToRead, split: _SplitPartition
-    ) -> Receipt | Failure | None:
-        try:
-            return self._assemble(partition, split)
-        except StagedRowsGone as error:
-            if partition.must_be_staged:  # the run that has published it reports it
-                return None
-            return self._failure(partition, error)
-        except BaseException as error:
-            return self._failure(partition, error)
 
     def _assemble(self, partition: PartitionToRead, split: _SplitPartition) -> Receipt:
         target = self._target
@@ -295,8 +289,9 @@ class Publisher:
                 rows += staged.rows
         return rows
 
-    def _failure(self, partition: PartitionToRead, error: BaseException) -> Failure | None:
-        """Refuse the partition of an error; None if the run ended before it was written."""
+    def _refuse(self, partition: PartitionToRead, error: BaseException) -> Failure | None:
+        """Drop the partition of an error, and return its failure; None if the run ended before it
+        was written. An error that concerns other partitions too stops the run."""
         if isinstance(error, Cancelled):
             return None
         self._dropped.add(partition)
@@ -304,9 +299,7 @@ class Publisher:
             name = file_name(self._target.space.name, partition.key)
             error = write_error(self._target.store.location(name), error)
         if isinstance(error, StoreUnavailable):
-            with self._lock:
-                self._store_is_down = self._store_is_down or not self._stop_signal.over.is_set()
-                self._stop_signal.over.set()  # no other thread waits for the store any longer
+            self._stop_signal.over.set()  # no other thread waits for the store any longer
         if isinstance(error, StoreUnavailable) or not isinstance(error, SurgeError):
             self._stop(error)
         if isinstance(error, SurgeError):
