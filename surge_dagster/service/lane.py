@@ -18,7 +18,7 @@ is for passes that take longer than usual, and for reading requests and writing 
 answers are rare, but possible: the promise is measured, and not proved.
 
 The pool replaces workers that are lost, and encodes their texts again. When it gives up, all
-requests are answered with 503, and the next request starts another pool.
+requests are answered with 503, and `ServedSpaces` replaces the lane.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -42,6 +41,7 @@ from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool, PoolFacts
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts
+from surge_dagster.engine.errors import EncoderError
 from surge_dagster.engine.files.validation import invalid_row
 from surge_dagster.engine.model.folder import tokenizer_file
 from surge_dagster.engine.model.spec import Space
@@ -180,7 +180,7 @@ class TextTokens:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """The answer to a request.
+    """The texts of a request as vectors.
 
     Attributes:
         vectors: float32 [texts, dimension of the lane's space].
@@ -224,7 +224,6 @@ class Lane:
     """Encodes requests through one pool, in the order in which they come.
 
     Args:
-        new_pool: returns the pool that follows one that has given up.
         tokenize: as the workers do.
         pass_tokens: of a pass at most, except for a single text with more.
         promise: None: requests wait as long as it takes, but are refused while 64 full passes
@@ -240,7 +239,6 @@ class Lane:
     def __init__(
         self,
         pool: EncoderPool,
-        new_pool: Callable[[], EncoderPool],
         tokenize: TextTokens,
         pass_tokens: int,
         promise: Promise | None = None,
@@ -254,7 +252,6 @@ class Lane:
         self.texts = 0
         self.tokens = 0
         self.passes = 0
-        self._new_pool = new_pool
         self._tokenize = tokenize
         self._pass_tokens = pass_tokens
         self._recorded = recorded
@@ -371,10 +368,9 @@ class Lane:
         return (unanswered + tokens) / self._tokens_per_second
 
     def start(self) -> None:
-        """Start the pool, or another one if it has given up; requests do it otherwise."""
+        """Start the pool, unless it has given up; requests do it otherwise."""
         if self.pool.has_failed:
-            self.pool.close()
-            self.pool = self._new_pool()
+            raise EncoderError("they have given up, and are replaced soon")
         self._recorded.require_tokenizer(self.pool.start().tokenizer)
         if self._arena is None:
             # A single text without ids may have more bytes than a pass of tokens.
@@ -390,7 +386,6 @@ class Lane:
             self._changed.notify_all()
         self.pool.close()  # which ends a pass that is under way
         wait_for_thread(self._thread)
-        self.pool.close()  # the thread may have started another one
         self._answer_all(self._closed())
         if self._arena is not None:
             self._arena.close()

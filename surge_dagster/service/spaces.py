@@ -7,6 +7,9 @@ that are there at the start count as begun in the order of their names: an outpu
 A thread looks at the output twice a second, and at a bucket every five seconds. From the moment at
 which it has seen a switch, `current` is the new space. Until its model is loaded, requests for it
 are answered with 503.
+
+The same thread replaces a lane whose pool has given up, at once, but not within a minute of the
+last time: a pool that fails again and again is not loaded without a pause.
 """
 
 from __future__ import annotations
@@ -17,14 +20,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.derived.conversion import cut
-from surge_dagster.engine.encoder.pool import DEFAULT_HANG_TIMEOUT_SECONDS, EncoderPool
+from surge_dagster.engine.encoder.pool import DEFAULT_HANG_TIMEOUT_SECONDS, EncoderPool, PoolFacts
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import Space
@@ -169,29 +171,41 @@ def start_lanes(space: Space, settings: LaneSettings) -> SpaceLanes:
             space.
         EncoderError: the workers do not start.
     """
-    new_queries = partial(settings.pool, space, "query")
-    new_documents = partial(settings.pool, space, "document")
-    pool = new_queries()
-    bulk_pool = new_documents()
+    pool = settings.pool(space, "query")
     try:
         facts = pool.start()
         space.require_tokenizer(facts.tokenizer)
         pool.vectors(pa.array(["the first text of a worker takes longer"], pa.large_string()))
+        documents = _documents_lane(space, settings, facts)
     except BaseException:
         pool.close()
         raise
 
-    longest_text = min(pool.space.max_length, _LONGEST_TEXT_TOKENS)
-    saturation = facts.saturation_tokens or _SATURATION_TOKENS
-    pass_tokens = max(saturation // _PASSES_OF_SATURATION, longest_text)
-    bulk_tokens = _BULK_PASSES * max(saturation, longest_text)
+    pass_tokens = max(_saturation_of(facts) // _PASSES_OF_SATURATION, _longest_text(space))
     promise = _promise(pool, pass_tokens, settings)
     tokenize = TextTokens(pool.space, facts)
-    bulk_tokenize = TextTokens(bulk_pool.space, facts)  # the workers of both lanes are of one kind
-    queries = Lane(pool, new_queries, tokenize, pass_tokens, promise, recorded=space)
-    documents = Lane(bulk_pool, new_documents, bulk_tokenize, bulk_tokens, recorded=space)
+    queries = Lane(pool, tokenize, pass_tokens, promise, recorded=space)
     queries.start()
     return SpaceLanes(queries, documents)
+
+
+def _documents_lane(space: Space, settings: LaneSettings, facts: PoolFacts) -> Lane:
+    """Return the lane for documents.
+
+    Args:
+        facts: of a pool for queries, whose workers are of the same kind.
+    """
+    pool = settings.pool(space, "document")
+    pass_tokens = _BULK_PASSES * max(_saturation_of(facts), _longest_text(space))
+    return Lane(pool, TextTokens(pool.space, facts), pass_tokens, recorded=space)
+
+
+def _saturation_of(facts: PoolFacts) -> int:
+    return facts.saturation_tokens or _SATURATION_TOKENS
+
+
+def _longest_text(space: Space) -> int:
+    return min(space.max_length, _LONGEST_TEXT_TOKENS)
 
 
 def _promise(pool: EncoderPool, pass_tokens: int, settings: LaneSettings) -> Promise:
@@ -252,7 +266,7 @@ class ServedSpaces:
         self._were_current = set[str]()  # their `encoder_sha256`
         self._wanted: list[Space] = []  # the current space first
         self._lanes: dict[str, SpaceLanes] = {}  # ready, by `encoder_sha256`
-        self._load_again_at: dict[str, float] = {}  # of those that failed
+        self._load_again_at: dict[str, float] = {}  # if they fail
         self._served: list[ServedSpace] = []
         self._measure_again_at = 0.0
         self._is_closed = False
@@ -333,8 +347,10 @@ class ServedSpaces:
             for lanes in self._lanes.values():
                 lanes.queries.measure_if_idle()
         for space in self._wanted:
+            lanes = self._lanes.get(space.encoder_sha256)
             load_again_at = self._load_again_at.get(space.encoder_sha256, 0.0)
-            if space.encoder_sha256 not in self._lanes and time.monotonic() >= load_again_at:
+            has_lanes = lanes is not None and not lanes.documents.pool.has_failed
+            if not has_lanes and time.monotonic() >= load_again_at:
                 self._try_to_load(space)
 
     def _look(self) -> None:
@@ -360,23 +376,33 @@ class ServedSpaces:
             self._load(space)
         except Exception as error:
             log.warning("the space %s cannot be loaded: %s", space.name, str(error))
-            self._load_again_at[space.encoder_sha256] = time.monotonic() + _LOAD_AGAIN_SECONDS
 
     def _load(self, space: Space) -> None:
-        lanes = start_lanes(space, self.settings)
+        """Start the lanes of a space, or replace the one for documents, which has failed."""
+        lanes = self._lanes.get(space.encoder_sha256)
+        try:
+            if lanes is None:
+                lanes = start_lanes(space, self.settings)
+            else:
+                lanes.documents.close()
+                facts = lanes.queries.pool.start()
+                lanes = replace(lanes, documents=_documents_lane(space, self.settings, facts))
+        finally:
+            self._load_again_at[space.encoder_sha256] = time.monotonic() + _LOAD_AGAIN_SECONDS
         self._lanes[space.encoder_sha256] = lanes
-        self._load_again_at.pop(space.encoder_sha256, None)
         if self._is_closed:
             lanes.close()
         self._publish()
 
     def _close_unwanted(self) -> None:
+        """Close the lanes of other spaces, and those without queries, which are loaded again."""
         wanted = {space.encoder_sha256 for space in self._wanted}
         for sha256, lanes in list(self._lanes.items()):
-            # Requests start another pool too, but none comes while the service is not ready.
             if sha256 not in wanted or lanes.queries.pool.has_failed:
                 del self._lanes[sha256]
                 lanes.close(_CLOSING_SECONDS)
+        for sha256 in self._load_again_at.keys() - wanted:
+            del self._load_again_at[sha256]
 
     def _publish(self) -> None:
         served = list[ServedSpace]()

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,10 +24,9 @@ def open_lane(
     *, pass_tokens: int = 64, promise: Promise | None = None, **options: Any
 ) -> Iterator[Lane]:
     """Yield a lane with a faulty backend, see `faults.py`; closed without draining."""
-    new_pool = partial(EncoderPool, SPEC, devices="cpu", backend=BACKEND, **options)
-    pool = new_pool()
+    pool = EncoderPool(SPEC, devices="cpu", backend=BACKEND, **options)
     tokenize = TextTokens(pool.space, pool.start())
-    lane = Lane(pool, new_pool, tokenize, pass_tokens, promise, recorded=pool.space)
+    lane = Lane(pool, tokenize, pass_tokens, promise, recorded=pool.space)
     try:
         yield lane
     finally:
@@ -43,9 +41,9 @@ def until(holds: Callable[[], object], seconds: float = 60) -> None:
         threading.Event().wait(0.005)
 
 
-def assert_encoded(answer: Encoded, texts: list[str]) -> None:
-    assert answer.vectors.dtype == np.float32
-    assert np.array_equal(answer.vectors, hash_vectors(texts, 16))
+def assert_encoded(encoded: Encoded, texts: list[str]) -> None:
+    assert encoded.vectors.dtype == np.float32
+    assert np.array_equal(encoded.vectors, hash_vectors(texts, 16))
 
 
 def texts_of(name: str, count: int) -> list[str]:

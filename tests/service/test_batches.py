@@ -33,7 +33,6 @@ from tests.service.lanes import until
 __all__ = ["faulty_workers"]
 
 QUERIES = "/v1/embeddings"
-DOCUMENTS = "/documents/v1/embeddings"
 TOO_LONG = "x" * 2_000
 
 

@@ -137,7 +137,7 @@ def noted_startup(servers: SimpleQueue[uvicorn.Server]) -> object:
     return noted
 
 
-def test_what_was_accepted_is_answered_after_sigterm_and_nothing_else(tmp_path: Path) -> None:
+def test_what_was_accepted_is_answered_after_sigterm_and_nothing_else() -> None:
     spaces = FakeSpaces()
     lane = spaces.only.queries
     lane.holds = True

@@ -106,13 +106,52 @@ def test_worker_for_documents_starts_late_at_a_higher_niceness(
             assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, own + more)
 
 
-def test_pool_that_has_given_up_is_replaced_without_a_request(tmp_path: Path) -> None:
+def test_lane_whose_pool_has_given_up_is_replaced_without_a_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     embedded(tmp_path)
+    monkeypatch.setattr(spaces_module, "_LOAD_AGAIN_SECONDS", 0.0)
     with serving(open_store(tmp_path)) as spaces:
         failed = spaces.find("current").queries
         failed.pool.close()
 
         until(lambda: spaces.is_ready and spaces.find("current").queries is not failed)
+
+        assert spaces.find("current").queries.accept(TEXTS).result().vectors.shape == (30, 16)
+
+
+def test_lane_for_documents_is_replaced_under_a_warm_one_for_queries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedded(tmp_path)
+    monkeypatch.setattr(spaces_module, "_LOAD_AGAIN_SECONDS", 0.0)
+    with serving(open_store(tmp_path)) as spaces:
+        before = spaces.find("current")
+        expected = before.documents.accept(TEXTS).result().vectors
+        before.documents.pool.close()
+
+        until(lambda: spaces.find("current").documents is not before.documents)
+
+        after = spaces.find("current")
+        assert after.queries is before.queries
+        assert np.array_equal(after.documents.accept(TEXTS).result().vectors, expected)
+
+
+def test_pool_that_fails_soon_after_it_was_loaded_is_loaded_after_a_pause(tmp_path: Path) -> None:
+    embedded(tmp_path)
+    with serving(open_store(tmp_path)) as spaces:
+        failed = spaces.find("current").queries
+        failed.pool.close()
+        until(lambda: not spaces._lanes)
+
+        spaces._follow()
+
+        assert not spaces._lanes
+        with pytest.raises(Refusal) as refused:
+            failed.accept(["a"])
+        assert refused.value.status == 503
+        spaces._load_again_at.clear()  # the pause is over
+        until(lambda: spaces.is_ready)
 
 
 def test_derived_space_is_encoded_by_the_lanes_of_its_parent(tmp_path: Path) -> None:
