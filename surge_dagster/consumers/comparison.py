@@ -11,8 +11,6 @@ from surge_dagster.consumers.target import Target
 from surge_dagster.engine.errors import DataError, TransientError
 from surge_dagster.engine.feed.changes import Changes, Sample
 from surge_dagster.engine.files.rows import matrix_of
-from surge_dagster.engine.output.current_space import space_of_readers
-from surge_dagster.engine.store.store import Store
 
 # Three samples miss 1 % wrong rows once in 3.5 million times.
 SAMPLE = Sample(rows=500, of_partition=10)
@@ -37,18 +35,6 @@ class Comparison:
     partitions_compared: list[str] | None = None
     wrong: dict[str, str] = field(default_factory=dict)
     interrupted: str = ""
-
-
-def outdated(store: Store, target: Target) -> str | None:
-    """Return what is wrong if a table has vectors of another space than the current one."""
-    space = target.space()
-    current = space_of_readers(store).name
-    if space in (None, current):
-        return None
-    return (
-        f"{target.place} has vectors of the space {space}; the current one is {current}. Launch "
-        "hand_over."
-    )
 
 
 def compare(feed: Changes, target: Target, *, everything: bool = False) -> Comparison:

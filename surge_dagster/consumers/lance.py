@@ -80,12 +80,6 @@ class LanceTable:
             feed.confirm()
         return done
 
-    def space(self) -> str | None:
-        with self._errors():
-            table = self._open()
-            made = {} if table is None else table.schema.metadata or {}
-            return made[_SPACE].decode() if _SPACE in made else None
-
     def counts(self) -> dict[str, int]:
         with self._errors():
             table = self._open()
@@ -117,8 +111,10 @@ class LanceTable:
             reader = pa.RecordBatchReader.from_batches(columns, self._all_rows(done, columns))
             made = self._connect().create_table(self._name, data=reader, mode="overwrite")
             if made.count_rows():
+                from lancedb.index import BTree
+
                 # Without an index, each query of a partition reads the whole table.
-                made.create_scalar_index("partition")
+                made.create_index("partition", config=BTree())
             done.commits = 1
             return
         done.read_only()

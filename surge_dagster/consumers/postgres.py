@@ -88,12 +88,6 @@ class PgVectorTable:
             done.feed.confirm()
         return done
 
-    def space(self) -> str | None:
-        with self._connected() as connection:
-            query = self._sql("SELECT space FROM {versions} LIMIT 1")
-            found = connection.execute(query).fetchone()
-            return None if found is None else found[0]
-
     def counts(self) -> dict[str, int]:
         with self._connected() as connection:
             if not self._columns(connection):

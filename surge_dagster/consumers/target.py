@@ -82,10 +82,6 @@ class Target(Protocol):
         """
         ...
 
-    def space(self) -> str | None:
-        """Return the name of the space whose vectors the table has; None if it has none."""
-        ...
-
     def counts(self) -> dict[str, int]:
         """Return the number of rows of each partition in the table."""
         ...

@@ -6,7 +6,6 @@ import secrets
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,9 +15,11 @@ from surge_dagster.consumers.target import Target
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[Any]:
-    """The server runs as another user where this one is root. Its folder is not one of pytest's:
-    each session of pytest closes those to other users.
+def postgres_with_vectors() -> Iterator[str]:
+    """Its URL, without a database.
+
+    The server runs as another user where this one is root. Its folder is not one of pytest's: each
+    session of pytest closes those to other users.
     """
     pgserver = pytest.importorskip("pgserver", reason="not installed: pgserver of the extra 'dev'")
     pytest.importorskip("pgvector", reason="not installed: the extra 'pgvector'")
@@ -27,14 +28,8 @@ def postgres_server() -> Iterator[Any]:
     ) as folder:
         Path(folder).chmod(0o755)
         server = pgserver.get_server(Path(folder) / "data", cleanup_mode="stop")
-        yield server
+        yield server.get_uri()
         server.cleanup()
-
-
-@pytest.fixture(scope="session")
-def postgres_with_vectors(postgres_server: Any) -> str:
-    """Its URL, without a database."""
-    return postgres_server.get_uri()
 
 
 @pytest.fixture

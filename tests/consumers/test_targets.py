@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from surge_dagster.consumers import comparison
-from surge_dagster.consumers.comparison import compare, outdated
+from surge_dagster.consumers.comparison import compare
 from surge_dagster.consumers.lance import LanceTable
 from surge_dagster.consumers.target import HandOver, Target
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.feed.changes import Changes, Sample, changes
 from surge_dagster.engine.feed.confirmations import confirm_versions
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.output.current_space import read_current, write_current
 from surge_dagster.engine.output.spaces import claim_space
 from tests.consumers.scripts import TEXTS, Follower, follow_a_script
 from tests.engine.feeds import Output
@@ -212,26 +211,6 @@ def test_table_of_another_space_is_loaded_anew_whatever_was_confirmed(follower: 
     again = Follower(output, follower.target, space=first.name)
     again.hand_over()
     again.assert_equal()
-
-
-def test_table_with_vectors_of_another_space_than_the_current_one_is_named(
-    follower: Follower,
-) -> None:
-    output = follower.output
-    assert outdated(output.store, follower.target) is None, "it has no rows"
-    load(follower, "a")
-    first = output.space.name
-    write_current(output.store, first, seen=None)
-    fill_another_space(output)
-    assert outdated(output.store, follower.target) is None
-
-    write_current(output.store, output.space.name, seen=read_current(output.store))
-
-    found = outdated(output.store, follower.target)
-    assert found is not None
-    assert f"has vectors of the space {first}; the current one is {output.space.name}" in found
-    follower.hand_over()
-    assert outdated(output.store, follower.target) is None
 
 
 def test_table_of_another_catalog_or_output_is_refused_by_both_names(
