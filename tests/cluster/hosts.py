@@ -163,9 +163,7 @@ def hosts(count: int, *shared: Path) -> Iterator[list[Host]]:
     Args:
         shared: folders that all share; the package and its interpreter are among them.
     """
-    if os.geteuid() != 0 or not all(
-        map(shutil.which, ("ip", "tc", "nsenter", "unshare", "setpriv"))
-    ):
+    if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "nsenter", "unshare", "setpriv"))):
         pytest.skip(
             "hosts are made of namespaces: run this as root, with iproute2 and util-linux installed"
         )

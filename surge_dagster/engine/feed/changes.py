@@ -213,19 +213,14 @@ class PartitionChanges:
         if self._error is not None:
             raise self._error
         if self._file is None:
-            schema = _batch_schema(pa.schema([("id", pa.string())]))
-            yield _batch(
-                schema, self.partition, "clear", {"id": pa.nulls(1, schema.field("id").type)}
-            )
+            yield _clear(_batch_schema(pa.schema([("id", pa.string())])), self.partition)
             self.feed._read[self.partition] = None
             return
         with open_listed(self.feed.store, self.feed.space, self._file) as reader:
             known = self._known_changes(reader)
             schema = _batch_schema(reader.columns)
             if known is None:
-                yield _batch(
-                    schema, self.partition, "clear", {"id": pa.nulls(1, schema.field("id").type)}
-                )
+                yield _clear(schema, self.partition)
                 yield from self._all_rows(reader, schema)
             else:
                 yield from self._changed_rows(reader, schema, known)
@@ -327,6 +322,11 @@ def _given_rows(reader: OutputFile) -> Iterator[pa.RecordBatch]:
 def _batch_schema(columns: pa.Schema) -> pa.Schema:
     given = (column.with_nullable(True) for column in columns if column.name not in _NOT_GIVEN)
     return pa.schema([_OPERATION, pa.field("partition", pa.string(), nullable=False), *given])
+
+
+def _clear(schema: pa.Schema, partition: str) -> pa.RecordBatch:
+    no_id = pa.nulls(1, schema.field("id").type)
+    return _batch(schema, partition, "clear", {"id": no_id})
 
 
 def _batch(

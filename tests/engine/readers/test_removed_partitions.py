@@ -63,7 +63,7 @@ def test_staged_rows_of_a_removed_partition_are_deleted_with_its_file(output: Ou
         staged.parent.mkdir(parents=True)
         staged.touch()
     outputs = OutputState(output.store, output.space.name)
-    reporter = Mock(keeps=Mock(return_value=False))
+    reporter = Mock()
 
     refusal = handle_removed(outputs, output.space, ["a"], reporter, delete=True)
 
