@@ -7,7 +7,12 @@ from surge_dagster.config.settings import Settings
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, Space
 from surge_dagster.engine.output.current_space import named_space, read_current, space_of_readers
-from surge_dagster.engine.output.spaces import find_space, list_spaces, recorded_catalog
+from surge_dagster.engine.output.spaces import (
+    find_space,
+    list_spaces,
+    recorded_catalog,
+    space_of_spec,
+)
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.store.store import Store
 from surge_dagster.terminal import complain
@@ -18,15 +23,15 @@ def existing_space(settings: Settings, store: Store) -> Space:
     space = find_space(store, spec)
     if space is not None:
         return space
-    expected, known = spec.resolve(), list_spaces(store)
-    for space in known:
-        if space.spec_sha256 == expected.spec_sha256:
-            return space
+    expected = spec.resolve()
+    space = space_of_spec(store, expected.spec_sha256)
+    if space is not None:
+        return space
     # made with other prompts of the same model in a folder
     before = find_space(store, expected.requested)
     if before is not None and before.model_digest == expected.model_digest:
         return before
-    held = ", ".join(space.name for space in known) or "none"
+    held = ", ".join(space.name for space in list_spaces(store)) or "none"
     raise ConfigError(
         f"the output {store.url!r} has no embeddings of the space {expected.name}; its spaces are: "
         f"{held}. Name the model they were made with (--model), or run `surge-dagster embed` first."

@@ -198,7 +198,7 @@ class Records:
 
     def content(self, id: str) -> Path:
         """Return where the content of a file is, or will be."""
-        return (self.folder / "files") / f"{id}.jsonl"
+        return self.folder / "files" / f"{id}.jsonl"
 
     def write(self, id: str) -> LocalUpload:
         """Return an upload, with which a file's content is there as a whole or not at all."""

@@ -64,6 +64,12 @@ def find_space(store: Store, spec: EncodingSpec) -> Space | None:
     return None
 
 
+def space_of_spec(store: Store, spec_sha256: str) -> Space | None:
+    """Return the space with this spec as the output names it; None if the output has none."""
+    own = _of_spec(_all_described(store), spec_sha256)
+    return own and own.space
+
+
 def _of_spec(known: Iterable[_Described], spec_sha256: str) -> _Described | None:
     for described in known:
         if described.space.spec_sha256 == spec_sha256:

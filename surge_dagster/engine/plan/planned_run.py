@@ -14,7 +14,7 @@ from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.files.opening import open_published
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.spaces import list_spaces
+from surge_dagster.engine.output.spaces import space_of_spec
 from surge_dagster.engine.plan import planner
 from surge_dagster.engine.plan.calibrating import known_costs
 from surge_dagster.engine.plan.catalog_sample import (
@@ -60,7 +60,7 @@ def plan(
     """
     costs = known_costs(pool, store)
     bounds, memory = _memory_of(thresholds, store, pool, costs, memory_limit_bytes)
-    space = _own_space(store, pool.space)
+    space = space_of_spec(store, pool.space.spec_sha256) or pool.space
     decisions = list(decide(source, OutputState(store, space.name), StopSignal()))
     work = [decision for decision in decisions if isinstance(decision, PartitionToRead)]
     failures = [decision for decision in decisions if isinstance(decision, Failure)]
@@ -140,14 +140,6 @@ def _memory_of(
         machine_bytes=memory_bytes(),
         upload_bytes=store.upload_bytes,
     )
-
-
-def _own_space(store: Store, wanted: Space) -> Space:
-    """Return the space as the output names it, if it has it."""
-    for space in list_spaces(store):
-        if space.spec_sha256 == wanted.spec_sha256:
-            return space
-    return wanted
 
 
 def _reuse_of(work: PartitionToRead, store: Store, space: Space, precision: str) -> IsReused | None:

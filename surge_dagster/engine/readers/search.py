@@ -16,7 +16,7 @@ from surge_dagster.engine.files.opening import open_listed
 from surge_dagster.engine.files.rows import OWN_COLUMNS, matrix_of
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space
-from surge_dagster.engine.output.spaces import list_spaces
+from surge_dagster.engine.output.spaces import space_of_spec
 from surge_dagster.engine.readers.loading import Embeddings
 from surge_dagster.engine.store.store import Store
 
@@ -97,10 +97,8 @@ def _query_vectors(pool: EncoderPool, queries: Sequence[str], space: Space) -> n
 
 def _space_of(store: Store, pool: EncoderPool) -> Space:
     """Return the pool's space, whose slug may be that of another name of the model's folder."""
-    for space in list_spaces(store):
-        if space.spec_sha256 == pool.space.spec_sha256:
-            return named_space(store, space.name)
-    return named_space(store, pool.space.name)
+    space = space_of_spec(store, pool.space.spec_sha256)
+    return space or named_space(store, pool.space.name)
 
 
 def _cosines(queries: np.ndarray, batch: pa.RecordBatch, space: Space) -> np.ndarray:

@@ -27,7 +27,7 @@ from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.output.current_space import keep_current
 from surge_dagster.engine.output.freshness import Freshness, OutputState
-from surge_dagster.engine.output.spaces import claim_space, list_spaces, recorded_catalog
+from surge_dagster.engine.output.spaces import claim_space, recorded_catalog, space_of_spec
 from surge_dagster.engine.run.deciding import decide
 from surge_dagster.engine.run.encoding import ReadAhead, encoded_superbatches
 from surge_dagster.engine.run.events import EventStream
@@ -261,11 +261,11 @@ class EmbeddingRun:
 
     def listed_outputs(self) -> OutputState:
         """The files of the run's space."""
-        for known in list_spaces(self.store):
-            if known.spec_sha256 == self.space.spec_sha256:
-                self.space = known
-                self.space_is_known = True
-                self._describe_space()
+        known = space_of_spec(self.store, self.space.spec_sha256)
+        if known is not None:
+            self.space = known
+            self.space_is_known = True
+            self._describe_space()
         if self.outputs is not None and self.outputs.space == self.space.name:
             return self.outputs
         return OutputState(self.store, self.space.name)
