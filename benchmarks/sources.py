@@ -78,9 +78,11 @@ def write_table(path: Path, rows: int, keys: int, text_bytes: int, *, is_sorted:
             places = numbers * keys // rows
             if not is_sorted:
                 places = random.integers(0, keys, count)
+            width = pa.binary(text_bytes)
+            words = pa.Array.from_buffers(width, count, [None, pa.py_buffer(letters)])
             columns = [
                 pa.array(map("id-{:09d}".format, numbers.tolist()), pa.string()),
-                pa.array(letters.view(f"S{text_bytes}")).cast(pa.string()),
+                words.cast(pa.string()),
                 pa.array(map("category {:05d}".format, places.tolist()), pa.string()),
             ]
             writer.write_batch(pa.record_batch(columns, schema=schema))
