@@ -8,11 +8,11 @@ counts as empty, so that the consumer gets everything again.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 
-from surge_dagster.engine.output.spaces import list_spaces, write_document
+from surge_dagster.engine.output.documents import read_document, write_document
+from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.keys import encode_key
 
@@ -31,8 +31,7 @@ def confirmed_versions(store: Store, space: str, consumer: str) -> dict[str, str
     registered."""
     name = _file(space, consumer)
     try:
-        with store.open(name) as source:
-            return dict(json.loads(source.read())["versions"])
+        return dict(read_document(store, name)["versions"])
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError) as error:

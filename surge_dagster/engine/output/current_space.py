@@ -10,12 +10,12 @@ still says what the writer has read: concurrent switches never interleave.
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import dataclass
 
 from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.spaces import SPACE_FILE, list_spaces, write_document
+from surge_dagster.engine.output.documents import read_document, write_document
+from surge_dagster.engine.output.spaces import is_folder_of_space, list_spaces
 from surge_dagster.engine.store.store import Store
 
 CURRENT_FILE = "current_space.json"
@@ -46,14 +46,7 @@ def read_current(store: Store) -> CurrentSpace | None:
     it is damaged."""
     where = store.location(CURRENT_FILE)
     try:
-        with store.open(CURRENT_FILE) as source:
-            raw = source.read()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ConfigError(f"{where!r} cannot be read: {error}") from error
-    try:
-        document = json.loads(raw)
+        document = read_document(store, CURRENT_FILE)
         if document["format"] != _FORMAT:
             raise ValueError(
                 f"it has the format {document['format']!r}; this version knows {_FORMAT}"
@@ -62,6 +55,10 @@ def read_current(store: Store) -> CurrentSpace | None:
         are_names = isinstance(current.space, str) and isinstance(current.previous, str | None)
         if not are_names or not isinstance(current.number, int):
             raise TypeError("space and previous must be names, and number a number")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{where!r} cannot be read: {error}") from error
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(
             f"{where!r} cannot be used ({type(error).__name__}: {error}). Remove it and switch to "
@@ -147,7 +144,7 @@ def write_current(store: Store, space: str, *, seen: CurrentSpace | None) -> Cur
 
 
 def _no_embeddings(store: Store) -> ConfigError:
-    if any(stored.name == SPACE_FILE for stored in store.list("")):
+    if is_folder_of_space(store):
         return ConfigError(
             f"{store.url!r} is the folder of one space; give the folder above it, and the space by "
             "name."

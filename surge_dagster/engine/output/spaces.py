@@ -19,21 +19,26 @@ does not cover may change it, and then a run is refused.
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from surge_dagster.engine.errors import ConfigError, TransientError
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec, Space, space_from_json
 from surge_dagster.engine.output.catalog_record import CatalogRecord, catalog_from_json
+from surge_dagster.engine.output.documents import read_document, write_document
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.urls import expanded
 
 log = logging.getLogger(__name__)
 
 SPACE_FILE = "space.json"
+
+
+def is_folder_of_space(store: Store) -> bool:
+    """Return whether an output is not one, but the folder of one of its spaces."""
+    return any(stored.name == SPACE_FILE for stored in store.list(""))
 
 
 def list_spaces(store: Store) -> list[Space]:
@@ -112,7 +117,11 @@ def claim_space(store: Store, space: Space, catalog: CatalogRecord | None = None
         ConfigError: the output is itself a space's folder, cannot be written, has another space
             under that name, or has this one with another catalog or from another tokenizer.
     """
-    _refuse_folder_of_space(store)
+    if is_folder_of_space(store):
+        raise ConfigError(
+            f"the output {store.url!r} is the folder of one space; give the folder above it, which "
+            "holds all spaces."
+        )
     known = _all_described(store)
     # a concurrent run may have begun it by now
     own = _of_spec(known, space.spec_sha256) or _in_its_folder(store, space)
@@ -133,14 +142,6 @@ def claim_space(store: Store, space: Space, catalog: CatalogRecord | None = None
     if own is None or document != own.document:
         _write(store, space, document, described.catalog)
     return space
-
-
-def _refuse_folder_of_space(store: Store) -> None:
-    if any(stored.name == SPACE_FILE for stored in store.list("")):
-        raise ConfigError(
-            f"the output {store.url!r} is the folder of one space; give the folder above it, which "
-            "holds all spaces."
-        )
 
 
 def _claimed(described: _Described, known: Iterable[_Described], space: Space) -> dict[str, Any]:
@@ -206,19 +207,16 @@ def _described(store: Store, folder: str) -> _Described | None:
     """Return the space of a folder; None if the folder has no `space.json`."""
     name = f"{folder}/{SPACE_FILE}"
     try:
-        with store.open(name) as source:
-            raw = source.read()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise ConfigError(f"{store.location(name)!r} cannot be read: {error}") from error
-    try:
-        document = json.loads(raw)
+        document = read_document(store, name)
         space = space_from_json(document)
         described = _Described(space, document)
         if not isinstance(described.turn, int):
             raise TypeError("turn must be a number")
         _ = described.catalog
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ConfigError(f"{store.location(name)!r} cannot be read: {error}") from error
     except (ValueError, TypeError, AttributeError, KeyError, ConfigError) as error:
         raise ConfigError(f"{store.location(name)!r} cannot be used: {error}") from error
     if space.name != folder:
@@ -300,20 +298,3 @@ def _write(
                     known.holding(catalog_from_json(document["catalog"]), store)
 
     write_document(store, f"{space.name}/{SPACE_FILE}", document, require_as_claimed)
-
-
-def write_document(
-    store: Store, name: str, document: Mapping[str, Any], still_wanted: Callable[[], None]
-) -> None:
-    """Publish a small JSON object as `Upload.publish` does; raises `TransientError` if the disk
-    does not take it."""
-    try:
-        with store.create(name) as upload:
-            upload.sink.write(json.dumps(document, indent=2, sort_keys=True).encode() + b"\n")
-            upload.publish(still_wanted)
-        store.sync(name.rpartition("/")[0])
-    except OSError as error:
-        raise TransientError(
-            f"cannot write {store.location(name)!r}: {error}. Make room on the disk, then run "
-            "again."
-        ) from error

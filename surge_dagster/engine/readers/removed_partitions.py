@@ -11,7 +11,6 @@ tenth of the catalog at a time, without what was recorded before.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Container, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -20,8 +19,8 @@ from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.files.formats import PublishedFile, file_name
 from surge_dagster.engine.files.opening import usable_file
 from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.output.documents import read_document, write_document
 from surge_dagster.engine.output.freshness import Found, OutputState
-from surge_dagster.engine.output.spaces import write_document
 from surge_dagster.engine.run.staging import remove_staged
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
@@ -157,8 +156,7 @@ def recorded_removed(store: Store, space: Space) -> Versions:
         ConfigError: the record is damaged.
     """
     try:
-        with store.open(_name(space)) as source:
-            entries = dict(json.loads(source.read())["partitions"])
+        entries = dict(read_document(store, _name(space))["partitions"])
         for key in entries:
             encode_key(key)
         return entries
