@@ -12,11 +12,10 @@ import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError, SurgeError
 from surge_dagster.engine.sources.listing import SourceFile
-from surge_dagster.engine.sources.nested import outer_columns, select
-from surge_dagster.engine.support.unreadable import visible
+from surge_dagster.engine.sources.nested import column_problem, without_rows
 
 BLOCK_BYTES = 2 * 1024 * 1024  # of text that is parsed at a time
-_CODECS = {".gz": "gzip", ".zst": "zstd"}
+CODECS = {".gz": "gzip", ".zst": "zstd"}
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -48,29 +47,21 @@ class FileRead:
 
     def require_columns(self, names: Sequence[str]) -> None:
         """Refuse a file that does not have each wanted column exactly once."""
-        for name in self.columns:
-            if name not in names:
-                known = ", ".join(visible(repr(each)) for each in names)
-                settings = "id, text and columns"
-                if self.key is None:
-                    settings = "id, text, columns and partition_by"
-                raise self.refused(
-                    f"has no column {name!r}; its columns are {known}",
-                    f"Name the right ones with the settings {settings}.",
-                )
-            if names.count(name) > 1:
-                raise self.refused(f"has two columns {name!r}", "Rename one of them.")
+        settings = "id, text and columns"
+        if self.key is None:
+            settings = "id, text, columns and partition_by"
+        problem = column_problem(names, self.columns, settings)
+        if problem is not None:
+            raise self.refused(*problem)
 
     def empty(self, schema: pa.Schema) -> pa.RecordBatch:
         """Return a batch without rows, which has the types of the wanted columns."""
-        needed = outer_columns(schema.names, self.columns)
-        arrays = [pa.nulls(0, schema.field(name).type) for name in needed]
-        return select(pa.RecordBatch.from_arrays(arrays, needed), self.columns)
+        return without_rows(schema, self.columns)
 
     @contextmanager
     def decompressed(self) -> Iterator[io.BufferedReader]:
         """Open the file for reading its text as bytes."""
-        codec = _CODECS.get(PurePath(self.file.relative).suffix.lower())
+        codec = CODECS.get(PurePath(self.file.relative).suffix.lower())
         with self.file.open() as opened:
             stream = opened
             if codec is not None:

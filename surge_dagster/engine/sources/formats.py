@@ -15,24 +15,31 @@ import pyarrow as pa
 from surge_dagster.engine.errors import SurgeError, TransientError
 from surge_dagster.engine.sources.arrow_files import read_arrow
 from surge_dagster.engine.sources.csv_files import read_csv
-from surge_dagster.engine.sources.file_read import FileRead
+from surge_dagster.engine.sources.file_read import CODECS, FileRead
 from surge_dagster.engine.sources.json_files import read_json
 from surge_dagster.engine.sources.listing import SourceFile
 from surge_dagster.engine.sources.parquet_files import read_parquet
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given
 
 PARQUET_ENDINGS = (".parquet", ".pq")
-ENDINGS_IN_WORDS = ".parquet, .arrow, .csv, .jsonl (.csv and .jsonl also with .gz or .zst)"
-READERS = {
-    **dict.fromkeys(PARQUET_ENDINGS, read_parquet),
-    **dict.fromkeys((".arrow", ".arrows", ".feather", ".ipc"), read_arrow),
-}
-for _codec in ("", ".gz", ".zst"):
-    for _ending in (".csv", ".tsv"):
-        READERS[_ending + _codec] = read_csv
-    for _ending in (".jsonl", ".ndjson", ".json"):
-        READERS[_ending + _codec] = read_json
+
+
+def _packed(*endings: str) -> list[str]:
+    """Return the endings of text files, then those with the endings of codecs."""
+    return [ending + codec for codec in ("", *CODECS) for ending in endings]
+
+
+# Each format with its endings, the usual one first.
+_FORMATS = (
+    (read_parquet, PARQUET_ENDINGS),
+    (read_arrow, (".arrow", ".arrows", ".feather", ".ipc")),
+    (read_csv, _packed(".csv", ".tsv")),
+    (read_json, _packed(".jsonl", ".ndjson", ".json")),
+)
+READERS = {ending: read for read, endings in _FORMATS for ending in endings}
 _ENDINGS = tuple(READERS)
+_USUAL = ", ".join(endings[0] for _, endings in _FORMATS)
+ENDINGS_IN_WORDS = f"{_USUAL} (text files also with {' or '.join(CODECS)})"
 
 
 def is_source_file(name: str) -> bool:

@@ -19,6 +19,21 @@ def names_with_fields(fields: Iterable[pa.Field]) -> list[str]:
     return [*names, *(name for name in inner if name not in names)]
 
 
+def column_problem(
+    names: Sequence[str], columns: Sequence[str], settings: str
+) -> tuple[str, str] | None:
+    """Return what is wrong, as the end of a sentence, and the remedy, if these names do not have
+    each wanted column exactly once."""
+    for name in columns:
+        if name not in names:
+            known = ", ".join(map(repr, names))
+            reason = f"has no column {name!r}; its columns are {known}"
+            return reason, f"Name the right ones with the settings {settings}."
+        if names.count(name) > 1:
+            return f"has two columns {name!r}", "Rename one of them."
+    return None
+
+
 def outer_columns(names: Sequence[str], columns: Sequence[str]) -> list[str]:
     """Return which of these names are wanted columns, or may have them inside."""
     fields = tuple(column for column in columns if column not in names)
@@ -33,6 +48,13 @@ def select(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
     """Return a batch of only these columns, in this order, each as a column of its own."""
     arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
     return pa.RecordBatch.from_arrays([_inside(arrays, name) for name in columns], list(columns))
+
+
+def without_rows(schema: pa.Schema, columns: Sequence[str]) -> pa.RecordBatch:
+    """Return a batch of these columns of a file or frame that has no rows."""
+    outer = outer_columns(schema.names, columns)
+    arrays = [pa.nulls(0, schema.field(name).type) for name in outer]
+    return select(pa.RecordBatch.from_arrays(arrays, outer), columns)
 
 
 def _inside(arrays: Mapping[str, pa.Array], name: str) -> pa.Array | None:

@@ -16,7 +16,13 @@ import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError, SurgeError, TransientError
 from surge_dagster.engine.sources.casting import plain_column
-from surge_dagster.engine.sources.nested import names_with_fields, outer_columns, select
+from surge_dagster.engine.sources.nested import (
+    column_problem,
+    names_with_fields,
+    outer_columns,
+    select,
+    without_rows,
+)
 from surge_dagster.engine.sources.partition import Partition, RowBatch, row_in_words
 from surge_dagster.engine.sources.rows import canonical_type, small
 from surge_dagster.engine.sources.selection import Selection
@@ -188,7 +194,10 @@ def _batches_of(
     if hasattr(opened, "to_pyarrow_dataset"):
         opened = delta_dataset(key, opened)
     schema = _schema(key, opened)
-    _require_columns(key, opened, schema, columns, settings)
+    problem = column_problem(names_with_fields(schema), columns, settings)
+    if problem is not None:
+        reason, remedy = problem
+        raise DataError(key, f"the {_kind(opened)} {reason}", remedy)
     outer = outer_columns(schema.names, columns)
     is_empty = True
     for batch in _open(opened, outer):
@@ -196,24 +205,9 @@ def _batches_of(
             yield piece
             is_empty = False
     if is_empty:
-        arrays = [pa.array([], schema.field(name).type) for name in outer]
-        none = select(pa.RecordBatch.from_arrays(arrays, outer), columns)
+        none = without_rows(schema, columns)
         arrays = [_canonical(plain_column(column)) for column in none.columns]
         yield pa.RecordBatch.from_arrays(arrays, list(columns))
-
-
-def _require_columns(
-    key: str, frame: Any, schema: pa.Schema, columns: Sequence[str], settings: str
-) -> None:
-    names = names_with_fields(schema)
-    shown = ", ".join(map(repr, names))
-    for name in columns:
-        if name not in names:
-            reason = f"the {_kind(frame)} has no column {name!r}; its columns are {shown}"
-            raise DataError(key, reason, f"Name the right ones with the settings {settings}.")
-        if names.count(name) > 1:
-            reason = f"the {_kind(frame)} has two columns {name!r}; its columns are {shown}"
-            raise DataError(key, reason, "Rename one of them.")
 
 
 def _is_frame(frame: Any) -> bool:
