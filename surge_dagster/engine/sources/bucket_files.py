@@ -41,7 +41,7 @@ class BucketFiles(SourceFiles):
                 yield SourceFile(
                     relative=relative,
                     stored=stored,
-                    token=stored.etag.strip('"') or str(stored.size),
+                    token=stored.etag or str(stored.size),
                     open=partial(self._open, stored),
                 )
 

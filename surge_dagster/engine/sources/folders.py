@@ -156,7 +156,7 @@ class FolderCatalog:
 
         first_row = start
         stated = cache(partial(self._stated_types, group))
-        empty: RowBatch | None = None
+        empty: pa.RecordBatch | None = None
         for file, rows in _parts(group.files, ends, start, stop):
             opened = file
             if ahead is not None:
@@ -164,15 +164,14 @@ class FolderCatalog:
             begin = 0 if rows is None else rows[0]
             place = partial(_row_of_file, group, file, first_row - begin)
             with _of_partition(key):
-                raw = _typed(self._raw(key, opened, rows), stated)
-                for batch in self.selection.rows(key, raw, first_row, place):
-                    first_row += len(batch) + batch.skipped
-                    if not len(batch) + batch.skipped:
-                        empty = batch
+                for columns in _typed(self._raw(key, opened, rows), stated):
+                    if not len(columns):
+                        empty = columns
                         continue
-                    yield batch
+                    yield from self.selection.rows(key, [columns], first_row, place)
+                    first_row += len(columns)
         if first_row == start and empty is not None:
-            yield empty  # with types, as of a file without rows
+            yield from self.selection.rows(key, [empty])  # for the types of its columns
 
     def _raw(
         self, key: str, file: SourceFile, rows: tuple[int, int] | None = None

@@ -188,10 +188,13 @@ def null_where(mask: np.ndarray, texts: pa.Array) -> pa.Array:
 
 
 def _canonical_ids(key: str, column: pa.Array, rows: Sequence[int] | np.ndarray) -> pa.Array:
+    """Return ids as string, int64 or binary; a column without rows may have any type."""
     kind = canonical_type(column.type)
     if pa.types.is_integer(column.type):
         kind = pa.int64()
     if kind not in (pa.string(), pa.int64(), pa.binary()):
+        if not len(column):
+            return pa.array([], pa.string())
         raise DataError(
             key,
             f"the id column has type {column.type}; expected string, integer or binary",
@@ -204,12 +207,7 @@ def _canonical_ids(key: str, column: pa.Array, rows: Sequence[int] | np.ndarray)
 
 
 def canonical_texts(key: str, column: pa.Array) -> pa.LargeStringArray:
-    """Return texts as large_string; raise `DataError` for a column of another type.
-
-    A column without rows states no type.
-    """
-    if not len(column):
-        return pa.array([], pa.large_string())  # pyright: ignore[reportReturnType]
+    """Return texts as large_string; raise `DataError` for a column of another type."""
     plain = plain_column(column)
     if canonical_type(plain.type) != pa.string():
         raise DataError(

@@ -160,7 +160,9 @@ class Selection:
         return row_batch(key, ids, texts, rows, self.max_text_bytes, skipped, carried, place)
 
     def _texts(self, key: str, batch: pa.RecordBatch, first_row: int) -> pa.Array:
-        """Return the texts; null if they are missing."""
+        """Return the texts; null if they are missing. Without rows, columns may have any type."""
+        if not len(batch):
+            return pa.array([], pa.large_string())
         blank_is_null = self.missing_text != "refuse_nulls"
         if self._template is not None:
             return self._template.texts(key, batch, first_row, blank_is_null=blank_is_null)

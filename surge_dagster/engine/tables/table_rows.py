@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError
-from surge_dagster.engine.sources.casting import UnfitValue, as_strings, plain_column
+from surge_dagster.engine.sources.casting import UnfitValue, as_strings, is_typeless, plain_column
 from surge_dagster.engine.sources.formats import batches
 from surge_dagster.engine.sources.listing import SourceFile, SourceFiles
 from surge_dagster.engine.sources.rows import canonical_type, together
@@ -93,7 +93,7 @@ class FileTable:
             self._types[name] = self._type(place, name, column.type)
         kind, first = self._types[name]
         wanted = canonical_type(column.type)
-        if wanted != kind and not pa.types.is_null(column.type):
+        if wanted != kind and not is_typeless(column.type):
             shown = self._listed[place].shown
             raise ConfigError(
                 f"the column {name!r} has type {kind} in {first} and {wanted} in {shown}; a table "
@@ -105,7 +105,7 @@ class FileTable:
         """Return a column's type and the file that states it; a column of nulls states none."""
         shown = self._listed[place].shown
         for file in self._listed[place + 1 :]:
-            if not pa.types.is_null(kind):
+            if not is_typeless(kind):
                 break
             shown = file.shown
             kind = self._first_type(file, name)

@@ -39,10 +39,14 @@ class TestOrder:
         assert rows_of(partition) == rows
 
     @pytest.mark.parametrize("empty", ["0.parquet", "2.parquet"])
-    def test_file_without_rows_states_no_type_of_the_text(self, tmp_path: Path, empty: str) -> None:
+    @pytest.mark.parametrize("column", ["id", "text"])
+    def test_file_without_rows_states_no_type(
+        self, tmp_path: Path, empty: str, column: str
+    ) -> None:
         folder = partition_folder(tmp_path, "k")
         write_rows(folder / "1.parquet", [("1", "a")])
-        schema = pa.schema([("id", pa.string()), ("text", pa.float64())])
+        types = {"id": pa.string(), "text": pa.string(), column: pa.float64()}
+        schema = pa.schema(types)
         pq.write_table(schema.empty_table(), folder / empty)
 
         assert rows_of(only(open_source(tmp_path))) == [("1", "a")]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -236,18 +237,21 @@ def test_rows_of_eight_key_columns_with_many_values_have_their_own_keys(tmp_path
     assert contents(table_of(path, *names)) == expected
 
 
-@pytest.mark.parametrize("place", ["0", "1", "2"])
-def test_column_of_nulls_goes_with_any_type(tmp_path: Path, place: str) -> None:
-    for name in "012":
-        prices = pa.nulls(1) if name == place else pa.array([int(name)])
-        columns = {"id": [name], "text": ["x"], "category": ["a"], "price": prices}
-        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize(("null", "value"), [(None, 7), ([None], [7])])
+def test_column_of_nulls_goes_with_any_type(
+    tmp_path: Path, place: int, null: Any, value: Any
+) -> None:
+    prices = [value] * 3
+    prices[place] = null
+    for number, price in enumerate(prices):
+        columns = {"id": [number], "text": ["x"], "category": ["a"], "price": [price]}
+        pq.write_table(pa.table(columns), tmp_path / f"{number}.parquet")
 
     [partition] = table_of(tmp_path, selection=Selection(carried=("price",)))
 
     carried = [batch.carried for batch in partition.read()]
-    expected = [None if name == place else int(name) for name in "012"]
-    assert pa.Table.from_batches(carried)["price"].to_pylist() == expected
+    assert pa.Table.from_batches(carried)["price"].to_pylist() == prices
 
 
 def test_null_id_refuses_only_its_own_rows(tmp_path: Path) -> None:
