@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.sources.formats import batches
-from surge_dagster.engine.sources.listing import SourceFile
-from surge_dagster.engine.store.local_upload import stored_object
+from tests.engine.sources.reading import source_file
 
 CASES: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parent / "data" / "csv_spectrum.json").read_text()
@@ -24,10 +21,7 @@ def test_file_is_read_as_its_authors_read_it(tmp_path: Path, name: str) -> None:
     path = tmp_path / f"{name}.csv"
     path.write_bytes(CASES[name]["csv"].encode())
     rows = CASES[name]["rows"]
-    file = SourceFile(
-        path.name, stored_object(path.name, path.stat()), "v1", partial(pa.OSFile, str(path))
-    )
 
-    read = [row for batch in batches(file, list(rows[0])) for row in batch.to_pylist()]
+    read = [row for batch in batches(source_file(path), list(rows[0])) for row in batch.to_pylist()]
 
     assert read == rows

@@ -1,4 +1,4 @@
-"""Output files of both formats: what they state about themselves, and the memory of writing."""
+"""Output files: what they state about themselves, and the memory of writing."""
 
 from __future__ import annotations
 

@@ -1,13 +1,18 @@
-"""Helpers of the tests of catalogs: one partition, its rows, and the error that refuses it."""
+"""Helpers of the tests of catalogs: a file, one partition, its rows, and why it is refused."""
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.errors import DataError
+from surge_dagster.engine.sources.listing import SourceFile
 from surge_dagster.engine.sources.partition import Partition, Source
+from surge_dagster.engine.store.local_upload import stored_object
 
 ROWS = [("1", "one"), ("2", "zwei ß"), ("3", "")]
 
@@ -23,6 +28,12 @@ def rows_of(partition: Partition) -> list[tuple[Any, Any]]:
         for batch in partition.read()
         for row in zip(batch.ids.to_pylist(), batch.texts.to_pylist(), strict=True)
     ]
+
+
+def source_file(path: Path) -> SourceFile:
+    """Return a file as a listing would."""
+    stored = stored_object(path.name, path.stat())
+    return SourceFile(path.name, stored, "v1", partial(pa.OSFile, str(path)))
 
 
 def refusal(partition: Partition) -> DataError:

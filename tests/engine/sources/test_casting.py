@@ -65,7 +65,7 @@ def test_column_of_a_template_is_written_in_its_usual_form(
     assert batch.texts.to_pylist() == [f"{text}|" for text in shown]
 
 
-def test_json_column_is_a_text(tmp_path: Path) -> None:
+def test_json_column_is_a_text() -> None:
     [batch] = batches_of(Selection(), id=["1"], text=pa.array(['{"a": 1}'], pa.json_()))
 
     assert batch.texts.to_pylist() == ['{"a": 1}']

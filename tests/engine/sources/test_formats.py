@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ import pytest
 from surge_dagster.engine.errors import ConfigError, DataError
 from surge_dagster.engine.sources import Selection, csv_files, json_files
 from surge_dagster.engine.sources.formats import READERS, batches, is_source_file
-from surge_dagster.engine.sources.listing import SourceFile
-from surge_dagster.engine.store.local_upload import stored_object
+from tests.engine.sources.reading import source_file
 
 COLUMNS = ("id", "text", "category")
 ROWS = [
@@ -73,11 +71,6 @@ def csv_text(
 ) -> str:
     quoted = [[f'"{value.replace(chr(34), chr(34) * 2)}"' for value in row] for row in rows]
     return "".join(f"{delimiter.join(row)}\n" for row in [list(header), *quoted])
-
-
-def source_file(path: Path) -> SourceFile:
-    stored = stored_object(path.name, path.stat())
-    return SourceFile(path.name, stored, "v1", partial(pa.OSFile, str(path)))
 
 
 def rows_in(path: Path, columns: Sequence[str] = COLUMNS, **options: Any) -> list[tuple[Any, ...]]:

@@ -96,15 +96,16 @@ class TestTypes:
         assert batch.texts.to_pylist() == [row[1] for row in ROWS]
 
     @pytest.mark.parametrize(
-        ("column", "types"),
-        [("id", {"id_type": pa.float64()}), ("text", {"text_type": pa.int64()})],
+        ("column", "row", "types"),
+        [
+            ("id", (1.0, "t"), {"id_type": pa.float64()}),
+            ("text", ("1", 1), {"text_type": pa.int64()}),
+        ],
     )
     def test_another_type_is_refused_by_name(
-        self, tmp_path: Path, column: str, types: dict[str, pa.DataType]
+        self, tmp_path: Path, column: str, row: tuple[Any, Any], types: dict[str, pa.DataType]
     ) -> None:
-        write_partition(
-            tmp_path, "k", [(1, 1)], **{"id_type": pa.int64(), "text_type": pa.string(), **types}
-        ) if (column == "text") else write_partition(tmp_path, "k", [(1.0, "t")], **types)
+        write_partition(tmp_path, "k", [row], **types)
         assert f"the {column} column has type" in str(refusal(only(open_source(tmp_path))))
 
     def test_files_whose_ids_differ_in_type_are_refused(self, tmp_path: Path) -> None:
