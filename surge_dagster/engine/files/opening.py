@@ -45,8 +45,7 @@ def open_published(
     with contextlib.ExitStack() as opened:
         with explained(location):
             source = opened.enter_context(store.open(name, listed and listed.stored))
-            reader = opened.enter_context(OutputFile(source, buffer_size))
-            reader.location = location
+            reader = opened.enter_context(OutputFile(source, buffer_size, location))
             require_own(space, name, reader.facts, reader.columns)
         yield reader
 

@@ -113,9 +113,8 @@ class OutputFile:
         buffer_size: bytes to read at a time; zero is a column of a row group.
     """
 
-    location = ""
-
-    def __init__(self, source: pa.NativeFile, buffer_size: int = 0) -> None:
+    def __init__(self, source: pa.NativeFile, buffer_size: int = 0, location: str = "") -> None:
+        self.location = location
         self._file = pq.ParquetFile(
             source, pre_buffer=False, buffer_size=buffer_size, page_checksum_verification=True
         )

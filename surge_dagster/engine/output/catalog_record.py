@@ -59,8 +59,7 @@ class CatalogRecord:
             return True
         if not (self.is_local and recorded.is_local):
             return False
-        is_beside = self.beside_output is not None
-        is_beside = is_beside and self.beside_output == recorded.beside_output
+        is_beside = self.beside_output is not None and self.beside_output == recorded.beside_output
         is_moved = is_beside and not Path(recorded.place).exists()
         return is_moved or os.path.realpath(self.place) == os.path.realpath(recorded.place)
 

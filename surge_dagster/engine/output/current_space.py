@@ -10,7 +10,7 @@ still says what the writer has read: concurrent switches never interleave.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.model.spec import Space
@@ -133,13 +133,7 @@ def write_current(store: Store, space: str, *, seen: CurrentSpace | None) -> Cur
                 f"{now} in {store.url!r} meanwhile. Nothing was changed; check, then switch again."
             )
 
-    document = {
-        "format": _FORMAT,
-        "space": new.space,
-        "previous": new.previous,
-        "number": new.number,
-    }
-    write_document(store, CURRENT_FILE, document, require_as_seen)
+    write_document(store, CURRENT_FILE, {"format": _FORMAT, **asdict(new)}, require_as_seen)
     return new
 
 

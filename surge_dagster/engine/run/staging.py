@@ -241,8 +241,7 @@ class Staging:
         with contextlib.ExitStack() as opened:
             with explained(location):
                 source = opened.enter_context(self._store.open(name))
-                reader = opened.enter_context(OutputFile(source, READ_BYTES))
-                reader.location = location
+                reader = opened.enter_context(OutputFile(source, READ_BYTES, location))
                 self._require_own(reader, name)
             yield reader
 

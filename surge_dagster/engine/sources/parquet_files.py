@@ -13,12 +13,16 @@ import pyarrow.parquet as pq
 from surge_dagster.engine.sources.file_read import FileRead
 from surge_dagster.engine.sources.nested import names_with_fields, select
 from surge_dagster.engine.sources.partition import KEY_METADATA, SOURCE_VERSION_METADATA, within
-from surge_dagster.engine.sources.rows import DEFAULT_MAX_TEXT_BYTES, small, together
+from surge_dagster.engine.sources.rows import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    DEFAULT_MAX_TEXT_BYTES,
+    small,
+    together,
+)
 from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.engine.support.unreadable import UNREADABLE
 
-_BATCH_BYTES = 2 * 1024 * 1024
-_BATCH_ROWS = 8192
 # Most that a read may decode to, however few bytes are stored: rows may share a dictionary's entry
 # or the beginning of a text.
 _DECODED_BYTES = 16 * 1024 * 1024
@@ -28,8 +32,6 @@ _COPIES = 3
 # In larger row groups the longest value that rows share is read first.
 _UNSEEN_BYTES = 256 * 1024
 _VERSION_BYTES = 250  # a database index has room for little
-
-
 # Columns are read with checksums, and in pieces of their pages.
 _OPTIONS: dict[str, Any] = {
     "pre_buffer": False,
@@ -137,9 +139,9 @@ def rows_per_read(
         longest = _longest_shared(reader, source, columns, group)
     # Rows with a longer text are refused in any case.
     least = _DECODED_BYTES // DEFAULT_MAX_TEXT_BYTES
-    by_mean = _BATCH_BYTES * facts.num_rows // stored
+    by_mean = BATCH_BYTES * facts.num_rows // stored
     by_longest = max(least, _DECODED_BYTES // longest)
-    return max(1, min(_BATCH_ROWS, by_mean, by_longest))
+    return max(1, min(BATCH_ROWS, by_mean, by_longest))
 
 
 def _longest_shared(

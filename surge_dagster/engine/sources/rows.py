@@ -20,8 +20,8 @@ from surge_dagster.engine.sources.partition import Place, RowBatch
 from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.engine.support.values import stored_type
 
-_BATCH_BYTES = 2 * 1024 * 1024
-_BATCH_ROWS = 8192
+BATCH_BYTES = 2 * 1024 * 1024
+BATCH_ROWS = 8192
 _NOT_UTF8 = re.compile(r"Invalid UTF8 sequence at string index (\d+)")
 _NO_WIDTH = "\u00ad\u180e\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"
 _BLANK = "".join(filter(str.isspace, map(chr, range(0x3001)))) + _NO_WIDTH
@@ -70,7 +70,7 @@ def row_batch(
 
 def small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yield a batch without dictionaries, in pieces of at most 8,192 rows and two megabytes."""
-    is_large = len(batch) > _BATCH_ROWS or sum(map(_decoded_bytes, batch.columns)) > _BATCH_BYTES
+    is_large = len(batch) > BATCH_ROWS or sum(map(_decoded_bytes, batch.columns)) > BATCH_BYTES
     if is_large and len(batch) > 1:
         middle = len(batch) // 2
         yield from small(batch.slice(0, middle))
@@ -95,7 +95,7 @@ def _decoded_bytes(column: pa.Array) -> int:
 
 
 def together(
-    batches: Iterable[pa.RecordBatch], most_bytes: int = _BATCH_BYTES, most_rows: int = _BATCH_ROWS
+    batches: Iterable[pa.RecordBatch], most_bytes: int = BATCH_BYTES, most_rows: int = BATCH_ROWS
 ) -> Iterator[pa.RecordBatch]:
     """Join consecutive batches, up to these bytes and rows."""
     pending: list[pa.RecordBatch] = []

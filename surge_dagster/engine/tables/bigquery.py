@@ -12,7 +12,6 @@ are one column, as a list in JSON.
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import time
@@ -20,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
+from functools import cache, partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.sources.rows import BATCH_ROWS
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.store.gcp import CLOUD_SCOPE, GcpOptions
 from surge_dagster.engine.support.keys import joined_key
@@ -42,7 +42,6 @@ BIGQUERY_SCHEME = "bigquery://"
 _TABLE = re.compile(r"[^\s`.]+\.[^\s`.]+\.[^\s`.]+")
 _SESSION_BYTES = 16 * 1024 * 1024  # of the rows of one session
 _SESSION_KEYS = 1_000  # their values are in a session's filter, which may have a megabyte
-_BATCH_ROWS = 8192
 _ROLES = "bigquery.jobUser, bigquery.dataViewer and bigquery.readSessionUser"
 # By query: a sensor lists a table every 30 seconds.
 _LISTINGS: dict[str, tuple[datetime, list[_Listed]]] = {}
@@ -95,7 +94,7 @@ class BigQueryCatalog:
             )
         self.selection = selection or Selection()
         self._client = client
-        self._storage = functools.cache(open_storage)
+        self._storage = cache(open_storage)
         self._partition_by = partition_by
         self._updated_at = updated_at
         self._table = None if query is not None else table
@@ -277,7 +276,7 @@ class _Rows:
         # Kept until the next session: a repeated id makes the engine read a partition again.
         if listed.json_key not in self._held:
             self._held = self._read_session(place)
-        yield from self._held[listed.json_key].to_batches(max_chunksize=_BATCH_ROWS)
+        yield from self._held[listed.json_key].to_batches(max_chunksize=BATCH_ROWS)
 
     def _read_session(self, place: int) -> dict[str, pa.Table]:
         """Read this partition and those that follow it in one session."""

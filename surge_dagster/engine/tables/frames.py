@@ -24,7 +24,7 @@ from surge_dagster.engine.sources.nested import (
     without_rows,
 )
 from surge_dagster.engine.sources.partition import Partition, RowBatch, row_in_words
-from surge_dagster.engine.sources.rows import canonical_type, small
+from surge_dagster.engine.sources.rows import BATCH_ROWS, canonical_type, small
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support.unreadable import first_line
 from surge_dagster.engine.tables.column_settings import ColumnSettings, column_names, selected
@@ -36,7 +36,6 @@ from surge_dagster.engine.tables.table_rows import key_strings, keys_of
 # See `_TAKES`; also any other object with `__arrow_c_stream__` that can be read again.
 Frame = Any
 _Open = Callable[[], Iterator[pa.RecordBatch]]
-_BATCH_ROWS = 8192
 _TAKES = (
     "a polars, pyarrow or pandas frame, a Hugging Face dataset, a Delta table, or a function that "
     "opens one"
@@ -233,7 +232,7 @@ def _schema(key: str, frame: Any) -> pa.Schema:
         if frame.features is not None:
             return frame.features.arrow_schema
         # A stream may not know its columns before it is read.
-        first = next(frame.with_format("arrow").iter(batch_size=_BATCH_ROWS), pa.table({}))
+        first = next(frame.with_format("arrow").iter(batch_size=BATCH_ROWS), pa.table({}))
         return first.schema
     if isinstance(getattr(frame, "schema", None), pa.Schema):
         return frame.schema
@@ -243,17 +242,17 @@ def _schema(key: str, frame: Any) -> pa.Schema:
 def _open(frame: Any, columns: list[str]) -> Iterator[pa.RecordBatch]:
     if hasattr(frame, "collect_batches"):  # polars, lazy
         frames = frame.select(columns).collect_batches(
-            chunk_size=_BATCH_ROWS, maintain_order=True, lazy=True
+            chunk_size=BATCH_ROWS, maintain_order=True, lazy=True
         )
         return (batch for each in frames for batch in pa.RecordBatchReader.from_stream(each))
     if hasattr(frame, "with_format"):  # Hugging Face
         if (getattr(frame, "format", None) or {}).get("type") == "custom":
             raise ValueError("it has a transform, which Arrow rows do not get: use map() instead")
-        tables = frame.select_columns(columns).with_format("arrow").iter(_BATCH_ROWS)
+        tables = frame.select_columns(columns).with_format("arrow").iter(BATCH_ROWS)
         return (batch for table in tables for batch in table.to_batches())
     if not hasattr(frame, "__arrow_c_stream__"):  # a dataset of pyarrow
         return frame.to_batches(
-            columns=columns, batch_size=_BATCH_ROWS, batch_readahead=1, fragment_readahead=1
+            columns=columns, batch_size=BATCH_ROWS, batch_readahead=1, fragment_readahead=1
         )
     if hasattr(frame, "collect_schema"):
         frame = frame.select(columns)
