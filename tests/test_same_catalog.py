@@ -13,7 +13,6 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.sources import Source
-from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.runs import finish_receipts, make_run
 from tests.engine.sources.tables import NAMES, Row, write_csv, write_parquet
@@ -156,8 +155,7 @@ def test_bucket_gives_what_folders_give(
     ):
         name = path.relative_to(tmp_path / "catalog")
         object_server.put(f"cat/{name}", path.read_bytes())
-    options = StorageOptions(endpoint=object_server.url, access_key_id="a", secret_access_key="b")
 
-    source = open_source(f"s3://{BUCKET}/cat", storage_options=options)
+    source = open_source(f"s3://{BUCKET}/cat", storage_options=object_server.options)
 
     assert embedded(source, hash_pool, tmp_path / "out") == folders.found

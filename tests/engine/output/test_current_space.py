@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,12 +22,7 @@ from surge_dagster.engine.output.current_space import (
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.readers.loading import open_embeddings
 from surge_dagster.engine.store import open_store
-from surge_dagster.engine.store.object_client import StorageOptions
-from surge_dagster.engine.store.object_store import open_object_store
 from surge_dagster.engine.store.store import Store
-
-if TYPE_CHECKING:
-    from tests.engine.store.object_server import ObjectServer
 
 SPECS = [EncodingSpec(f"hash://{d}") for d in (16, 24, 8)]
 
@@ -37,13 +31,9 @@ SPECS = [EncodingSpec(f"hash://{d}") for d in (16, 24, 8)]
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "disk":
         return open_store(tmp_path / "out")
-    from tests.engine.store.object_server import BUCKET
+    from tests.engine.store.object_server import open_bucket
 
-    server: ObjectServer = request.getfixturevalue("object_server")
-    options = StorageOptions(
-        endpoint=server.url, access_key_id="k", secret_access_key="s", region="us-east-1"
-    )
-    return open_object_store(f"s3://{BUCKET}/out", options)
+    return open_bucket(request.getfixturevalue("object_server"))
 
 
 def test_without_a_current_space_only_a_single_one_is_read(store: Store) -> None:

@@ -6,12 +6,11 @@ import pytest
 
 from surge_dagster.engine.errors import StoreUnavailable
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions
 from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.footer_memory import FooterMemory, forget_all
 from tests.engine.outputs import publish_two_rows as publish
-from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, always
+from tests.engine.store.object_server import Fault, ObjectServer, always, open_bucket
 from tests.small_catalogs import partition_of
 
 KEYS = [f"partition {number}" for number in range(6)]
@@ -29,19 +28,6 @@ def store(object_server: ObjectServer) -> ObjectStore:
         publish(opened, key)
     object_server.log.clear()
     return opened
-
-
-def open_bucket(server: ObjectServer, path: str = "out") -> ObjectStore:
-    options = StorageOptions(
-        endpoint=server.url,
-        access_key_id="AKIATESTKEY",
-        secret_access_key="secret-of-the-test",
-    )
-    return open_object_store(
-        f"s3://{BUCKET}/{path}",
-        options,
-        limits=ClientLimits(timeout_seconds=5.0, first_backoff_seconds=0.001),
-    )
 
 
 def decide(store: Store, version: str = "v1") -> list[str]:
@@ -101,7 +87,7 @@ def test_footers_of_another_output_are_not_used(
     store: ObjectStore, object_server: ObjectServer
 ) -> None:
     decide(store)
-    other = open_bucket(object_server, "other")
+    other = open_bucket(object_server, path="other")
     for key in KEYS:
         publish(other, key)  # the same names, sizes and etags
     object_server.log.clear()

@@ -90,11 +90,10 @@ def test_calibration_replaces_the_files_of_a_killed_one_in_a_bucket(
     priced_pool: Any, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_bucket(object_server)
-    options = StorageOptions(endpoint=object_server.url, access_key_id="a", secret_access_key="b")
     with monkeypatch.context() as patch:
         patch.setattr(type(store), "delete", lambda self, name: None)
-        assert calibrate(listed([70, 30]), store.url, options, priced_pool) == 100
+        assert calibrate(listed([70, 30]), store.url, object_server.options, priced_pool) == 100
     assert object_server.objects(), "as after a kill"
-    assert calibrate(listed([70, 30]), store.url, options, priced_pool) == 100
+    assert calibrate(listed([70, 30]), store.url, object_server.options, priced_pool) == 100
     assert object_server.objects() == {}
     assert known_costs(priced_pool, store).io.publish.sum() > 0

@@ -7,10 +7,9 @@ from typing import Any
 
 from surge_dagster.engine.sources import Source
 from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import ROWS
-from tests.engine.store.object_server import BUCKET, ObjectServer, StaticToken
+from tests.engine.store.object_server import BUCKET, ObjectServer
 from tests.small_catalogs import Rows, write_rows
 
 
@@ -21,12 +20,7 @@ class Shop:
         self._folder = folder
         self.server = server
         self.url = str(folder) if server is None else f"s3://{BUCKET}/cat"
-        self.options = server and StorageOptions(
-            endpoint=server.url,
-            access_key_id="a",
-            secret_access_key="b",
-            credentials=lambda: StaticToken("t"),
-        )
+        self.options = server and server.options
 
     def write(self, name: str, rows: Rows = ROWS, **options: Any) -> None:
         options = {"use_dictionary": False, "compression": "none", **options}

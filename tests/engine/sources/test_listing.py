@@ -11,7 +11,6 @@ import pytest
 from surge_dagster.engine.errors import ConfigError, StoreUnavailable
 from surge_dagster.engine.sources import open_files
 from surge_dagster.engine.sources.listing import SourceFiles
-from surge_dagster.engine.store.object_client import StorageOptions
 from tests.engine.sources.shops import Shop
 from tests.engine.store.object_server import BUCKET, ObjectServer
 
@@ -150,9 +149,7 @@ def test_scope_may_be_the_files_of_a_folder_whose_names_begin_alike(place: Place
 
 class TestBuckets:
     def open(self, server: ObjectServer, url: str) -> SourceFiles:
-        return open_files(
-            url, StorageOptions(endpoint=server.url, access_key_id="a", secret_access_key="b")
-        )
+        return open_files(url, server.options)
 
     def test_files_whose_names_begin_alike_are_listed_from_the_first_to_the_last_of_them(
         self, object_server: ObjectServer

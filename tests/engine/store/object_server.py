@@ -100,11 +100,10 @@ class RandomFaults:
 
     Args:
         rate: share of the requests.
-        stalls: the largest number of stalls, because each lasts as long as the client's timeout;
-            None is no limit.
+        stalls: the largest number of stalls, because each lasts as long as the client's timeout.
     """
 
-    def __init__(self, rate: float, seed: int, stalls: int | None = 3) -> None:
+    def __init__(self, rate: float, seed: int, stalls: int = 3) -> None:
         self._rate = rate
         self._seed = seed
         self._stalls = stalls
@@ -127,11 +126,11 @@ class RandomFaults:
             faults.append(Fault("truncate_up"))
         if method == "GET" and "list-type" not in target:
             faults.append(Fault("truncate_down"))
-        if is_repeated and (self._stalls is None or self._stalls):
+        if is_repeated and self._stalls:
             faults.append(Fault("stall"))
         chosen = chance.choice(faults)
-        if self._stalls is not None:
-            self._stalls -= chosen.action == "stall"
+        if chosen.action == "stall":
+            self._stalls -= 1
         return chosen
 
 
@@ -144,6 +143,17 @@ class StaticToken(Credentials):
 
     def refresh(self, request: object) -> None:
         pass
+
+
+def storage_options(url: str) -> StorageOptions:
+    """Return the credentials of a server for every kind of store."""
+    return StorageOptions(
+        endpoint=url,
+        access_key_id=SECRETS[0],
+        secret_access_key=SECRETS[1],
+        session_token=SECRETS[2],
+        credentials=lambda: StaticToken(SECRETS[3]),
+    )
 
 
 def open_bucket(
@@ -159,16 +169,9 @@ def open_bucket(
         "part_bytes": 16 * 1024,
         "first_backoff_seconds": 0.001,
     }
-    options = StorageOptions(
-        endpoint=server.url,
-        access_key_id=SECRETS[0],
-        secret_access_key=SECRETS[1],
-        session_token=SECRETS[2],
-        credentials=lambda: StaticToken(SECRETS[3]),
-    )
     return open_object_store(
         f"{scheme}://{BUCKET}/{path}",
-        options,
+        storage_options(server.url),
         limits=ClientLimits(**(given | limits)),
     )
 
@@ -241,6 +244,10 @@ class ObjectServer:
         while self.under_way:
             assert time.monotonic() < deadline, f"{self.under_way} requests are still under way"
             time.sleep(0.01)
+
+    @property
+    def options(self) -> StorageOptions:
+        return storage_options(self.url)
 
     def objects(self) -> dict[str, str]:
         """Etag by key, listed past the proxy."""

@@ -9,23 +9,18 @@ import pytest
 from obstore.exceptions import GenericError
 
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable, TransientError
-from surge_dagster.engine.store.object_client import ClientLimits, StorageOptions
+from surge_dagster.engine.store.object_client import ClientLimits
 from surge_dagster.engine.store.object_store import ObjectStore, open_object_store
 from surge_dagster.engine.store.requests import Requests
 from surge_dagster.engine.support.waiting import in_background
-from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, always
+from tests.engine.store.object_server import BUCKET, Fault, ObjectServer, always, storage_options
 
 Operation = Callable[[ObjectStore], object]
 
 
-def store_at(
-    endpoint: str, bucket: str = BUCKET, limits: ClientLimits | None = None
-) -> ObjectStore:
-    return open_object_store(
-        f"s3://{bucket}/out",
-        StorageOptions(endpoint=endpoint, access_key_id="k", secret_access_key="s"),
-        limits=limits or ClientLimits(first_backoff_seconds=0.001),
-    )
+def store_at(endpoint: str) -> ObjectStore:
+    limits = ClientLimits(first_backoff_seconds=0.001)
+    return open_object_store(f"s3://{BUCKET}/out", storage_options(endpoint), limits=limits)
 
 
 def write(store: ObjectStore) -> object:

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.errors import ConfigError, TransientError
-from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.tables.frames import FrameCatalog, FrameTable
 from surge_dagster.engine.tables.opening import open_source, release
 from tests.engine.sources.reading import refusal
@@ -104,9 +103,8 @@ def test_table_in_a_bucket_is_read(table: str, object_server: ObjectServer) -> N
     for path in Path(table).rglob("*"):
         if path.is_file():
             object_server.put(f"cat/shop/{path.relative_to(table)}", path.read_bytes())
-    options = StorageOptions(endpoint=object_server.url, access_key_id="a", secret_access_key="b")
 
-    source = open_source(f"s3://{BUCKET}/cat/shop", storage_options=options)
+    source = open_source(f"s3://{BUCKET}/cat/shop", storage_options=object_server.options)
 
     assert contents(source) == contents(open_source(table))
 
@@ -195,6 +193,5 @@ def test_table_inside_of_a_bucket_is_refused(
 ) -> None:
     object_server.put(f"cat/shop/{marker}", b"")
     object_server.put("cat/shop/0.parquet", b"")
-    options = StorageOptions(endpoint=object_server.url, access_key_id="a", secret_access_key="b")
     with pytest.raises(ConfigError, match=f"has a table of {kind} in 'shop'"):
-        list(open_source(f"s3://{BUCKET}/cat", storage_options=options))
+        list(open_source(f"s3://{BUCKET}/cat", storage_options=object_server.options))
