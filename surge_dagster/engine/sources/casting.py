@@ -76,6 +76,38 @@ def is_typeless(kind: pa.DataType) -> bool:
     return pa.types.is_null(kind)
 
 
+def canonical_type(kind: pa.DataType) -> pa.DataType:
+    """Return one type for all that differ only in their layout.
+
+    Outside of lists and structs, integers of any size are int64.
+    """
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_inner_type(kind.value_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_inner_type(kind.value_type), kind.list_size)
+    if pa.types.is_struct(kind):
+        return pa.struct([(each.name, _inner_type(each.type)) for each in kind.fields])
+    if pa.types.is_null(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if (
+        pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_binary_view(kind)
+    ):
+        return pa.binary()
+    if pa.types.is_integer(kind) and not pa.types.is_uint64(kind):
+        return pa.int64()
+    return kind
+
+
+def _inner_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_integer(kind):
+        return kind
+    return canonical_type(kind)
+
+
 def cast_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return the column in another type; raise `UnfitValue` if a value does not fit."""
     if column.type == kind:

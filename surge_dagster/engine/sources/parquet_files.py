@@ -10,16 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from surge_dagster.engine.sources.batching import BATCH_BYTES, BATCH_ROWS, small, together
 from surge_dagster.engine.sources.file_read import FileRead
 from surge_dagster.engine.sources.nested import names_with_fields, select
 from surge_dagster.engine.sources.partition import KEY_METADATA, SOURCE_VERSION_METADATA, within
-from surge_dagster.engine.sources.rows import (
-    BATCH_BYTES,
-    BATCH_ROWS,
-    DEFAULT_MAX_TEXT_BYTES,
-    small,
-    together,
-)
+from surge_dagster.engine.sources.rows import DEFAULT_MAX_TEXT_BYTES
 from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.engine.support.unreadable import UNREADABLE
 

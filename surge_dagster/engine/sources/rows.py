@@ -8,20 +8,23 @@ would end a worker in its tokenizer.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.sources.casting import UnfitValue, cast_column, plain_column
+from surge_dagster.engine.sources.casting import (
+    UnfitValue,
+    canonical_type,
+    cast_column,
+    plain_column,
+)
 from surge_dagster.engine.sources.partition import Place, RowBatch
 from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.engine.support.values import stored_type
 
-BATCH_BYTES = 2 * 1024 * 1024
-BATCH_ROWS = 8192
 _NOT_UTF8 = re.compile(r"Invalid UTF8 sequence at string index (\d+)")
 _NO_WIDTH = "\u00ad\u180e\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"
 _BLANK = "".join(filter(str.isspace, map(chr, range(0x3001)))) + _NO_WIDTH
@@ -66,84 +69,6 @@ def row_batch(
         for name, column in zip(carried.schema.names, carried.columns, strict=True):
             _require_valid(key, name, column, rows)
     return RowBatch(ids, texts, skipped, carried, place and (lambda row: place(int(rows[row]))))
-
-
-def small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield a batch without dictionaries, in pieces of at most 8,192 rows and two megabytes."""
-    is_large = len(batch) > BATCH_ROWS or sum(map(_decoded_bytes, batch.columns)) > BATCH_BYTES
-    if is_large and len(batch) > 1:
-        middle = len(batch) // 2
-        yield from small(batch.slice(0, middle))
-        yield from small(batch.slice(middle))
-    elif len(batch):
-        plain = [plain_column(column) for column in batch.columns]
-        yield pa.RecordBatch.from_arrays(plain, batch.schema.names)
-
-
-def _decoded_bytes(column: pa.Array) -> int:
-    """Return the bytes of a column without its dictionary, whose values many rows may share."""
-    if not isinstance(column, pa.DictionaryArray):
-        return column.nbytes
-    try:
-        lengths = value_lengths(column.dictionary.cast(pa.large_binary()))
-    except pa.ArrowNotImplementedError:  # neither strings nor bytes
-        return column.indices.nbytes
-    if not len(lengths):
-        return 0
-    # An index beyond the dictionary is found when the column is decoded.
-    return int(lengths.take(column.indices.fill_null(0).to_numpy(), mode="clip").sum())
-
-
-def together(
-    batches: Iterable[pa.RecordBatch], most_bytes: int = BATCH_BYTES, most_rows: int = BATCH_ROWS
-) -> Iterator[pa.RecordBatch]:
-    """Join consecutive batches, up to these bytes and rows."""
-    pending: list[pa.RecordBatch] = []
-    size = 0
-    rows = 0
-    for batch in batches:
-        size += batch.nbytes
-        rows += len(batch)
-        if pending and (size > most_bytes or rows > most_rows):
-            yield pa.concat_batches(pending)
-            pending = []
-            size = batch.nbytes
-            rows = len(batch)
-        pending.append(batch)
-    if pending:
-        yield pa.concat_batches(pending)
-
-
-def canonical_type(kind: pa.DataType) -> pa.DataType:
-    """Return one type for all that differ only in their layout.
-
-    Outside of lists and structs, integers of any size are int64.
-    """
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return pa.list_(_inner_type(kind.value_type))
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(_inner_type(kind.value_type), kind.list_size)
-    if pa.types.is_struct(kind):
-        return pa.struct([(each.name, _inner_type(each.type)) for each in kind.fields])
-    if pa.types.is_null(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        return pa.string()
-    if (
-        pa.types.is_large_binary(kind)
-        or pa.types.is_fixed_size_binary(kind)
-        or pa.types.is_binary_view(kind)
-    ):
-        return pa.binary()
-    if pa.types.is_integer(kind) and not pa.types.is_uint64(kind):
-        return pa.int64()
-    return kind
-
-
-def _inner_type(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if pa.types.is_integer(kind):
-        return kind
-    return canonical_type(kind)
 
 
 def carried_columns(

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, TransientError
+from surge_dagster.engine.sources.batching import BATCH_ROWS
 from surge_dagster.engine.sources.partition import Partition, RowBatch
-from surge_dagster.engine.sources.rows import BATCH_ROWS
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.store.gcp import CLOUD_SCOPE, GcpOptions
 from surge_dagster.engine.support.keys import joined_key

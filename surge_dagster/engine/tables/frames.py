@@ -15,7 +15,8 @@ from typing import Any, Unpack
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError, SurgeError, TransientError
-from surge_dagster.engine.sources.casting import plain_column
+from surge_dagster.engine.sources.batching import BATCH_ROWS, small
+from surge_dagster.engine.sources.casting import canonical_type, plain_column
 from surge_dagster.engine.sources.nested import (
     column_problem,
     names_with_fields,
@@ -24,7 +25,6 @@ from surge_dagster.engine.sources.nested import (
     without_rows,
 )
 from surge_dagster.engine.sources.partition import Partition, RowBatch, row_in_words
-from surge_dagster.engine.sources.rows import BATCH_ROWS, canonical_type, small
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support.unreadable import first_line
 from surge_dagster.engine.tables.column_settings import ColumnSettings, column_names, selected

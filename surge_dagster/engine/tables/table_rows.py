@@ -11,10 +11,16 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError
-from surge_dagster.engine.sources.casting import UnfitValue, as_strings, is_typeless, plain_column
+from surge_dagster.engine.sources.batching import together
+from surge_dagster.engine.sources.casting import (
+    UnfitValue,
+    as_strings,
+    canonical_type,
+    is_typeless,
+    plain_column,
+)
 from surge_dagster.engine.sources.formats import batches
 from surge_dagster.engine.sources.listing import SourceFile, SourceFiles
-from surge_dagster.engine.sources.rows import canonical_type, together
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.keys import joined_key

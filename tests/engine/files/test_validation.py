@@ -7,11 +7,7 @@ import numpy as np
 import pytest
 
 from surge_dagster.engine.files.validation import invalid_row
-
-
-def unit_vectors(rows: int, dimension: int, dtype: str = "float32") -> np.ndarray:
-    values = np.random.default_rng(3).standard_normal((rows, dimension))
-    return (values / np.linalg.norm(values, axis=1, keepdims=True)).astype(dtype)
+from tests.engine.files.test_parquet import unit_vectors
 
 
 def test_valid_vectors_pass() -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources.listing import SourceFile
-from surge_dagster.engine.sources.partition import Partition, Source
+from surge_dagster.engine.sources.partition import Partition, RowBatch, Source
+from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.store.local_upload import stored_object
 
 ROWS = [("1", "one"), ("2", "zwei ß"), ("3", "")]
@@ -34,6 +35,11 @@ def source_file(path: Path) -> SourceFile:
     """Return a file as a listing would."""
     stored = stored_object(path.name, path.stat())
     return SourceFile(path.name, stored, "v1", partial(pa.OSFile, str(path)))
+
+
+def batches_of(selection: Selection, **columns: Any) -> list[RowBatch]:
+    """Return what a selection makes of a batch that begins at row 100."""
+    return list(selection.rows("k", [pa.record_batch(columns)], 100))
 
 
 def refusal(partition: Partition) -> DataError:

@@ -19,11 +19,7 @@ from surge_dagster.engine.sources.partition import RowBatch, read_rows
 from surge_dagster.engine.sources.selection import OWN_COLUMNS
 from surge_dagster.engine.support.values import stored_type
 from surge_dagster.engine.tables.opening import open_source
-from tests.engine.sources.reading import only
-
-
-def batches_of(selection: Selection, **columns: Any) -> list[RowBatch]:
-    return list(selection.rows("k", [pa.record_batch(columns)], 100))
+from tests.engine.sources.reading import batches_of, only
 
 
 def carried(batch: RowBatch) -> list[dict[str, Any]]:

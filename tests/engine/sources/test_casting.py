@@ -7,7 +7,6 @@ import uuid
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,8 +14,7 @@ import pytest
 
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources import Selection, open_folders
-from surge_dagster.engine.sources.partition import RowBatch
-from tests.engine.sources.reading import only, refusal, rows_of
+from tests.engine.sources.reading import batches_of, only, refusal, rows_of
 
 UUIDS = [uuid.UUID(bytes=b"all of it is ASC"), uuid.UUID(int=7)]
 AS_TEXT = [str(each) for each in UUIDS]
@@ -25,10 +23,6 @@ LATE = 2**62
 
 def uuid_column() -> pa.Array:
     return pa.array([each.bytes for each in UUIDS], pa.uuid())
-
-
-def batches_of(selection: Selection, **columns: Any) -> list[RowBatch]:
-    return list(selection.rows("k", [pa.record_batch(columns)], 100))
 
 
 def test_uuid_is_read_in_its_usual_form_as_id_text_and_carried_column(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from surge_dagster.engine.sources.rows import small
+from surge_dagster.engine.sources.batching import small
 
 _KINDS = [pa.string(), pa.large_string(), pa.string_view(), pa.binary()]
 
