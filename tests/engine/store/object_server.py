@@ -24,7 +24,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -67,7 +67,6 @@ class Fault:
 
     action: Action
     status: int = 503
-    headers: dict[str, str] = field(default_factory=dict)
     code: str = "SlowDown"
 
 
@@ -329,7 +328,7 @@ class ObjectServer:
         if fault.action == "status":
             await request.read()
             body = f"<Error><Code>{fault.code}</Code><Message>x</Message></Error>".encode()
-            return web.Response(status=fault.status, headers=fault.headers, body=body)
+            return web.Response(status=fault.status, body=body)
         if fault.action == "truncate_up":
             body = await request.read()
             if body:  # a store refuses a body that is shorter than its Content-Length

@@ -78,7 +78,6 @@ class FakeBigQuery:
         sessions: the keys filter of each read session.
         tokens: the header Authorization of each request for queries and tables.
         projects, locations: of the queries, as the client named them.
-        storage_credentials: with which the clients of the Storage Read API were opened by default.
     """
 
     def __init__(self, table: pa.Table) -> None:
@@ -90,7 +89,6 @@ class FakeBigQuery:
         self.tokens = list[str | None]()
         self.projects = list[str]()
         self.locations = list[str | None]()
-        self.storage_credentials = list[Any]()
         self._results = dict[str, pa.Table]()
         self._streams = dict[str, pa.Table]()
         self._lock = threading.Lock()
@@ -139,17 +137,16 @@ class FakeBigQuery:
         """
         from google.auth.credentials import AnonymousCredentials
 
-        def open_storage(credentials: Any) -> BigQueryReadClient:
-            self.storage_credentials.append(credentials)
-            return storage
-
         with self.serve() as (client, storage):
             # Google's own variable
             emulator = {"BIGQUERY_EMULATOR_HOST": str(client._connection.API_BASE_URL)}
             with (
                 mock.patch.dict("os.environ", emulator),
                 mock.patch("google.auth.default", return_value=(AnonymousCredentials(), PROJECT)),
-                mock.patch("google.cloud.bigquery_storage_v1.BigQueryReadClient", open_storage),
+                mock.patch(
+                    "google.cloud.bigquery_storage_v1.BigQueryReadClient",
+                    lambda credentials: storage,
+                ),
             ):
                 yield
 
