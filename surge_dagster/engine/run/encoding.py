@@ -179,7 +179,7 @@ class _Measures:
         self._last = now
         pace = self._pace.ratio(seconds, self._expected_seconds(call))
         ended = now - self._begun
-        span = Span(max(0.0, ended - seconds), ended, seconds)
+        span = Span(max(0.0, ended - seconds), ended)
         duty = min(1.0, seconds / max(since_last, 1e-9))
         return EncodedSuperBatch(call.batch, metrics, duty, pace, span, call.deduplicated)
 

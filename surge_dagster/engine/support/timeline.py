@@ -12,7 +12,6 @@ class Span:
 
     begun: float
     ended: float
-    busy_seconds: float
 
 
 @dataclass(slots=True)
@@ -33,4 +32,4 @@ class Lane:
         """Return the span in seconds since `run_begun`; None without any work."""
         if self.ended <= self.begun:
             return None
-        return Span(self.begun - run_begun, self.ended - run_begun, self.seconds)
+        return Span(self.begun - run_begun, self.ended - run_begun)

@@ -40,8 +40,8 @@ SOME = SuperBatchReport(
         upload_seconds=0.4,
         publish_seconds=0.5,
     ),
-    encode_span=Span(1.0, 3.0, 2.0),
-    serialize_span=Span(3.1, 3.4, 0.3),
+    encode_span=Span(1.0, 3.0),
+    serialize_span=Span(3.1, 3.4),
 )
 
 
@@ -124,7 +124,7 @@ def test_log_predicts_all_superbatches_and_keeps_the_newest(
     report = RunReport()
     last = 5_000
     for index in [*range(last), last + 1, last]:  # a SuperBatch may be published after the next one
-        log.add(replace(SOME, index=index, encode_span=Span(2.0 * index, 2.0 * index + 2, 2.0)))
+        log.add(replace(SOME, index=index, encode_span=Span(2.0 * index, 2.0 * index + 2)))
 
     log.end(report)
 

@@ -10,4 +10,5 @@ def test_lane_sums_all_threads_and_spans_from_the_first_to_the_last() -> None:
     assert lane.span(0) is None
     lane.add(12.0, 13.0)
     lane.add(11.0, 12.5)
-    assert lane.span(10.0) == Span(1.0, 3.0, 2.5)
+    assert lane.span(10.0) == Span(1.0, 3.0)
+    assert lane.seconds == 2.5
