@@ -30,7 +30,8 @@ from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.run.reuse_check import ReuseCheck
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.space_target import SpaceTarget
-from surge_dagster.engine.run.staging import StagedRowsCheck, Staging
+from surge_dagster.engine.run.staged_rows_check import StagedRowsCheck
+from surge_dagster.engine.run.staging import Staging
 from surge_dagster.engine.run.superbatch import (
     PartitionToRead,
     ReadPartition,
