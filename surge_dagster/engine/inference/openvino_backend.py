@@ -11,7 +11,6 @@ import contextlib
 import queue
 from collections.abc import Iterator
 
-from surge_dagster.engine.encoder.devices import processor
 from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, Tokens
 from surge_dagster.engine.errors import ConfigError
@@ -53,7 +52,6 @@ class OpenvinoBackend(PaddedBackend):
                 "ENABLE_CPU_PINNING": False,
             },
         )
-        self.machine = f"{processor()} {settings.threads}"
         self.detail = f"openvino {ov.get_version().split('-')[0]}, {settings.threads} streams"
         # Not OpenVINO's AsyncInferQueue: it does not say which of several passes has failed.
         self._idle: queue.SimpleQueue[ov.InferRequest] = queue.SimpleQueue()

@@ -71,7 +71,7 @@ class TokenBackend(ABC):
 
     Attributes:
         budget_candidates: token budgets to measure at a first start, ascending.
-        machine: the kind of device, on which the best budget depends.
+        machine: the kind of GPU, on which the best budget depends; not set on the CPU.
     """
 
     name: str

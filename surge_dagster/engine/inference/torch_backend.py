@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from surge_dagster.engine.encoder.devices import processor
 from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, Rows
 from surge_dagster.engine.encoder.worker.sentence_model import load_reference
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
@@ -92,7 +91,6 @@ class TorchBackend(PaddedBackend):
             self.machine = device.name
             self.budget_candidates = (16_384, 65_536, 262_144)
         else:
-            self.machine = f"{processor()} {settings.threads}"
             self.budget_candidates = (512, 1_024, 2_048)
         self._embed = embedder(reference, space, facts.prompt_length)
         self._pad_id = facts.pad_id
