@@ -42,18 +42,20 @@ _GRACE_SECONDS = 2.0
 class Dispatcher:
     """Runs the workers of one pool, one per seat.
 
+    Args:
+        hang_timeout_seconds, max_respawns: see `EncoderPool`.
+
     Attributes:
         started: set when every seat had a ready worker, or when the pool has failed.
         ready_messages: the first one of each seat.
         failure: the error that ended the pool.
-        hang_timeout_seconds: see `EncoderPool`; may be changed at any time.
     """
 
     def __init__(
         self, seats: list[WorkerSeat], hang_timeout_seconds: float, max_respawns: int
     ) -> None:
-        self.seats = seats
-        self.hang_timeout_seconds = hang_timeout_seconds
+        self._seats = seats
+        self._hang_timeout_seconds = hang_timeout_seconds
         self._max_respawns = max_respawns
         self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -119,7 +121,7 @@ class Dispatcher:
 
     def _run(self) -> None:
         try:
-            for seat in self.seats:
+            for seat in self._seats:
                 self._spawn(seat)
             while not self._stopping:
                 for key, _ in self._selector.select(_TICK_SECONDS):
@@ -193,7 +195,7 @@ class Dispatcher:
             worker.ready = True
             worker.queues = message["queues"]
             self.ready_messages.setdefault(worker.seat.index, message)
-            if len(self.ready_messages) == len(self.seats):
+            if len(self.ready_messages) == len(self._seats):
                 self.started.set()
         elif message["op"] == "done":
             chunk = worker.assigned.pop(0)
@@ -311,7 +313,7 @@ class Dispatcher:
         for worker in list(self._workers.values()):
             if worker.ready and not worker.assigned:
                 continue
-            limit = self.hang_timeout_seconds if worker.ready else _START_TIMEOUT_SECONDS
+            limit = self._hang_timeout_seconds if worker.ready else _START_TIMEOUT_SECONDS
             if now - worker.moved_at > limit:
                 # One per round: ending it may take seconds, and requests must not wait for several.
                 self._end_hung(worker, limit)

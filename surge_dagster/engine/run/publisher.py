@@ -101,7 +101,7 @@ class Publisher:
         self._lock = threading.Lock()
         self._file_lock = threading.Lock()  # held while the file of a split partition is written
         self._split: dict[PartitionToRead, _SplitPartition] = {}
-        self._staged: set[tuple[str, int, int]] = set()  # key and rows of segments of ranges
+        self._own_ranges: set[tuple[str, int, int]] = set()  # key and rows of what this run staged
         self._error: BaseException | None = None
 
     def submit(self, encoded: EncodedSuperBatch) -> None:
@@ -220,7 +220,7 @@ class Publisher:
         with self._lock:
             if partition.range is not None:
                 stop = segment.first_row + segment.rows
-                self._staged.add((partition.key, segment.first_row, stop))
+                self._own_ranges.add((partition.key, segment.first_row, stop))
                 return False
             if partition in self._dropped:
                 self._split.pop(partition, None)
@@ -285,7 +285,7 @@ class Publisher:
         """Return how many rows of a partition other runs had staged."""
         rows = 0
         for staged in read.staged:
-            if (partition.key, staged.start, staged.stop) not in self._staged:
+            if (partition.key, staged.start, staged.stop) not in self._own_ranges:
                 rows += staged.rows
         return rows
 

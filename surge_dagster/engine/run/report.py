@@ -189,7 +189,7 @@ class OldVectorSample:
     @property
     def drifted(self) -> dict[str, float]:
         """The partitions whose vectors differ by more than the precision promises; then the run
-        reuses nothing."""
+        takes no vectors from old files."""
         return {key: cosine for key, cosine in self.cosines.items() if cosine < self.lowest_cosine}
 
     @property
@@ -215,7 +215,8 @@ class RunReport:
         texts_reused: texts whose vectors an earlier run had staged.
         costs: sums over the SuperBatches.
         compared_rows: old rows that were encoded again, to be compared; see `OldVectorSample`.
-        drifted_rows: compared rows that got another vector; the run reuses none then.
+        drifted_rows: compared rows that got another vector; then the run takes no vectors
+            from old files.
         predicted_wall_seconds: by the costs that were measured before the run, for the SuperBatches
             that it made; None until it has ended by itself, and if it encoded nothing.
         call_seconds: fixed cost of an encode call (c_ipc), as it was measured before the run.
