@@ -28,10 +28,10 @@ FLOOR = 0.99999
 TEXTS = ["", "steel bottle", "Größe 43", "the index " * 3, "word " * 90, "a", "3.14 lid and strap"]
 
 
-def _vectors(spec: EncodingSpec, task: Task, backend: str = "torch") -> np.ndarray:
+def _vectors(spec: EncodingSpec, task: Task) -> np.ndarray:
     space = replace(spec.resolve(), task=task)
     settings = BackendSettings(device="cpu", precision="fp32", threads=1)
-    loaded = load_backend(space, settings, backend)
+    loaded = load_backend(space, settings, "torch")
     assert loaded.lowest_cosine is not None and loaded.lowest_cosine >= FLOOR
     return encode_texts(loaded.backend, TEXTS, space.dimension, space.dtype)[0]
 

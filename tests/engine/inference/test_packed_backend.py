@@ -58,8 +58,8 @@ def texts(count: int = 59) -> list[str]:
     ]
 
 
-def _settings(precision: str = "fp32", token_budget: int = 200) -> BackendSettings:
-    return BackendSettings(device="cpu", precision=precision, threads=1, token_budget=token_budget)
+def _settings(precision: str = "fp32") -> BackendSettings:
+    return BackendSettings(device="cpu", precision=precision, threads=1, token_budget=200)
 
 
 def _loaded(

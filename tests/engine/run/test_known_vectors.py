@@ -115,7 +115,7 @@ def test_known_vectors_keep_their_rows_and_stay_booked(
     assert gathering.booked == 0
 
 
-def gathered(bounds: Bounds, partitions: int, *, new: int, sampled: bool = False) -> list[int]:
+def gathered(bounds: Bounds, partitions: int, *, new: int) -> list[int]:
     """Partitions in each SuperBatch, where each of ten rows has `new` rows without a vector."""
     counts: list[int] = []
     with Arena(

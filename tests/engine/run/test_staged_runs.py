@@ -34,32 +34,21 @@ ROOT = Path(__file__).parents[3]
 BIG = numbered_rows("big", 450)
 
 
-def cut_off(
-    key: str, rows: Rows, at: int, *, version: str = "v1", batch_rows: int = 7
-) -> Partition:
+def cut_off(key: str, rows: Rows, at: int, *, version: str = "v1") -> Partition:
     """A partition whose storage stops to answer at a row."""
 
     def read() -> Iterator[RowBatch]:
-        yield from partition_of(key, rows[:at], version=version, batch_rows=batch_rows).read()
+        yield from partition_of(key, rows[:at], version=version, batch_rows=7).read()
         raise OSError("the storage does not answer")
 
     return Partition(key, version, read, lambda: version)
 
 
 def leave_staged(
-    pool: EncoderPool,
-    output: Path,
-    rows: Rows,
-    at: int,
-    b_max: int = 100,
-    *,
-    version: str = "v1",
-    **options: Any,
+    pool: EncoderPool, output: Path, rows: Rows, at: int, b_max: int = 100
 ) -> list[tuple[int, int]]:
     """Run until the partition's storage stops to answer; gives the rows that are staged then."""
-    run = make_run(
-        pool, [cut_off("big", rows, at, version=version)], output, Thresholds(1, b_max), **options
-    )
+    run = make_run(pool, [cut_off("big", rows, at)], output, Thresholds(1, b_max))
     [failure] = failures(finish(run))
     assert failure.transient
     return sorted(staged(output))
