@@ -94,7 +94,7 @@ class OldRows:
     def held(self) -> int:
         return self._memory.held
 
-    def known(self, batch: RowBatch) -> Iterator[tuple[RowBatch, KnownVectors | None]]:
+    def pieces(self, batch: RowBatch) -> Iterator[tuple[RowBatch, KnownVectors | None]]:
         """Yield the next rows of the partition in pieces, with vectors of the old file."""
         row_bytes = self._space.dimension * np.dtype(self._space.dtype).itemsize
         size = max(1, _PIECE_BYTES // row_bytes)
@@ -103,7 +103,7 @@ class OldRows:
             if len(batch) > size:
                 piece = batch.rows(start, min(start + size, len(batch)))
             by_id = self._by_id(piece)
-            vectors, old_rows = self._known(piece, by_id)
+            vectors, old_rows = self._vectors(piece, by_id)
             if self._observed is not None and by_id is not None:
                 is_same = np.zeros(len(piece), np.bool_)
                 if vectors is not None:
@@ -142,7 +142,7 @@ class OldRows:
     def _by_id(self, batch: RowBatch) -> np.ndarray | None:
         return None if self._observed is None else self._observed.old_rows(batch.ids)
 
-    def _known(
+    def _vectors(
         self, batch: RowBatch, by_id: np.ndarray | None
     ) -> tuple[KnownVectors | None, np.ndarray]:
         """Return the old file's vectors of some rows, and which of its rows have them."""

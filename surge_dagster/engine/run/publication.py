@@ -138,10 +138,9 @@ class Publication:
         encoded = self.encoded
         batch = encoded.batch
         metrics = encoded.metrics
-        rows_reused = 0
-        for segment in batch.segments:
-            rows_reused += int(np.count_nonzero(batch.slot.is_known(segment.start, segment.stop)))
-        texts_encoded = encoded.published_texts - rows_reused
+        rows_reused = sum(segment.rows_reused(batch.slot) for segment in batch.segments)
+        texts = encoded.published_texts
+        texts_encoded = texts - rows_reused
         of_publishing = Costs(
             texts_encoded=texts_encoded,
             texts_deduplicated=encoded.deduplicated,
@@ -154,8 +153,8 @@ class Publication:
         return SuperBatchReport(
             index=batch.index,
             partitions=len(batch.segments),
-            texts=texts_encoded + rows_reused,
-            text_bytes=batch.slot.text_bytes * (texts_encoded + rows_reused) // max(1, batch.texts),
+            texts=texts,
+            text_bytes=batch.slot.text_bytes * texts // max(1, batch.texts),
             costs=metrics.costs.plus(of_publishing),
             truncated=self.truncated,
             fill_ratio=texts_encoded / b_min,

@@ -207,7 +207,7 @@ def _with_vectors(
         if staged is not None or old_rows is None:
             yield _Piece(rows, is_staged=staged is not None)
         else:
-            for piece, vectors in old_rows.known(rows):
+            for piece, vectors in old_rows.pieces(rows):
                 yield _Piece(piece, vectors)
 
 

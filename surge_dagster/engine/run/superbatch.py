@@ -150,13 +150,17 @@ class Segment:
             return self.carried[0].schema
         return None if self.read is None else self.read.carried_columns
 
+    def rows_reused(self, slot: Slot) -> int:
+        """Return how many of its rows have the vector of the old file."""
+        return int(np.count_nonzero(slot.is_known(self.start, self.stop)))
+
     def vector_facts(self, slot: Slot, now: str) -> VectorFacts:
         """Return where its vectors come from, once the slot was encoded.
 
         Args:
             now: the time in the form of the facts.
         """
-        reused = int(np.count_nonzero(slot.is_known(self.start, self.stop)))
+        reused = self.rows_reused(slot)
         oldest = now
         if reused and self.partition.old_file is not None:
             oldest = min(now, self.partition.old_file.facts.oldest_encoded_at)
