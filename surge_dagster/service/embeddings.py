@@ -269,13 +269,13 @@ async def create_embeddings(request: Request, body: EmbeddingRequest) -> Respons
     lane = served.queries if task == "query" else served.documents
     held = serving.held.hold(4 * len(body.input) * lane.space.dimension)
     request.state.until_sent.enter_context(held)
-    answer = Future[Encoded]()
+    future = Future[Encoded]()
     accept = partial(
         lane.accept,
         body.input,
         arrived_at=request.state.arrived_at,
         truncate=body.truncate is True,
-        answer=answer,
+        future=future,
     )
     try:
         if sum(map(len, body.input)) <= _LARGE_REQUEST:
@@ -284,9 +284,9 @@ async def create_embeddings(request: Request, body: EmbeddingRequest) -> Respons
             loop = asyncio.get_running_loop()
             await _unless_gone(request, loop.run_in_executor(serving.threads[task], accept))
         request.state.lane = lane
-        encoded = await _unless_gone(request, asyncio.wrap_future(answer))
+        encoded = await _unless_gone(request, asyncio.wrap_future(future))
     finally:
-        answer.cancel()  # which drops its texts, however far they have come
+        future.cancel()  # which drops its texts, however far they have come
     return _written(served, body, encoded)
 
 

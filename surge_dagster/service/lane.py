@@ -199,16 +199,16 @@ class _Request:
 
     encoded: Encoded
     truncate: bool
-    answer: Future[Encoded]
+    future: Future[Encoded]
     missing: int
 
     def end(self, error: Refusal | None = None) -> None:
-        if self.answer.done() or not self.answer.set_running_or_notify_cancel():
+        if self.future.done() or not self.future.set_running_or_notify_cancel():
             return  # it was cancelled, or another of its texts has failed
         if error is not None:
-            self.answer.set_exception(error)
+            self.future.set_exception(error)
         else:
-            self.answer.set_result(self.encoded)
+            self.future.set_result(self.encoded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,17 +280,17 @@ class Lane:
         *,
         arrived_at: float | None = None,
         truncate: bool = False,
-        answer: Future[Encoded] | None = None,
+        future: Future[Encoded] | None = None,
     ) -> Future[Encoded]:
         """Put the texts of a request into the queue; does not wait for their vectors.
 
         Args:
             arrived_at: on the monotonic clock, from when on the promise counts; None: now.
             truncate: whether texts longer than the model reads are cut; else they are refused.
-            answer: is returned, and may be cancelled at any time; None: a new one.
+            future: is returned, and may be cancelled at any time; None: a new one.
 
         Raises:
-            Refusal: the request cannot be answered, or not in time. The answer may end with one,
+            Refusal: the request cannot be answered, or not in time. The future may end with one,
                 too.
         """
         if arrived_at is None:
@@ -305,7 +305,7 @@ class Lane:
         read = sum(min(text.tokens, self.space.max_length) for text in tokenized)
         vectors = np.empty((len(texts), self.space.dimension), np.float32)
         encoded = Encoded(vectors, read, truncated)
-        request = _Request(encoded, truncate, answer or Future(), len(texts))
+        request = _Request(encoded, truncate, future or Future(), len(texts))
         tokens = sum(text.tokens for text in tokenized)
         with self._changed:
             self._require_in_time(tokens, arrived_at)
@@ -313,7 +313,7 @@ class Lane:
                 self._queue.append(_QueuedText(request, row, text))
             self.waiting_tokens += tokens
             self._changed.notify_all()
-        return request.answer
+        return request.future
 
     def measure_if_idle(self) -> None:
         """Encode a full pass if the promise was raised and no request waits, so that it can fall
@@ -418,7 +418,7 @@ class Lane:
         room = self._pass_tokens
         while self._queue:
             entry = self._queue[0]
-            if not entry.request.answer.done():
+            if not entry.request.future.done():
                 if self._pass and entry.text.tokens > room:
                     return
                 self._pass.append(entry)

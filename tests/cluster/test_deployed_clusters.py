@@ -129,7 +129,8 @@ def test_slurm_job_embeds_on_all_its_nodes_and_lets_no_other_user_in(
     )
     stranger = environment | of_job | {"RAY_AUTH_TOKEN": "0" * 64}
     process, log = start(network[1], "python", "-c", LISTED, env=stranger)
-    assert process.wait(timeout=400) != 0 and "nodes: " not in log.read_text()
+    assert process.wait(timeout=400) != 0
+    assert "nodes: " not in log.read_text()
 
 
 def test_skypilot_task_embeds_on_all_its_nodes_and_ends_on_each(
@@ -148,7 +149,8 @@ def test_skypilot_task_embeds_on_all_its_nodes_and_ends_on_each(
         for rank, host in enumerate(network)
     ]
     told = [ended(node) for node in nodes]
-    assert "40 partitions written" in told[0] and not any("written" in each for each in told[1:])
+    assert "40 partitions written" in told[0]
+    assert not any("written" in each for each in told[1:])
     assert_verified(catalog, output)
     address = {"RAY_ADDRESS": f"{network[0].address}:6379"}
     assert "nodes: 4" in ended(start(network[0], "python", "-c", LISTED, env=environment | address))

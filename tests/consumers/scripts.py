@@ -73,7 +73,8 @@ def follow_a_script(follower: Follower) -> Mapping[str, HandOver]:
         done[step] = follower.hand_over()
         follower.assert_equal()
         found = compare(done[step].feed, follower.target)
-        assert found.wrong == {} and found.rows_expected == found.rows_found
+        assert found.wrong == {}
+        assert found.rows_expected == found.rows_found
 
     for key in ("a", 'it\'s, 50% "ü"', "b"):
         output.write(key, TEXTS)

@@ -56,7 +56,8 @@ def test_examples_of_the_page_run(
 
     emptied = []
     run(loop, names | {"empty_your_index": lambda: emptied.append(True)})
-    assert [len(batch) for batch in batches] == [1, 3, 1, 2] * 2 and emptied == [True]
+    assert [len(batch) for batch in batches] == [1, 3, 1, 2] * 2
+    assert emptied == [True]
     run(loop, names)
     assert len(batches) == 8, "it has confirmed"
 

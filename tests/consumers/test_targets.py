@@ -55,7 +55,8 @@ def test_partition_that_cannot_be_handed_over_is_named_and_stops_no_other(
     path.write_bytes(content[:200] + b"\xff" + content[201:])
     output.write("b", {"1": "one"})
     done = follower.hand_over()
-    assert list(done.failures) == ["a"] and "partition 'a'" in str(done.failures["a"])
+    assert list(done.failures) == ["a"]
+    assert "partition 'a'" in str(done.failures["a"])
     assert follower.target.counts() == {"a": 10, "b": 1}
     assert follower.target.vectors("a", ["id-3"])["id-3"].tobytes() == before["a"]["id-3"][1]
     assert compare(done.feed, follower.target).wrong == {}
@@ -156,7 +157,8 @@ def test_vectors_changed_by_hand_are_all_found_once_a_sample_has_one(
         spoil(follower.target, (key, "id-3"))
     random.seed(2)  # draws one of them, and not all
     compared = compare(follower.hand_over().feed, follower.target)
-    assert set(compared.wrong) == set("abcde") and compared.vectors_compared == 60
+    assert set(compared.wrong) == set("abcde")
+    assert compared.vectors_compared == 60
     random.seed(2)
     assert follower.hand_over(judged=True).rows_sent == 0
     assert follower.hand_over().rows_sent == 50
@@ -279,7 +281,8 @@ def test_comparison_names_a_file_that_was_damaged_since(follower: Follower) -> N
     footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
     path.write_bytes(content[:4] + bytes(footer - 4) + content[footer:])
     found = compare(changes(follower.output.store, since=done.feed.versions), follower.target)
-    assert list(found.wrong) == ["a"] and "is damaged" in found.wrong["a"]
+    assert list(found.wrong) == ["a"]
+    assert "is damaged" in found.wrong["a"]
 
 
 def test_errors_of_lancedb_name_the_table_and_can_be_tried_again(tmp_path: Path) -> None:
@@ -304,7 +307,8 @@ def test_column_that_the_table_lacks_is_refused_by_name(follower: Follower) -> N
     follower.output.write("b", {1: "ids are numbers here"})  # pyright: ignore[reportArgumentType]
     follower.output.write("c", {"1": "one"})
     done = follower.hand_over()
-    assert list(done.failures) == ["b"] and "column 'id' is of type int" in str(done.failures["b"])
+    assert list(done.failures) == ["b"]
+    assert "column 'id' is of type int" in str(done.failures["b"])
     assert follower.target.counts() == {"a": 10, "c": 1}
 
 

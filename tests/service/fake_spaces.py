@@ -48,7 +48,7 @@ class FakeLane:
     arrived_at: float = 0.0
 
     def accept(
-        self, texts: list[str], *, answer: Future[Encoded], arrived_at: float, **_: Any
+        self, texts: list[str], *, future: Future[Encoded], arrived_at: float, **_: Any
     ) -> Future[Encoded]:
         self.arrived_at = arrived_at
         if self.failure:
@@ -57,15 +57,15 @@ class FakeLane:
             self.reached.put(texts[0])
             self.gate.wait()
         self.accepted.append(texts)
-        if answer.cancelled():
-            return answer
+        if future.cancelled():
+            return future
         if self.holds:
-            self.held.put(answer)
+            self.held.put(future)
         elif self.fails_later:
-            answer.set_exception(self.fails_later)
+            future.set_exception(self.fails_later)
         else:
-            answer.set_result(self.encoded(texts))
-        return answer
+            future.set_result(self.encoded(texts))
+        return future
 
     def encoded(self, texts: list[str]) -> Encoded:
         words = np.array([len(text.split()) for text in texts])

@@ -94,7 +94,7 @@ def test_request_cancelled_while_it_is_accepted_is_never_computed() -> None:
         gone = Future[Encoded]()
         gone.cancel()
 
-        assert lane.accept(["gone"], answer=gone) is gone
+        assert lane.accept(["gone"], future=gone) is gone
 
         assert_encoded(lane.accept(["next"]).result(), ["next"])
         assert lane.texts == 1

@@ -123,7 +123,8 @@ def test_service_says_what_it_serves_and_answers_on_a_unix_socket(
     server.should_exit = True
     thread.join()
     assert said.get(timeout=60) == "stopped"
-    assert spaces.calls == ["start", "close"] and frozen == [["start"]]
+    assert spaces.calls == ["start", "close"]
+    assert frozen == [["start"]]
     assert os.environ.pop("TOKENIZERS_PARALLELISM") == "false"
 
 
@@ -165,6 +166,7 @@ def test_what_waits_when_the_drain_ends_is_told_to_come_back() -> None:
         future = lane.held.get(timeout=60)
         service.server.should_exit = True
         head, _, body = read_all(client).partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 503") and b"retry-after-ms: " in head
+    assert head.startswith(b"HTTP/1.1 503")
+    assert b"retry-after-ms: " in head
     assert json.loads(body)["error"]["code"] == "shutting_down"
     assert future.cancelled()

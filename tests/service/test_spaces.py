@@ -148,7 +148,7 @@ def test_pool_that_fails_soon_after_it_was_loaded_is_loaded_after_a_pause(tmp_pa
 
         assert not spaces._lanes
         with pytest.raises(Refusal) as refused:
-            failed.accept(["a"])
+            failed.accept(["a"]).result()
         assert refused.value.status == 503
         spaces._load_again_at.clear()  # the pause is over
         until(lambda: spaces.is_ready)

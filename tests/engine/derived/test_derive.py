@@ -97,10 +97,8 @@ def test_damaged_file_of_the_parent_fails_its_partition_alone(made: Spaces) -> N
     made.file(MODEL, "c").write_bytes(b"nothing")
     outcomes = derive(made, "float16")
     assert outcomes["a"] == "derived"
-    assert (
-        "b.parquet' cannot be read because it is damaged" in outcomes["b"]
-        and "embed" in outcomes["b"]
-    )
+    assert "b.parquet' cannot be read because it is damaged" in outcomes["b"]
+    assert "embed" in outcomes["b"]
     assert "c.parquet' cannot be read because it is damaged" in outcomes["c"]
     assert [
         path.name for path in file_of(made, run(made, "float16").space, "a").parent.glob("*.p*")
@@ -113,8 +111,10 @@ def test_file_of_the_parent_that_cannot_be_read_fails_its_partition_alone(
 ) -> None:
     make_unreadable(monkeypatch, "/b.parquet")
     outcomes = derive(made, dtype)
-    assert (outcomes["a"], outcomes["c"]) == ("derived", "derived")
-    assert "partition 'b'" in outcomes["b"] and "Permission denied" in outcomes["b"]
+    assert outcomes["a"] == "derived"
+    assert outcomes["c"] == "derived"
+    assert "partition 'b'" in outcomes["b"]
+    assert "Permission denied" in outcomes["b"]
     monkeypatch.undo()
     assert derive(made, dtype) == {"a": "fresh", "b": "derived", "c": "fresh"}
     own = file_of(made, run(made, dtype).space, "b")
@@ -134,7 +134,8 @@ def test_file_that_cannot_be_written_fails_its_partition_by_key(
 
     monkeypatch.setattr("surge_dagster.engine.derived.derive.write_rows", fail)
     outcomes = derive(made, "float16")
-    assert list(outcomes) == list(KEYS) and not {"derived", "fresh"} & set(outcomes.values())
+    assert list(outcomes) == list(KEYS)
+    assert not {"derived", "fresh"} & set(outcomes.values())
     monkeypatch.undo()
     assert derive(made, "float16") == dict.fromkeys(KEYS, "derived")
 
@@ -146,10 +147,8 @@ def test_vector_that_is_zero_in_the_kept_dimensions_is_refused(made: Spaces) -> 
 
     rewrite(made.file(MODEL, "b"), lambda table: with_vectors(table, empty_the_beginning))
     outcomes = derive(made, "float32", 8)
-    assert (
-        outcomes["b"].startswith("partition 'b', row 5: its vector has length 0.0000")
-        and outcomes["a"] == "derived"
-    )
+    assert outcomes["b"].startswith("partition 'b', row 5: its vector has length 0.0000")
+    assert outcomes["a"] == "derived"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "binary"])
@@ -167,12 +166,14 @@ def test_files_of_removed_partitions_are_reported_or_deleted(made: Spaces) -> No
     made.file(MODEL, "b").unlink()
     kept = run(made)
     list(kept.events())
-    assert kept.report.partitions_removed == ["b"] and file_of(made, kept.space, "b").exists()
+    assert kept.report.partitions_removed == ["b"]
+    assert file_of(made, kept.space, "b").exists()
     deleting = run(made, removed="delete")
     list(deleting.events(["a"]))
     assert deleting.report.partitions_removed == [], "the whole space was not looked at"
     list(deleting.events())
-    assert not file_of(made, kept.space, "b").exists() and file_of(made, kept.space, "a").exists()
+    assert not file_of(made, kept.space, "b").exists()
+    assert file_of(made, kept.space, "a").exists()
 
 
 def test_ranges_are_found_once_and_are_part_of_the_space(made: Spaces) -> None:

@@ -55,7 +55,9 @@ def test_best_hit_of_a_text_in_a_derived_space_is_its_own_row(
     space = derived(made, dtype, 16 if dtype == "binary" else 8)
     text = numbered_rows("b", ROWS)[17][1]
     [hits] = search(made.store, hash_pool, [text], 3, space)
-    assert (hits[0].key, hits[0].id, hits[0].text) == ("b", "id-17", text)
+    assert hits[0].key == "b"
+    assert hits[0].id == "id-17"
+    assert hits[0].text == text
     least = {"binary": 0.6, "int8": 0.999}.get(dtype, 0.99999)
     assert least < hits[0].score < 1.00001
 
@@ -98,9 +100,8 @@ def test_loading_gives_the_stored_vectors(
 def test_complete_derived_space_is_verified_and_can_become_current(made: Spaces) -> None:
     space = derived(made, "binary")
     *_, compared = verify(made.source, made.store, space)
-    assert violations(made, space) == [] and compared == Compared(
-        ROWS * len(KEYS), len(KEYS), 0, None
-    )
+    assert violations(made, space) == []
+    assert compared == Compared(ROWS * len(KEYS), len(KEYS), 0, None)
     assert switch_space(made.source, made.store, space).current.space == space.name
     assert open_embeddings(made.store).space.name == space.name
 
@@ -140,7 +141,8 @@ def test_vectors_that_do_not_follow_from_the_parent_are_found(
     space = derived(made)
     spoil(made.file(MODEL, "b"), made.root / "output" / space.name / "b.parquet")
     [violation] = violations(made, space)
-    assert (violation.key, violation.kind) == ("b", "vectors")
+    assert violation.key == "b"
+    assert violation.kind == "vectors"
     assert finding in violation.finding
     with pytest.raises(SwitchRefused, match="1 vectors: 'b'"):
         switch_space(made.source, made.store, space)

@@ -66,7 +66,8 @@ def test_chain_of_change_files_leads_from_one_version_to_a_later_one(store: Loca
     read = [files.read(file).to_pylist() for file in chain]
     assert read == [["1", "2"], ["9"]]
     assert files.chain(THIRD, THIRD) == []
-    assert files.chain(THIRD, SECOND) is None and files.chain(FOURTH, THIRD) is None
+    assert files.chain(THIRD, SECOND) is None
+    assert files.chain(FOURTH, THIRD) is None
 
 
 @pytest.mark.parametrize("fault", ["cut off", "flipped", "renamed"])

@@ -93,7 +93,8 @@ def test_consumer_that_keeps_its_own_versions_needs_no_name(output: Output) -> N
         feed.confirm()
     output.write("a", {**TEXTS, "id-1": "edited"})
     again = output.feed(None, since=feed.versions)
-    assert apply(again, target) == [("put", "a", "id-1")] and again.versions == output.versions
+    assert apply(again, target) == [("put", "a", "id-1")]
+    assert again.versions == output.versions
     with pytest.raises(ConfigError, match="the consumer is missing"):
         output.feed(None)
 

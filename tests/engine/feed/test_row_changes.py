@@ -54,7 +54,8 @@ def test_row_takes_the_vector_of_its_own_id_where_texts_are_equal(
 ) -> None:
     output.embed([("a", "equal"), ("b", "equal"), ("c", "other")], changes=True)
     output.embed([("b", "equal"), ("c", "other"), ("a", "equal")], changes=True)
-    assert row_changes[-1] is not None and row_changes[-1].is_changed.tolist() == [False] * 3
+    assert row_changes[-1] is not None
+    assert row_changes[-1].is_changed.tolist() == [False] * 3
 
 
 def test_rows_whose_old_vectors_are_not_trusted_have_changed(
@@ -63,7 +64,8 @@ def test_rows_whose_old_vectors_are_not_trusted_have_changed(
     output.embed(ROWS, changes=True)
     rewrite(output.path, lambda table: with_vectors(table, lambda matrix: matrix[:, ::-1]))
     output.embed(ROWS[1:], changes=True)
-    assert row_changes[-1] is not None and set(row_changes[-1].is_changed.tolist()) == {True}
+    assert row_changes[-1] is not None
+    assert set(row_changes[-1].is_changed.tolist()) == {True}
 
 
 def test_all_rows_of_a_split_partition_change_if_its_vectors_are_not_trusted(
@@ -89,7 +91,8 @@ def test_rows_that_were_encoded_again_have_changed(
 ) -> None:
     output.embed(ROWS, changes=True)
     output.embed(ROWS, changes=True, force=True)
-    assert row_changes[-1] is not None and set(row_changes[-1].is_changed.tolist()) == {True}
+    assert row_changes[-1] is not None
+    assert set(row_changes[-1].is_changed.tolist()) == {True}
 
 
 @pytest.mark.parametrize("kind", VALUES)

@@ -89,7 +89,8 @@ def test_run_without_anything_to_encode_has_no_prediction(priced_pool: Any, tmp_
     finish_learning(priced_pool, [30], tmp_path)
     again = finish_learning(priced_pool, [30], tmp_path)
     assert again.report.superbatches == 0
-    assert again.report.predicted_wall_seconds is None and again.report.prediction_error is None
+    assert again.report.predicted_wall_seconds is None
+    assert again.report.prediction_error is None
 
 
 def test_pool_that_goes_on_predicts_its_next_run_by_the_last_one(
@@ -114,7 +115,8 @@ def test_run_teaches_the_costs_of_publishing_to_its_store(priced_pool: Any, tmp_
     rows = priced_pool.calibration.observations("io local")
     assert [row[0] for row in rows] == [1, 2, 1]  # files of each SuperBatch
     costs = known_costs(priced_pool, open_store(tmp_path)).io
-    assert costs.publish.sum() > 0 and costs.read.sum() > 0
+    assert costs.publish.sum() > 0
+    assert costs.read.sum() > 0
 
 
 def test_log_predicts_all_superbatches_and_keeps_the_newest(
@@ -137,9 +139,13 @@ def test_only_texts_that_were_encoded_count() -> None:
     [call] = calls_of(
         [superbatch_of(texts_encoded=80, texts_deduplicated=32, texts_computed=50, tokens=600)]
     )
-    assert (call.texts, call.text_bytes, call.tokens, call.equal_texts) == (50, 3_854, 600, 32)
+    assert call.texts == 50
+    assert call.text_bytes == 3_854
+    assert call.tokens == 600
+    assert call.equal_texts == 32
     speed = Speed(0.0, 1.0).of_texts([call])
-    assert (speed.equal_share, speed.tokens_per_text) == (32 / 82, 12)
+    assert speed.equal_share == 32 / 82
+    assert speed.tokens_per_text == 12
     assert calls_of([superbatch_of(texts_encoded=0, texts_computed=0)]) == []
 
 

@@ -134,6 +134,7 @@ def test_speedup_grows_with_alpha_and_with_fewer_flushes(
 ) -> None:
     flushes = min(flushes, partitions)
     gain = speedup(alpha, flushes, partitions)
-    assert gain * (1 + 1e-9) >= 1 and gain <= partitions / flushes * (1 + 1e-9)  # corollary 2
+    assert gain * (1 + 1e-9) >= 1
+    assert gain <= partitions / flushes * (1 + 1e-9)  # corollary 2
     assert speedup(alpha + more, flushes, partitions) >= gain * (1 - 1e-9)
     assert speedup(alpha, max(1, flushes - fewer), partitions) >= gain * (1 - 1e-9)

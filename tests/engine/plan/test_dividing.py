@@ -32,7 +32,8 @@ def test_last_range_takes_the_few_rows_that_remain(
     while not ranges or ranges[-1][1] < rows:
         start = ranges[-1][1] if ranges else 0
         part = range_from(partition, start, 250)
-        assert (part.key, part.source_version) == ("k", "v1")
+        assert part.key == "k"
+        assert part.source_version == "v1"
         ranges.append((part.start, part.stop))
     assert ranges == expected
 

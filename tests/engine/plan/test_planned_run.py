@@ -67,7 +67,8 @@ def test_plan_has_the_texts_and_tokens_of_its_own_catalog(
             priced_pool, listed(catalog), tmp_path / str(attempt)
         )
         assert planned.tokens == pytest.approx(report.costs.tokens, rel=1e-3)
-        assert planned.tokens_counted and planned.texts_encoded == report.texts_encoded == 590
+        assert planned.tokens_counted
+        assert planned.texts_encoded == report.texts_encoded == 590
         assert planned.superbatches == report.superbatches
         computed = C_IPC * report.superbatches + C_TEXT * report.costs.texts_computed
         assert planned.forecast.encode_seconds == pytest.approx(computed, rel=1e-3)
@@ -86,11 +87,13 @@ def test_texts_that_the_old_files_have_are_no_work(priced_pool: Any, tmp_path: P
     catalog["b"] = [*catalog["b"], *numbered_rows("b", 7, start=40)]
     planned, report = planned_and_embedded(priced_pool, listed(catalog, "v2"), tmp_path)
     assert planned.tokens == pytest.approx(report.costs.tokens, rel=0.05)
-    assert planned.texts_encoded == report.texts_encoded and 20 < report.texts_encoded < 60
+    assert planned.texts_encoded == report.texts_encoded
+    assert 20 < report.texts_encoded < 60
     assert planned.texts == planned.rows_reused + planned.texts_encoded == 1_356
     assert planned.superbatches == report.superbatches
     fresh, _ = planned_and_embedded(priced_pool, listed(catalog, "v2"), tmp_path)
-    assert (fresh.partitions_fresh, fresh.partitions) == (3, 0)
+    assert fresh.partitions_fresh == 3
+    assert fresh.partitions == 0
 
 
 def test_changes_of_many_partitions_are_estimated_from_some_of_them(
@@ -146,4 +149,5 @@ def test_partitions_that_a_run_refuses_are_no_work(priced_pool: Any, tmp_path: P
         planned, report = planned_and_embedded(priced_pool, partitions, tmp_path)
         assert planned.texts == report.texts_encoded == expected
         refused, failed = map(list, (planned.partitions_refused, report.partitions_failed))
-        assert sorted(refused, key=str) == sorted(failed, key=str) and len(refused) == 2
+        assert sorted(refused, key=str) == sorted(failed, key=str)
+        assert len(refused) == 2

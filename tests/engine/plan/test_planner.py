@@ -73,7 +73,8 @@ def test_equal_texts_take_no_time_of_a_worker() -> None:
     assert planned.forecast.wall_seconds == 1 + 400 * 0.25
     assert planned.tokens == 18_800 * encode.tokens_per_byte
     assert planned.fleet is not None
-    assert (planned.fleet.workers, planned.fleet.wall_seconds) == (1, planned.forecast.wall_seconds)
+    assert planned.fleet.workers == 1
+    assert planned.fleet.wall_seconds == planned.forecast.wall_seconds
     assert planned.paper.partition_by_partition_seconds == 4 * (1 + 100 * 0.25)
     assert planned.paper.speedup == pytest.approx(104 / 101)
     assert planned.paper.break_even_texts == pytest.approx(4.0)
@@ -91,15 +92,16 @@ def test_document_of_a_plan_has_the_names_of_the_report() -> None:
 
 def test_plan_of_an_empty_catalog_is_zero() -> None:
     planned = plan([], [], run_costs(), PAPER, goals=Goals(1.0, deadline_seconds=60))
-    assert (planned.texts, planned.superbatches, planned.forecast.wall_seconds) == (0, 0, 0.0)
-    assert (
-        planned.cost_per_million_texts is None
-        and planned.fleet is not None
-        and planned.fleet.workers == 1
-    )
+    assert planned.texts == 0
+    assert planned.superbatches == 0
+    assert planned.forecast.wall_seconds == 0.0
+    assert planned.cost_per_million_texts is None
+    assert planned.fleet is not None
+    assert planned.fleet.workers == 1
     planned = plan([0, 0], [0, 0], run_costs(per_file=0.25), PAPER)
     # nothing to encode, two files
-    assert (planned.superbatches, planned.forecast.wall_seconds) == (1, 0.5)
+    assert planned.superbatches == 1
+    assert planned.forecast.wall_seconds == 0.5
 
 
 class TestForecast:
@@ -155,7 +157,8 @@ class TestFleet:
 
     def test_fewest_workers_that_end_in_time(self) -> None:
         fleet = size_fleet(self.MODEL, 1_000_000, 100, 10.0, 120.0, workers_per_machine=None)
-        assert (fleet.workers, fleet.machines) == (10, 1)
+        assert fleet.workers == 10
+        assert fleet.machines == 1
         assert fleet.wall_seconds == pytest.approx(120.0)
 
     def test_machines_get_as_many_workers_as_their_storage_serves(self) -> None:
@@ -168,7 +171,8 @@ class TestFleet:
         assert planned.workers_per_machine == 4
         assert planned.fleet is not None
         # ten are enough, each machine has as many
-        assert (planned.fleet.workers, planned.fleet.machines) == (12, 3)
+        assert planned.fleet.workers == 12
+        assert planned.fleet.machines == 3
 
     def test_bandwidth_is_what_publishing_showed(self) -> None:
         costs = run_costs(Speed.given(0.0, 1e-3, 1), per_file=25.0)
@@ -201,7 +205,8 @@ def test_memory_of_a_plan_is_that_of_three_superbatches() -> None:
     one = plan([1_000], [47_000], run_costs(), bounds, memory=memory)
     three = plan([1_000] * 3, [47_000] * 3, run_costs(), bounds, memory=memory)
     many = plan([1_000] * 50, [47_000] * 50, run_costs(), bounds, memory=memory)
-    assert one.peak_resident_bytes and three.peak_resident_bytes
+    assert one.peak_resident_bytes
+    assert three.peak_resident_bytes
     assert memory.reader + VECTOR * 1_000 < one.peak_resident_bytes < three.peak_resident_bytes
     assert many.peak_resident_bytes == three.peak_resident_bytes <= memory.limit
     assert many.memory_limit_bytes == memory.limit == 1 << 30

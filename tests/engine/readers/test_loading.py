@@ -53,7 +53,9 @@ def test_every_row_is_loaded_with_its_partition_and_its_own_vector(
 ) -> None:
     opened = open_embeddings(output.root)
     assert opened.keys() == sorted(KEYS)
-    assert (opened.space, opened.dimension, opened.rows) == (output.space, 16, 20_008)
+    assert opened.space == output.space
+    assert opened.dimension == 16
+    assert opened.rows == 20_008
     table = load(opened)
     assert table.column_names == ["partition", "id", "text", "embedding"]
     assert table.num_rows == 20_008
@@ -228,7 +230,8 @@ def test_file_that_changed_before_its_footer_was_read_is_an_error(
             TransientError, match=r"partition 'a': .* was replaced or removed .* Open them again"
         ):
             opened.lazy(partitions)
-    assert (opened.keys(), opened.rows) == (["b"], 2)
+    assert opened.keys() == ["b"]
+    assert opened.rows == 2
 
 
 class TestBucket:

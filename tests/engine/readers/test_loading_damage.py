@@ -47,7 +47,8 @@ class TestSpaces:
 
     def test_space_without_partitions_loads_empty(self, output: Output) -> None:
         opened = open_embeddings(output.root)
-        assert (opened.keys(), opened.rows) == ([], 0)
+        assert opened.keys() == []
+        assert opened.rows == 0
         assert opened.lazy().collect().shape == (0, 3)
         assert opened.dataset().count_rows() == 0
 

@@ -35,10 +35,13 @@ def test_complete_space_becomes_current_and_can_be_switched_back(made: Spaces) -
         first
     )
     switched = switch_space(made.source, made.store, made.of("hash://24"))
-    assert (switched.current, switched.changed) == (CurrentSpace(second, first, 2), True)
-    assert (switched.partitions, switched.rows) == (len(KEYS), ROWS * len(KEYS))
+    assert switched.current == CurrentSpace(second, first, 2)
+    assert switched.changed
+    assert switched.partitions == len(KEYS)
+    assert switched.rows == ROWS * len(KEYS)
     again = switch_space(made.source, made.store, made.of("hash://24"))
-    assert (again.current, again.changed) == (switched.current, False)
+    assert again.current == switched.current
+    assert not again.changed
     back = switch_space(made.source, made.store, made.of("hash://16"))
     assert read_current(made.store) == back.current == CurrentSpace(first, second, 3)
 

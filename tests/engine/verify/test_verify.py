@@ -168,7 +168,8 @@ def test_rows_that_are_encoded_again_are_drawn_anew_each_time(
         drawn.add(repr(last))
     assert len(drawn) > 1
     *_, again = verify(source, store, pool.space, pool=pool, reencode=1, seed=5)
-    assert isinstance(again, Compared) and again.seed == 5
+    assert isinstance(again, Compared)
+    assert again.seed == 5
 
 
 def test_source_that_cannot_be_read_now_is_a_violation(
@@ -248,7 +249,9 @@ def test_changed_row_is_found_and_named(
 ) -> None:
     rewrite(output_file(copy, pool), change)
     [violation] = violations(copy, pool)
-    assert (violation.key, violation.kind) == ("a", kind) and reason in violation.reason
+    assert violation.key == "a"
+    assert violation.kind == kind
+    assert reason in violation.reason
 
 
 def test_swapped_vectors_are_found_when_all_rows_are_encoded_again(
@@ -257,7 +260,9 @@ def test_swapped_vectors_are_found_when_all_rows_are_encoded_again(
     rewrite(output_file(copy, pool), lambda table: swap(table, "embedding", 3, 4))
     assert violations(copy, pool) == [], "only encoding again can find it"
     [violation] = violations(copy, pool, reencode=None)
-    assert (violation.key, violation.kind) == ("a", "vectors") and "row 3" in violation.reason
+    assert violation.key == "a"
+    assert violation.kind == "vectors"
+    assert "row 3" in violation.reason
 
 
 @pytest.mark.parametrize("metadata", ["kept", "lost"])
@@ -290,7 +295,9 @@ def test_dimension_and_rows_are_those_of_the_file_not_of_its_metadata(
     else:
         pq.write_table(change(pq.read_table(path)).replace_schema_metadata(None), path)
     [reported] = violations(copy, pool)
-    assert (reported.key, reported.kind) == ("a", kind) and found in reported.reason
+    assert reported.key == "a"
+    assert reported.kind == kind
+    assert found in reported.reason
 
 
 def test_metadata_that_are_missing_or_name_another_dimension_are_found(
@@ -331,12 +338,10 @@ def test_refused_partition_is_a_violation_also_without_a_file(
     assert kinds(copy, pool) == [("a", "ids")]
     output_file(copy, pool).unlink()
     [refused] = violations(copy, pool)
-    assert (refused.key, refused.kind, refused.is_warning, refused.has_no_file) == (
-        "a",
-        "refused",
-        False,
-        True,
-    )
+    assert refused.key == "a"
+    assert refused.kind == "refused"
+    assert not refused.is_warning
+    assert refused.has_no_file
     assert "row 39" in refused.reason
 
 
@@ -354,7 +359,9 @@ def test_file_of_a_removed_partition_is_a_violation(copy: Path, pool: EncoderPoo
     list(derive.events())
     shutil.rmtree(copy / "catalog" / "partition=a")
     [orphan] = violations(copy, pool)
-    assert (orphan.key, orphan.kind, orphan.is_warning) == ("a", "orphan", False)
+    assert orphan.key == "a"
+    assert orphan.kind == "orphan"
+    assert not orphan.is_warning
     deletion = (
         "by hand, or with `surge-dagster embed --removed-partitions delete` (refused if many "
         "partitions were removed)"
