@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.lanes import until
+from tests.waiting import until
 
 ROOT = Path(__file__).parent.parent.parent
 _NUMBERS = itertools.count(1)

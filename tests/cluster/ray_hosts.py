@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.cluster.hosts import Host, hosts
 from tests.cluster.servers import Bucket
 from tests.extras import require
-from tests.service.lanes import until
+from tests.waiting import until
 
 MODEL = "hash://64"
 BIN = Path(sys.executable).parent

@@ -18,7 +18,7 @@ import pytest
 from benchmarks.synthetic import build_synthetic_catalog
 from tests.cluster.hosts import Host, parquet_files
 from tests.cluster.ray_hosts import MACHINE, RayHosts, ray_hosts
-from tests.service.lanes import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 

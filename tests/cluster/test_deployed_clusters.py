@@ -16,7 +16,7 @@ import yaml
 from benchmarks.synthetic import build_synthetic_catalog
 from tests.cluster.hosts import Host, hosts
 from tests.extras import require
-from tests.service.lanes import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 

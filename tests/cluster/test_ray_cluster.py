@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.synthetic import build_synthetic_catalog
 from tests.cluster.ray_hosts import BIN, MACHINE, MODEL, RayHosts, ray_hosts
-from tests.service.lanes import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 

@@ -11,7 +11,7 @@ import pytest
 
 from surge_dagster.orchestration import events as events_module
 from surge_dagster.orchestration.events import BATCH_EVENTS, EventWriter
-from tests.service.lanes import until
+from tests.waiting import until
 
 Store = Callable[[Sequence[int]], None]
 

@@ -21,7 +21,7 @@ from surge_dagster.orchestration.heartbeats import (
 )
 from surge_dagster.orchestration.launch import job_of
 from tests.dagster.conftest import NAMES, Workbench, execute, run_op, tick_for_a_minute
-from tests.service.lanes import until
+from tests.waiting import until
 
 STARTED, CANCELING, QUEUED = (
     dg.DagsterRunStatus[name] for name in ("STARTED", "CANCELING", "QUEUED")

@@ -1,10 +1,8 @@
-"""Lanes over real pools of the hash model, and waits for a state."""
+"""Lanes over real pools of the hash model."""
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,14 +29,6 @@ def open_lane(
         yield lane
     finally:
         lane.close()
-
-
-def until(holds: Callable[[], object], seconds: float = 60) -> None:
-    """Wait for a state; fails when it does not come within these seconds."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "the state did not come"
-        threading.Event().wait(0.005)
 
 
 def assert_encoded(encoded: Encoded, texts: list[str]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.model.spec import EncodingSpec
-from tests.service.lanes import until
+from tests.waiting import until
 
 SPEC = EncodingSpec("hash://16", document_prompt="keep: ", query_prompt="find: ")
 _PATHS = {"query": "/v1/embeddings", "document": "/documents/v1/embeddings"}

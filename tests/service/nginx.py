@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.lanes import until
 from tests.service.service_process import free_port
+from tests.waiting import until
 
 _CONFIG = Path(__file__).parents[2] / "deploy" / "nginx" / "nginx.conf"
 _PLACES = "/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin"

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from surge_dagster.service.spaces import QUERY_NICENESS
-from tests.service.lanes import until
+from tests.waiting import until
 
 
 class ServiceProcess:

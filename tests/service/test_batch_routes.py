@@ -15,9 +15,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.service.fake_spaces import FakeSpaces
-from tests.service.lanes import until
 from tests.service.running import client_of, serving
 from tests.service.test_batches import QUERIES, line, served, vector
+from tests.waiting import until
 
 
 @pytest.mark.parametrize("root", ["/v1", "/documents/v1"])

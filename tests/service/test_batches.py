@@ -28,7 +28,7 @@ from surge_dagster.service.records import FileObject
 from surge_dagster.service.spaces import LaneSettings
 from tests.engine.encoder.conftest import faulty_workers
 from tests.service.fake_spaces import FakeSpaces, vectors_of
-from tests.service.lanes import until
+from tests.waiting import until
 
 __all__ = ["faulty_workers"]
 
@@ -307,7 +307,7 @@ import sys
 import threading
 from pathlib import Path
 from surge_dagster.service.batches import Batches
-from tests.service.lanes import until
+from tests.waiting import until
 from tests.service.test_batches import served
 
 folder = Path(sys.argv[1])

@@ -14,10 +14,10 @@ from surge_dagster.engine.output.current_space import read_current, write_curren
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.store import open_store
 from tests.engine.runs import finish, in_memory, make_run
-from tests.service.lanes import until
 from tests.service.load import SPEC, Load
 from tests.service.service_process import service_process
 from tests.small_catalogs import Rows, numbered_rows
+from tests.waiting import until
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 

@@ -16,7 +16,8 @@ import pytest
 from surge_dagster.service.errors import Refusal
 from surge_dagster.service.lane import MARGIN, Encoded, Lane, Promise
 from tests.engine.encoder.conftest import faulty_workers
-from tests.service.lanes import assert_encoded, open_lane, texts_of, until
+from tests.service.lanes import assert_encoded, open_lane, texts_of
+from tests.waiting import until
 
 __all__ = ["faulty_workers"]
 

@@ -14,8 +14,8 @@ from starlette.testclient import TestClient
 
 from surge_dagster.service.embeddings import MAX_TEXTS, Embedding
 from tests.service.fake_spaces import FakeSpaces
-from tests.service.lanes import until
 from tests.service.running import Running, client_of, connected, read_all, read_answer, running
+from tests.waiting import until
 
 LIMIT = 2_000
 GOOD = b'{"model":"current","input":"red"}'

@@ -18,11 +18,11 @@ import openai
 import pytest
 
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
-from tests.service.lanes import until
 from tests.service.load import SPEC
 from tests.service.nginx import documented_proxy
 from tests.service.service_process import service_process
 from tests.service.test_chaos import embed
+from tests.waiting import until
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 

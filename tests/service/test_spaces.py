@@ -33,9 +33,9 @@ from surge_dagster.service.spaces import (
     start_lanes,
 )
 from tests.engine.runs import finish, in_memory, make_run
-from tests.service.lanes import until
 from tests.small_catalogs import numbered_rows, read_embedded
 from tests.spaces import Spaces
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

@@ -4,8 +4,7 @@ answered at once."""
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from tests.engine.encoder.conftest import column, encode, tiny_model
 from tests.engine.encoder.held_backend import FIRST_TEXTS, SECOND_TEXTS
 from tests.engine.runs import in_memory, make_run, of_kind, receipts
 from tests.small_catalogs import numbered_rows
+from tests.waiting import until
 
 _MOST_SECONDS = 60.0
 _ONE_PARTITION_EACH = Thresholds(b_min=1, b_max=100)
@@ -33,7 +33,7 @@ class HeldPool:
     folder: Path
 
     def wait_for(self, name: str) -> None:
-        wait_until((self.folder / name).exists)
+        until((self.folder / name).exists)
 
     def go_on(self, texts: int) -> None:
         (self.folder / f"go-on-{texts}").touch()
@@ -44,13 +44,6 @@ class HeldPool:
             self.wait_for(f"tokenized-{SECOND_TEXTS}")
         finally:
             self.go_on(FIRST_TEXTS)
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + _MOST_SECONDS
-    while not holds():
-        assert time.monotonic() < end, "the worker did not come so far"
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module", params=sorted(REGISTERED_BACKENDS))
