@@ -117,6 +117,7 @@ def describe_model(folder: Path, trusted: str | None = None) -> ModelFacts:
     """Read a model folder's configs, and compute the digest of its files."""
     code = trusted_code(folder, trusted)
     modules = _read_modules(folder, with_code=code is not None)
+    _refuse_routers(folder, modules)
     own = read_document(folder / CONFIG_FILE) or {}
     digest = model_digest(_model_files(folder, modules), folder, code)
     root = modules[0].folder
@@ -132,6 +133,15 @@ def describe_model(folder: Path, trusted: str | None = None) -> ModelFacts:
         normalizes=any(module.kind == "Normalize" for module in modules),
         dimension=_dimension(folder, modules, config, own),
     )
+
+
+def _refuse_routers(folder: Path, modules: list[ModelModule]) -> None:
+    for module in modules:
+        if module.kind in _ROUTERS:
+            raise ConfigError(
+                f"{folder} has a {module.kind}, which sends queries through modules of their own; "
+                "use another model"
+            )
 
 
 def _model_files(folder: Path, modules: list[ModelModule]) -> set[Path]:
@@ -183,11 +193,6 @@ def _read_modules(folder: Path, with_code: bool = False) -> list[ModelModule]:
     for module_type, _ in links:
         if not with_code:
             _require_library(listing, module_type)
-        if _kind(module_type) in _ROUTERS:
-            raise ConfigError(
-                f"{listing} lists a {_kind(module_type)}, which sends queries through modules of "
-                "their own; use another model"
-            )
     return [_module(_kind(module_type), place) for module_type, place in links]
 
 

@@ -258,12 +258,19 @@ def test_model_with_a_route_for_queries_is_refused(small_model: Path, kind: str)
         EncodingSpec(str(small_model)).resolve()
 
 
-def test_cached_model_with_a_module_outside_sentence_transformers_is_not_downloaded_again(
-    hub_home: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("evil.Pooling", r"'evil\.Pooling'"),
+        ("sentence_transformers.models.Router", "modules of their own"),
+    ],
+)
+def test_cached_model_that_is_refused_is_not_downloaded_again(
+    hub_home: Path, monkeypatch: pytest.MonkeyPatch, kind: str, reason: str
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    _replace_pooling_type(hub_home, "evil.Pooling")
-    with pytest.raises(ConfigError, match=r"'evil\.Pooling'"):
+    _replace_pooling_type(hub_home, kind)
+    with pytest.raises(ConfigError, match=reason):
         EncodingSpec().resolve()
 
 
