@@ -19,12 +19,11 @@ from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.store.local_upload import (
     TEMP_PREFIX,
     LocalUpload,
-    is_hidden,
     remove_dead_temp_files,
     storage_errors,
     stored_object,
 )
-from surge_dagster.engine.store.store import ObjectEnd, Store, StoredObject
+from surge_dagster.engine.store.store import ObjectEnd, Store, StoredObject, is_hidden
 from surge_dagster.engine.support.keys import is_text
 
 # More than the resolution of any disk's clock: a file replaced within that keeps its modification
@@ -141,7 +140,7 @@ class LocalStore(Store):
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
         try:
             with os.scandir(self.root / folder) as entries:
-                visible = [entry for entry in entries if not entry.name.startswith(".")]
+                visible = [entry for entry in entries if not is_hidden(entry.name)]
                 return [entry for entry in visible if is_text(entry.name)]
         except (FileNotFoundError, NotADirectoryError):
             return []

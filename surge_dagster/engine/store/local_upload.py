@@ -18,7 +18,7 @@ from types import TracebackType
 import pyarrow as pa
 
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
-from surge_dagster.engine.store.store import StoredObject, Upload
+from surge_dagster.engine.store.store import StoredObject, Upload, is_hidden
 
 TEMP_PREFIX = ".tmp-"
 LOCK_NAME = ".lock"
@@ -142,12 +142,6 @@ def remove_dead_temp_files(folder: Path) -> None:
 
 def stored_object(name: str, status: os.stat_result) -> StoredObject:
     return StoredObject(name, status.st_size, str(status.st_mtime_ns))
-
-
-def is_hidden(name: str) -> bool:
-    """Whether a name lies in a hidden folder at the root: such folders come and go with their
-    files."""
-    return name.startswith(".")
 
 
 @contextlib.contextmanager

@@ -31,10 +31,8 @@ from surge_dagster.engine.store.object_reader import (
 )
 from surge_dagster.engine.store.object_upload import PIECE_BYTES, ObjectUpload
 from surge_dagster.engine.store.requests import Requests
-from surge_dagster.engine.store.store import ObjectEnd, Store, StoredObject, plain_etag
+from surge_dagster.engine.store.store import ObjectEnd, Store, StoredObject, is_hidden, plain_etag
 from surge_dagster.engine.support.urls import is_bare, split_url
-
-_HIDDEN = "."
 
 
 class ObjectStore(Store):
@@ -71,7 +69,7 @@ class ObjectStore(Store):
         base = f"{prefix}/" if prefix else ""
 
         def request() -> list[tuple[str, int, str]]:
-            if deep or begin:
+            if deep:
                 first = base + begin
                 offset = first if begin else None
                 chunks = obstore.list(self._store, prefix=prefix or None, offset=offset)
@@ -83,7 +81,7 @@ class ObjectStore(Store):
 
         for path, size, etag in self._requests.send(f"LIST {base}", request):
             inner = path.removeprefix(base)
-            if hidden or not any(part.startswith(_HIDDEN) for part in inner.split("/")):
+            if hidden or not any(map(is_hidden, inner.split("/"))):
                 yield StoredObject(path.removeprefix(self._prefix), size, etag)
 
     def folders(self) -> Sequence[str]:
@@ -93,7 +91,7 @@ class ObjectStore(Store):
             partial(obstore.list_with_delimiter, self._store, prefix=prefix),
         )
         names = [path.rstrip("/").rpartition("/")[2] for path in listing["common_prefixes"]]
-        return sorted(name for name in names if not name.startswith(_HIDDEN))
+        return sorted(name for name in names if not is_hidden(name))
 
     def open(
         self,

@@ -27,6 +27,14 @@ class StoredObject(NamedTuple):  # a listing makes and compares tens of thousand
     etag: str
 
 
+def is_hidden(name: str) -> bool:
+    """Return whether a name lies in a hidden folder at the root, or is that of a hidden part.
+
+    On a disk, such folders come and go with their files.
+    """
+    return name.startswith(".")
+
+
 def plain_etag(etag: str | None) -> str:
     """Return an etag without its quotes, which Azure's listings leave out."""
     return (etag or "").strip('"')

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from surge_dagster.engine.sources import Source
+from surge_dagster.engine.sources import Source, open_files
+from surge_dagster.engine.sources.listing import SourceFiles
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import ROWS
@@ -28,6 +29,9 @@ class Shop:
 
     def open(self, below: str = "") -> Source:
         return open_source(self.url + below, storage_options=self.options)
+
+    def files(self, below: str = "") -> SourceFiles:
+        return open_files(f"{self.url}{below}", self.options)
 
     def partitions(self, below: str = "") -> dict[str, Partition]:
         return {partition.key: partition for partition in self.open(below)}

@@ -33,21 +33,12 @@ VISIBLE = sorted(
 )
 
 
-class Place(Shop):
+@pytest.fixture
+def place(shop: Shop) -> Shop:
     """A folder or a prefix of a bucket with files."""
-
-    def files(self, below: str = "") -> SourceFiles:
-        return open_files(f"{self.url}{below}", self.options)
-
-
-@pytest.fixture(params=["disk", "bucket"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    place = Place(
-        tmp_path, request.getfixturevalue("object_server") if request.param == "bucket" else None
-    )
     for name in NAMES:
-        place.put(name, name.encode())
-    return place
+        shop.put(name, name.encode())
+    return shop
 
 
 def names(files: SourceFiles, scope: str = "", begin: str = "") -> list[str]:
@@ -55,7 +46,7 @@ def names(files: SourceFiles, scope: str = "", begin: str = "") -> list[str]:
 
 
 def test_folder_lists_visible_files_of_known_formats_in_bytewise_order_with_size_and_content(
-    place: Place,
+    place: Shop,
 ) -> None:
     found = place.files().list()
     assert [file.relative for file in found] == VISIBLE
@@ -66,7 +57,7 @@ def test_folder_lists_visible_files_of_known_formats_in_bytewise_order_with_size
         assert (file.size, file.refusal) == (len(content), None)
 
 
-def test_one_file_is_listed_by_its_own_name(place: Place) -> None:
+def test_one_file_is_listed_by_its_own_name(place: Shop) -> None:
     [file] = place.files("/a%20b/part-0.parquet").list()
     assert (file.relative, file.size) == ("part-0.parquet", 20)
     with file.open() as opened:
@@ -85,19 +76,19 @@ def test_one_file_is_listed_by_its_own_name(place: Place) -> None:
     ],
 )
 def test_pattern_selects_files_below_its_first_wildcard(
-    place: Place, pattern: str, expected: list[str]
+    place: Shop, pattern: str, expected: list[str]
 ) -> None:
     assert sorted(names(place.files(pattern))) == sorted(expected)
 
 
-def test_scope_is_one_folder_or_one_file_of_the_place(place: Place) -> None:
+def test_scope_is_one_folder_or_one_file_of_the_place(place: Shop) -> None:
     files = place.files()
     assert names(files, "a%20b/deep") == ["a%20b/deep/part-2.parquet"]
     assert names(files, "a%20b/part-0.parquet") == ["a%20b/part-0.parquet"]
     assert names(files, "a%20b/part") == names(files, "gone") == []
 
 
-def test_changed_file_has_another_token_and_its_listed_version_is_not_opened(place: Place) -> None:
+def test_changed_file_has_another_token_and_its_listed_version_is_not_opened(place: Shop) -> None:
     files = place.files("/B.csv")
     [before] = files.list()
     place.put("B.csv", b"other content")
@@ -110,7 +101,7 @@ def test_changed_file_has_another_token_and_its_listed_version_is_not_opened(pla
 
 
 @pytest.mark.parametrize("pattern", ["/{a}/{a}.parquet", "/{a b}.parquet", "/{}.parquet"])
-def test_pattern_whose_names_cannot_be_used_is_refused(place: Place, pattern: str) -> None:
+def test_pattern_whose_names_cannot_be_used_is_refused(place: Shop, pattern: str) -> None:
     with pytest.raises(ConfigError, match="in braces"):
         place.files(pattern)
 
@@ -135,7 +126,7 @@ def test_missing_local_place_is_refused_by_its_absolute_path(
 
 
 @pytest.mark.parametrize("key", ["shoes", "a b", "50%", "Köln", "a+b#", "s*"])
-def test_scope_may_be_the_files_of_a_folder_whose_names_begin_alike(place: Place, key: str) -> None:
+def test_scope_may_be_the_files_of_a_folder_whose_names_begin_alike(place: Shop, key: str) -> None:
     wanted = [f"flat/{key}-{number}.csv" for number in range(3)]
     for name in (*wanted, f"flat/{key}.csv", f"flat/{key[:-1]}-0.csv", "flat/zz-0.csv"):
         place.put(name, b"content")
