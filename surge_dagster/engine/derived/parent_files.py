@@ -33,7 +33,7 @@ def beside_parent(
         except (DataError, TransientError) as error:
             yield error
             continue
-        freshness = derived.freshness_beside(file)
+        freshness = derived.derived_freshness(file)
         if freshness.error is not None:
             yield freshness.error
         else:

@@ -116,7 +116,7 @@ class OutputState:
             return self._found(sorted(self._listed))
         return self._found([name for name in self._names(keys) if name in self._listed])
 
-    def files_beside(self, keys: Iterable[str]) -> dict[str, Found | TransientError]:
+    def other_files(self, keys: Iterable[str]) -> dict[str, Found | TransientError]:
         """Return the listed files of all other partitions, as `files` does."""
         return self._found(sorted(self._listed.keys() - set(self._names(keys))))
 
@@ -147,9 +147,8 @@ class OutputState:
         """Return whether a partition needs work; raises only if the store does not answer."""
         return self._freshness(partition.key, partition.source_version)
 
-    def freshness_beside(self, parent: PublishedFile) -> Freshness:
-        """Return the same for a derived file: whether it names the rows and the source version of
-        its parent's file."""
+    def derived_freshness(self, parent: PublishedFile) -> Freshness:
+        """Return whether the file derived from this one names its rows and its source version."""
         facts = parent.facts
         return self._freshness(facts.partition_key, facts.source_version, facts.rows_version)
 

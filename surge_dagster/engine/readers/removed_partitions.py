@@ -114,7 +114,7 @@ def find_removed(
 ) -> dict[str, PublishedFile]:
     """Return the valid files, by key, whose partitions the source does not list."""
     files: dict[str, PublishedFile] = {}
-    for name, found in outputs.files_beside(listed).items():
+    for name, found in outputs.other_files(listed).items():
         with suppress(DataError, TransientError):
             file = usable_file(outputs.store, space, name, found)
             if is_removed(file.facts.partition_key, listed):
