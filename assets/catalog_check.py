@@ -40,12 +40,12 @@ from surge_dagster.engine.verify.verification import (
     unjudged_kinds,
     verify,
 )
-from surge_dagster.orchestration.discovery import existing_space
 from surge_dagster.orchestration.failures import errors_as_failures, run_failure
 from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.launch import RUN_TAGS
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Truncation, Violations
+from surge_dagster.orchestration.space_of_settings import existing_space
 
 # What each check judges, and the kinds of violations that it covers; none for a check that counts.
 _GROUPS: dict[CheckName, tuple[str, tuple[Kind, ...]]] = {

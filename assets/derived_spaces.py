@@ -2,8 +2,7 @@
 date.
 
 A run derives what is missing or stale among its partitions, or in the whole space, and reports each
-file that it wrote; in a run of a backfill also those that are fresh, because Dagster ends a
-backfill as failed when a partition that it covers has no event. No encoder is started.
+file that it wrote; in a run of a backfill also those that are fresh. No encoder is started.
 
 The sensor `hand_over_changes` launches the job when runs have changed embeddings. It does not
 depend on the check of `embeddings` that blocks: a refused partition keeps back only its own derived
@@ -29,7 +28,6 @@ from surge_dagster.engine.files.facts import desired_version
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.asset_events import derived_embedding
-from surge_dagster.orchestration.discovery import existing_space
 from surge_dagster.orchestration.events import BATCH_EVENTS, report_events
 from surge_dagster.orchestration.failures import (
     errors_as_failures,
@@ -38,9 +36,10 @@ from surge_dagster.orchestration.failures import (
     run_failure,
 )
 from surge_dagster.orchestration.heartbeats import executing
-from surge_dagster.orchestration.launch import job_of
+from surge_dagster.orchestration.launch import in_backfill, job_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import from_partition_key, to_partition_key
+from surge_dagster.orchestration.space_of_settings import existing_space
 
 CHECK = "every_partition_is_derived"
 
@@ -68,34 +67,32 @@ def _derived_space(
     names: CatalogNames, wanted: DerivedSettings, columns: Mapping[str, Any]
 ) -> dg.AssetsDefinition:
     key = names.derived(wanted.label)
+    spec = dg.AssetSpec(
+        key,
+        deps=[names.embeddings],
+        skippable=True,
+        group_name=names.group,
+        kinds={wanted.dtype},
+        metadata=columns,
+        description=(
+            f"The embeddings as {wanted.title}, computed from their float32 files without a model. "
+            "A run skips partitions that are up to date."
+        ),
+    )
+    check = dg.AssetCheckSpec(
+        CHECK,
+        asset=key,
+        description=(
+            "Every file of `embeddings` has a file in this space with the same rows. A warning "
+            "counts those that lag behind, and those that could not be judged: launch "
+            f"{names.derive_job}."
+        ),
+    )
 
     @dg.multi_asset(
         name=names.derived_op(wanted.label),
-        specs=[
-            dg.AssetSpec(
-                key,
-                deps=[names.embeddings],
-                skippable=True,
-                group_name=names.group,
-                kinds={wanted.dtype},
-                metadata=columns,
-                description=(
-                    f"The embeddings as {wanted.title}, computed from their float32 files without "
-                    "a model. A run skips partitions that are up to date."
-                ),
-            )
-        ],
-        check_specs=[
-            dg.AssetCheckSpec(
-                CHECK,
-                asset=key,
-                description=(
-                    "Every file of `embeddings` has a file in this space with the same rows. A "
-                    "warning counts those that lag behind, and those that could not be judged: "
-                    f"launch {names.derive_job}."
-                ),
-            )
-        ],
+        specs=[spec],
+        check_specs=[check],
         partitions_def=names.partitions,
         backfill_policy=dg.BackfillPolicy.single_run(),
         required_resource_keys=names.resource_keys,
@@ -180,8 +177,8 @@ def _run(
     with executing(context), errors_as_failures(context):
         store = resources.output.open()
         parent = existing_space(names, resources, store, "derive")
+        removed = "delete" if config.delete_removed else "report"
         for each in wanted:
-            removed = "delete" if config.delete_removed else "report"
             run = DeriveRun(store, parent, each.dtype, each.dimension, removed=removed)
             events = _events(names, context, run, each, keys)
             # stored in one transaction
@@ -212,11 +209,11 @@ def _events(
     wanted: DerivedSettings,
     keys: Iterable[str] | None,
 ) -> Iterator[dg.AssetMaterialization]:
-    in_backfill = "dagster/backfill" in context.run_tags
+    reports_fresh = in_backfill(context)
     kind = dg.DagsterEventType.ASSET_MATERIALIZATION
     pointers = context.instance.get_latest_storage_id_by_partition(names.embeddings, kind)
     for event in run.events(keys):
-        if isinstance(event, Receipt) and (event.action == "derived" or in_backfill):
+        if isinstance(event, Receipt) and (event.action == "derived" or reports_fresh):
             version = desired_version(event.content_digest, run.report.parent)
             pointer = pointers.get(to_partition_key(event.key))
             yield derived_embedding(names, names.derived(wanted.label), event, version, pointer)

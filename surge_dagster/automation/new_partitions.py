@@ -27,10 +27,8 @@ from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.active_runs import Held, held_by_active_runs
 from surge_dagster.orchestration.discovery import (
     Listing,
-    known_space,
     list_catalog,
     report_changes,
-    require_first_space,
     states_of_unfinished,
 )
 from surge_dagster.orchestration.divided import cut_keys
@@ -47,6 +45,7 @@ from surge_dagster.orchestration.requests import (
     request_for,
     request_tags,
 )
+from surge_dagster.orchestration.space_of_settings import known_space, require_first_space
 from surge_dagster.resources.upstream_asset import NotListed
 
 _SENSOR_SECONDS = 30

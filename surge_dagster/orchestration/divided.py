@@ -17,17 +17,18 @@ from surge_dagster.engine.errors import Cancelled, SurgeError
 from surge_dagster.engine.plan.dividing import cut
 from surge_dagster.engine.store.store import Store
 from surge_dagster.orchestration.active_runs import Held
+from surge_dagster.orchestration.catalog_resources import CatalogResources
 from surge_dagster.orchestration.discovery import (
     Listing,
-    known_space,
     list_catalog,
     states_of_unfinished,
 )
 from surge_dagster.orchestration.launch import config_of
-from surge_dagster.orchestration.names import CatalogNames, CatalogResources
+from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import to_partition_key
 from surge_dagster.orchestration.readers_space import asset_of
 from surge_dagster.orchestration.records import failed_on_record
+from surge_dagster.orchestration.space_of_settings import known_space
 
 LEAST_BYTES = 16 << 20  # of text, which is worth the start of another encoder
 # Dagster kills a tick after a minute, without a run or an alert.

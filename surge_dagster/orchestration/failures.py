@@ -24,10 +24,11 @@ from surge_dagster.engine.errors import SurgeError, TransientError
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
+from surge_dagster.orchestration.catalog_resources import CatalogResources
 from surge_dagster.orchestration.dagster_internals import Event, Planned
 from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.launch import RETRY_TAG
-from surge_dagster.orchestration.names import CatalogNames, CatalogResources
+from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import to_partition_key
 from surge_dagster.orchestration.records import Catalogued

@@ -77,6 +77,14 @@ class LaunchConfig(dg.Config):
         return self.keys is not None and not self.unattended
 
 
+def in_backfill(context: dg.OpExecutionContext) -> bool:
+    """Return whether a run belongs to a backfill.
+
+    Dagster ends a backfill as failed when a partition that it covers has no event from its run.
+    """
+    return "dagster/backfill" in context.run_tags
+
+
 def require_known(typed: Iterable[str], known: Collection[str], catalog: str) -> None:
     """Refuse partition keys of an operator that the catalog does not have."""
     unknown = [repr(key) for key in typed if key not in known]

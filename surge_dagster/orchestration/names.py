@@ -9,41 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
 
 from surge_dagster.config.check_policy import RUN_CHECK
-from surge_dagster.config.run_setup import RunSetup
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.resources import CatalogSource, EncoderResource, OutputStore
+from surge_dagster.orchestration.catalog_resources import CatalogResources
+from surge_dagster.resources import CatalogSource
 
 _VALID = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-
-
-# Of the grace time, for publishing; the last events are stored in the rest of the time.
-PUBLISH_SHARE = 0.75
-
-
-@dataclass(frozen=True, slots=True)
-class CatalogResources:
-    catalog: CatalogSource
-    encoder: EncoderResource
-    output: OutputStore
-
-    def run_setup(self, *, force: bool = False) -> RunSetup:
-        return RunSetup(
-            catalog=self.catalog,
-            encoder=self.encoder,
-            files=self.output,
-            source=self.catalog.url,
-            output=self.output.url,
-            source_options=self.catalog.cloud_options(),
-            output_options=self.output.cloud_options(),
-            grace_seconds=PUBLISH_SHARE * self.encoder.grace_seconds,
-            force=force,
-        )
 
 
 class CatalogNames:

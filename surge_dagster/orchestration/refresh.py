@@ -28,10 +28,9 @@ from surge_dagster.engine.run.staging import remove_staged
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted, named
 from surge_dagster.engine.tables.opening import release
-from surge_dagster.orchestration.discovery import known_space, require_first_space
 from surge_dagster.orchestration.failures import refusal_fingerprint
-from surge_dagster.orchestration.launch import LaunchConfig, RemovedPartitions
-from surge_dagster.orchestration.names import PUBLISH_SHARE, CatalogNames
+from surge_dagster.orchestration.launch import LaunchConfig, RemovedPartitions, in_backfill
+from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import (
     in_chunks,
@@ -47,6 +46,7 @@ from surge_dagster.orchestration.records import (
 from surge_dagster.orchestration.removed_partitions import handle_removed_partitions
 from surge_dagster.orchestration.requests import EVENT_TAG, request_tags
 from surge_dagster.orchestration.run_events import RunEvents
+from surge_dagster.orchestration.space_of_settings import known_space, require_first_space
 from surge_dagster.orchestration.worklist import (
     OnRecord,
     Worklist,
@@ -74,9 +74,7 @@ class Refresh:
         self._outcome = outcome
         self._resources = names.resources(context)
         self._store = self._resources.output.open()
-        # Dagster ends a backfill as failed when a partition that it covers has no event from its
-        # run.
-        self._in_backfill = "dagster/backfill" in context.run_tags
+        self._in_backfill = in_backfill(context)
 
     def run(self, partition_keys: Sequence[str] | None) -> None:
         """Embed what is missing or stale and report it to Dagster; None is the whole catalog."""
@@ -129,9 +127,13 @@ class Refresh:
         self._register(candidates, catalogued)
         self._tag_attempt(catalogued)
 
-        events_seconds = (1 - PUBLISH_SHARE) * self._resources.encoder.grace_seconds
         with RunEvents(
-            self._names, self._context, catalogued, self._outcome, shown_as, events_seconds
+            self._names,
+            self._context,
+            catalogued,
+            self._outcome,
+            shown_as,
+            self._resources.events_grace_seconds,
         ) as events:
             self._leave_removed(candidates, events)
             work = self._worklist(candidates, space, catalogued)

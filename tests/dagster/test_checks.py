@@ -16,8 +16,8 @@ import pytest
 from surge_dagster.config.check_policy import CHECK_NAMES
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.orchestration.discovery import existing_space
 from surge_dagster.orchestration.failures import failure_table
+from surge_dagster.orchestration.space_of_settings import existing_space
 from tests.dagster.conftest import NAMES, Workbench, workbench
 from tests.engine.sources.test_parquet_system_errors import refuse_calls
 from tests.small_catalogs import rewrite, with_vectors
