@@ -30,7 +30,8 @@ from surge_dagster.commands.spaces import (
     recorded_source,
     space_to_read,
 )
-from surge_dagster.config.settings import Settings, require_text
+from surge_dagster.config.settings import Settings
+from surge_dagster.config.settings_input import require_text
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.model.spec import Space
@@ -76,6 +77,15 @@ _UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 SpaceName = Annotated[
     str | None, typer.Option("--space", help="Name of the space, derived ones too.")
 ]
+Reencode = Annotated[
+    str,
+    typer.Option(
+        help="Rows of each partition to encode again: a number, or `all`.", metavar="N|all"
+    ),
+]
+Partial = Annotated[
+    bool, typer.Option("--partial", help="Accept partitions without a file; only count them.")
+]
 Yes = Annotated[bool, typer.Option("--yes", help="Load the model that only the output names.")]
 
 
@@ -104,15 +114,8 @@ def embed(
 @takes_settings("source", "output", *SPACE, "devices", *CATALOG)
 def verify(
     settings: Settings,
-    reencode: Annotated[
-        str,
-        typer.Option(
-            help="Rows of each partition to encode again: a number, or `all`.", metavar="N|all"
-        ),
-    ] = "3",
-    partial: Annotated[
-        bool, typer.Option("--partial", help="Accept partitions without a file; only count them.")
-    ] = False,
+    reencode: Reencode = "3",
+    partial: Partial = False,
     space_name: SpaceName = None,
     yes: Yes = False,
     quiet: Quiet = False,

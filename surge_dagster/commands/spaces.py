@@ -85,6 +85,12 @@ def space_to_read(
         return space, space.loadable_from(spec)
     if space.derived and not queries:  # its vectors are computed without a model
         return space, space.loadable
+    _require_trusted(settings, store, space, yes)
+    return space, space.loadable
+
+
+def _require_trusted(settings: Settings, store: Store, space: Space, yes: bool) -> None:
+    """Refuse a model, or code of a model, that only the output names."""
     model = space.loadable.model
     trusted = space.loadable.trust_remote_code
     if trusted is not None and trusted != settings.trust_remote_code:
@@ -97,4 +103,3 @@ def space_to_read(
             f"the output {store.url!r} names the model {model!r}, which the settings do not. If "
             "you trust the output, load it with --yes."
         )
-    return space, space.loadable
