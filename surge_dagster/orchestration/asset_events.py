@@ -150,13 +150,14 @@ def _of_file(receipt: Receipt) -> dict[str, Any]:
 def superbatch(
     names: CatalogNames, report: SuperBatchReport, space: Space
 ) -> dg.AssetMaterialization:
-    metadata: dict[str, Any] = {"superbatch": report.index}
-    for name, value in report.as_dict().items():
+    """Return the event of one SuperBatch, with its metrics."""
+    metrics = report.as_dict()
+    metadata: dict[str, Any] = {"superbatch": metrics.pop("index")}
+    for name, value in metrics.items():
         if isinstance(value, float):
             metadata[name] = round(value, 4)
         elif isinstance(value, int):
             metadata[name] = value
-    del metadata["index"]
 
     content = f"{counted(report.texts, 'text')} of {counted(report.partitions, 'partition')}"
     return dg.AssetMaterialization(

@@ -96,13 +96,12 @@ def _dagster_event(context: dg.OpExecutionContext | None, event: Event) -> dg.Da
     message = None
     match event:
         case dg.AssetMaterialization():
-            kind, data = (
-                dg.DagsterEventType.ASSET_MATERIALIZATION,
-                internal.StepMaterializationData(event),
-            )
+            kind = dg.DagsterEventType.ASSET_MATERIALIZATION
+            data = internal.StepMaterializationData(event)
             message = event.description or f"Materialized value {event.label}."
         case dg.AssetObservation():
-            kind, data = dg.DagsterEventType.ASSET_OBSERVATION, internal.AssetObservationData(event)
+            kind = dg.DagsterEventType.ASSET_OBSERVATION
+            data = internal.AssetObservationData(event)
         case Planned():
             assert context is not None, "only a run plans partitions"
             data = internal.AssetMaterializationPlannedData(

@@ -49,16 +49,13 @@ TIMES = HeartbeatTimes()
 
 
 @contextmanager
-def executing(
-    context: dg.OpExecutionContext, times: HeartbeatTimes | None = None
-) -> Iterator[None]:
+def executing(context: dg.OpExecutionContext, times: HeartbeatTimes = TIMES) -> Iterator[None]:
     """Renew the heartbeat of a run, and log the engine's warnings, while the block works.
 
     A database that is away does not stop the run: the next heartbeat is written when the database
     answers again. The last heartbeat of a run without other steps stays, because its machine may
     die before Dagster records its end.
     """
-    times = times or TIMES
     instance = context.instance
     run_id = context.run_id
     host = socket.gethostname()

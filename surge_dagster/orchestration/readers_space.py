@@ -25,7 +25,7 @@ from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG, embedding
 from surge_dagster.orchestration.dagster_internals import Event
 from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.partition_keys import in_chunks, to_partition_key
+from surge_dagster.orchestration.partition_keys import to_partition_key
 from surge_dagster.orchestration.records import read_catalogued
 
 
@@ -66,8 +66,7 @@ def report_files(names: CatalogNames, context: dg.OpExecutionContext, store: Sto
         receipt = Receipt.of(file.facts, file.stored, store.location(name), action="fresh")
         source_id = catalogued.source_ids.get(key)
         events.append(embedding(names, names.embeddings, receipt, source_id, space.title))
-    for batch in in_chunks(events):
-        report_events(context.instance, context, batch)
+    report_events(context.instance, context, events)
 
 
 def report_readers_space(

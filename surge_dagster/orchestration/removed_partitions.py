@@ -8,7 +8,6 @@ the settings, then the key.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 
 import dagster as dg
 
@@ -18,7 +17,7 @@ from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.readers.removed_partitions import handle_removed, is_removed
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.support.counts import counted
-from surge_dagster.orchestration.asset_events import REMOVED, removed_partition
+from surge_dagster.orchestration.asset_events import REMOVED, SourceEvent, removed_partition
 from surge_dagster.orchestration.discovery import Listing, list_catalog
 from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.names import CatalogNames
@@ -80,8 +79,10 @@ class _DagsterReporter:
 
     def found(self, keys: Sequence[str], refusal: str | None) -> None:
         new = [key for key in self._removed if self._sources.get(key) != REMOVED]
-        events = [removed_partition(self._names, key) for key in new]
-        report_events(self._context.instance, self._context, list(chain.from_iterable(events)))
+        events: list[SourceEvent] = []
+        for key in new:
+            events += removed_partition(self._names, key)
+        report_events(self._context.instance, self._context, events)
         if self._removed:
             self._context.log.info(
                 f"{counted(len(self._removed), 'partition')} removed from the source, "
