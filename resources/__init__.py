@@ -16,7 +16,6 @@ from pydantic import Field, PrivateAttr
 
 from surge_dagster.config.catalog_settings import CatalogSettings
 from surge_dagster.config.settings import FileSettings, absolute_place
-from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.sources import Source
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.gcp import GcpOptions
@@ -68,10 +67,6 @@ class CatalogSource(CatalogSettings, dg.ConfigurableResource):
         """Return how the bucket, or BigQuery, is reached."""
         is_bigquery = self.url.startswith(BIGQUERY_SCHEME)
         return _with_google(self.storage, self.bigquery if is_bigquery else self.gcs)
-
-    def catalog_record(self) -> CatalogRecord:
-        """Return the catalog as a space records it."""
-        return self.record(self.url)
 
     def describe(self) -> str:
         """Describe the catalog without opening it."""

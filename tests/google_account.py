@@ -33,7 +33,6 @@ class GoogleAccount:
         url: of the server.
         key: the content of the account's key file.
         gcp_credentials: the same in base64.
-        tokens_given: how often the server has exchanged the key for a token.
         is_revoked: whether it refuses to.
         requests: method and header Authorization of each request to a bucket.
         blobs: what a listing of objects by Google's own client shows.
@@ -51,7 +50,6 @@ class GoogleAccount:
         }
         self.key = json.dumps(content)
         self.gcp_credentials = base64.b64encode(self.key.encode()).decode()
-        self.tokens_given = 0
         self.is_revoked = False
         self.requests = list[tuple[str, str | None]]()
         self.blobs = list[dict[str, str]]()
@@ -79,7 +77,6 @@ def _handler(account: GoogleAccount) -> type[BaseHTTPRequestHandler]:
                     400, {"error": "invalid_grant", "error_description": "Invalid JWT Signature."}
                 )
                 return
-            account.tokens_given += 1
             self._answer(200, {"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"})
 
         def do_GET(self) -> None:

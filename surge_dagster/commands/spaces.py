@@ -42,7 +42,7 @@ def recorded_source(settings: Settings, store: Store, space: Space) -> Source:
     """Open the source as the last run of the space did; complain if it is another catalog."""
     recorded = recorded_catalog(store, space)
     settings = settings.as_recorded(recorded)
-    given = settings.catalog_record().for_output(store)
+    given = settings.record(settings.source).for_output(store)
     if recorded is not None and not given.is_same(recorded):
         complain(
             f"the space {space.name} holds the catalog {recorded.shown!r}, and {given.shown!r} is "

@@ -40,7 +40,7 @@ MAX_TRUNCATED_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class CheckPolicy:
-    """Severities of the checks, where not the default, and the share (0 to 1) of texts that may be
+    """Severities of checks that are not the default, and the share (0 to 1) of texts that may be
     truncated."""
 
     severities: Mapping[AnyCheckName, Severity] = field(default_factory=dict)

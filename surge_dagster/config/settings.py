@@ -209,7 +209,7 @@ class EncoderSettings(BaseModel):
         )
 
     def superbatch_thresholds(self, max_text_bytes: int) -> Thresholds:
-        """The bounds of a SuperBatch as far as they are set, for texts of at most so many bytes."""
+        """The bounds of a SuperBatch as far as they are set, for texts of at most this size."""
         return Thresholds(
             self.b_min, self.b_max, max_text_bytes=max_text_bytes, first_b_min=self.first_b_min
         )
@@ -449,9 +449,6 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
 
     def open_source(self) -> Source:
         return self.open_catalog(self.source, self.cloud_options())
-
-    def catalog_record(self) -> CatalogRecord:
-        return self.record(self.source)
 
     def as_recorded(self, catalog: CatalogRecord | None) -> Settings:
         """These settings, where those of the catalog that nobody gave are the recorded ones."""
