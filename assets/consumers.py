@@ -15,7 +15,7 @@ from pydantic import Field
 
 from surge_dagster.consumers.comparison import Comparison, compare
 from surge_dagster.consumers.settings import TargetSettings
-from surge_dagster.consumers.target import HandOver, Target
+from surge_dagster.consumers.target import HandOver, OpenFeed, Target
 from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.feed.changes import Changes, changes
 from surge_dagster.engine.support.counts import counted
@@ -73,33 +73,43 @@ def target_asset(
     def hand_over(context: dg.AssetExecutionContext, config: HandOverConfig) -> Iterator[Any]:
         """Send what changed since the last time, and compare the table with the files."""
         store = getattr(context.resources, names.output_resource).open()
-        compared = Comparison()
-
-        def judge(feed: Changes, stored: Target) -> Collection[str]:
-            nonlocal compared
-            compared = compare(feed, stored, everything=config.compare_everything)
-            return compared.wrong
-
+        open_feed = partial(changes, store, key.to_user_string())
         with (
             executing(context.op_execution_context),
             errors_as_failures(context.op_execution_context),
         ):
-            done = target.apply(partial(changes, store, key.to_user_string()), judge)
+            done, compared = _apply(target, open_feed, everything=config.compare_everything)
         yield dg.MaterializeResult(
             metadata=_metadata(done, compared), check_results=[_result(compared, done.failures)]
         )
         if done.failures:
-            reasons = " ".join(map(str, list(done.failures.values())[:_NAMED]))
-            if compared.wrong:
-                differing = counted(len(compared.wrong), "partition")
-                reasons += f" {differing} of the table differ from the files as well."
-            raise run_failure(
-                context.op_execution_context,
-                f"{counted(len(done.failures), 'partition')} could not be handed over; the "
-                f"others were. {reasons}",
-            )
+            raise run_failure(context.op_execution_context, _failures(done, compared))
 
     return hand_over
+
+
+def _apply(target: Target, open_feed: OpenFeed, *, everything: bool) -> tuple[HandOver, Comparison]:
+    """Bring a table up to date, and compare it with the files."""
+    compared = Comparison()
+
+    def judge(feed: Changes, stored: Target) -> Collection[str]:
+        nonlocal compared
+        compared = compare(feed, stored, everything=everything)
+        return compared.wrong
+
+    done = target.apply(open_feed, judge)
+    return done, compared
+
+
+def _failures(done: HandOver, compared: Comparison) -> str:
+    """Say how many partitions failed, why the first ones did, and how many differ as well."""
+    failed = counted(len(done.failures), "partition")
+    reasons = " ".join(map(str, list(done.failures.values())[:_NAMED]))
+    line = f"{failed} could not be handed over; the others were. {reasons}"
+    if compared.wrong:
+        differing = counted(len(compared.wrong), "partition")
+        line += f" {differing} of the table differ from the files as well."
+    return line
 
 
 def _metadata(done: HandOver, compared: Comparison) -> dict[str, Any]:

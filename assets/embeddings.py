@@ -29,11 +29,7 @@ from surge_dagster.config.check_policy import CheckPolicy
 from surge_dagster.engine.errors import EncoderError, SurgeError, TransientError
 from surge_dagster.orchestration.asset_events import CODE_VERSION
 from surge_dagster.orchestration.events import report_events
-from surge_dagster.orchestration.failures import (
-    allow_run_retry,
-    failure_of,
-    report_failures,
-)
+from surge_dagster.orchestration.failures import allow_run_retry, failure_of, report_failures
 from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.launch import POOL, LaunchConfig, job_of
 from surge_dagster.orchestration.names import CatalogNames

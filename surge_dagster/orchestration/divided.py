@@ -18,11 +18,7 @@ from surge_dagster.engine.plan.dividing import cut
 from surge_dagster.engine.store.store import Store
 from surge_dagster.orchestration.active_runs import Held
 from surge_dagster.orchestration.catalog_resources import CatalogResources
-from surge_dagster.orchestration.discovery import (
-    Listing,
-    list_catalog,
-    states_of_unfinished,
-)
+from surge_dagster.orchestration.discovery import Listing, list_catalog, states_of_unfinished
 from surge_dagster.orchestration.launch import config_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import to_partition_key

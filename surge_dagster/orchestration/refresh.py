@@ -32,10 +32,7 @@ from surge_dagster.orchestration.failures import refusal_fingerprint
 from surge_dagster.orchestration.launch import LaunchConfig, RemovedPartitions, in_backfill
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
-from surge_dagster.orchestration.partition_keys import (
-    in_chunks,
-    to_partition_key,
-)
+from surge_dagster.orchestration.partition_keys import in_chunks, to_partition_key
 from surge_dagster.orchestration.readers_space import asset_of, report_readers_space
 from surge_dagster.orchestration.records import (
     Catalogued,

@@ -21,10 +21,7 @@ from surge_dagster.orchestration.asset_events import REMOVED, SourceEvent, remov
 from surge_dagster.orchestration.discovery import Listing, list_catalog
 from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.partition_keys import (
-    from_partition_key,
-    to_partition_key,
-)
+from surge_dagster.orchestration.partition_keys import from_partition_key, to_partition_key
 
 
 def handle_removed_partitions(
