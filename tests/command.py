@@ -7,11 +7,25 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.commands import cli
 
 MODEL = ("--model", "hash://16")
+
+
+def write_partition(catalog: Path, key: str, rows: int, **columns: object) -> Path:
+    """Write a partition with numbered texts, and with further columns or others in their place."""
+    path = catalog / f"partition={key}" / "part-0.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = {
+        "id": [f"{key}-{row}" for row in range(rows)],
+        "text": [f"{key} number {row}" for row in range(rows)],
+    }
+    pq.write_table(pa.table(table | columns), path)
+    return path
 
 
 class Command:

@@ -11,12 +11,10 @@ import sys
 import time
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.output.current_space import write_current
-from tests.command import MODEL, Command
+from tests.command import MODEL, Command, write_partition
 from tests.spaces import Spaces
 
 DOCUMENTED = """
@@ -34,17 +32,6 @@ def installed(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]
     return subprocess.run(
         command, cwd=cwd, capture_output=True, text=True, timeout=100, check=False
     )
-
-
-def write_partition(catalog: Path, key: str, rows: int, **columns: object) -> Path:
-    path = catalog / f"partition={key}" / "part-0.parquet"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    table = {
-        "id": [f"{key}-{row}" for row in range(rows)],
-        "text": [f"{key} number {row}" for row in range(rows)],
-    }
-    pq.write_table(pa.table(table | columns), path)
-    return path
 
 
 @pytest.fixture

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.command import Command
-from tests.commands.test_cli import write_partition
+from tests.command import Command, write_partition
 
 
 def test_space_is_derived_verified_searched_and_made_current(surge: Command) -> None:

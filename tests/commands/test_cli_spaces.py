@@ -11,8 +11,7 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.output.current_space import write_current
-from tests.command import Command
-from tests.commands.test_cli import write_partition
+from tests.command import Command, write_partition
 from tests.engine.encoder import faults
 from tests.engine.encoder.conftest import tiny_model
 from tests.engine.model.small_model import model_folder

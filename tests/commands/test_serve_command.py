@@ -18,8 +18,7 @@ import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
-from tests.command import Command
-from tests.commands.test_cli import write_partition
+from tests.command import Command, write_partition
 from tests.small_catalogs import read_embedded
 
 pytestmark = pytest.mark.processes

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from surge_dagster import __version__, terminal
-from tests.command import Command
-from tests.commands.test_cli import write_partition
+from tests.command import Command, write_partition
 
 
 @pytest.fixture
