@@ -12,6 +12,7 @@ from typer.main import get_command
 
 from surge_dagster.commands.cli import app
 from tests.extras import require
+from tests.pages import code_blocks
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -48,7 +49,7 @@ def test_kubernetes_accepts_the_pod_of_the_encoder_service() -> None:
     from kubernetes.client.models import V1PodSpec  # pyright: ignore
 
     page = (ROOT / "docs" / "serve.md").read_text()
-    pod = yaml.safe_load(page.split("```yaml")[1].split("```")[0])
+    pod = yaml.safe_load(code_blocks(page, "yaml")[0])
     made: Any = k8s_model_from_dict(V1PodSpec, k8s_snake_case_dict(V1PodSpec, pod))
     [container] = made.containers
 

@@ -10,6 +10,7 @@ import pytest
 
 from surge_dagster import __all__ as public_names
 from surge_dagster.engine.model.spec import EncodingSpec
+from tests.pages import code_blocks
 from tests.small_catalogs import write_partition
 
 ROOT = Path(__file__).parent.parent
@@ -22,7 +23,6 @@ _NAMED_PATH = re.compile(
     r"`((?:surge_dagster|assets|resources|automation|tests|benchmarks|docs|deploy)/[\w./-]*)`"
 )
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-_PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def anchors(page: Path) -> set[str]:
@@ -50,7 +50,7 @@ def test_every_path_and_link_of_a_page_exists(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_imports_only_public_names(page: Path) -> None:
-    for example in _PYTHON.findall(page.read_text()):
+    for example in code_blocks(page.read_text(), "python"):
         for node in ast.walk(ast.parse(example)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("surge_dagster"):
                 assert node.module == "surge_dagster"
@@ -59,7 +59,7 @@ def test_page_imports_only_public_names(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_backfill_of_an_example_is_one_run(page: Path) -> None:
-    for example in _PYTHON.findall(page.read_text()):
+    for example in code_blocks(page.read_text(), "python"):
         for node in ast.walk(ast.parse(example)):
             if isinstance(node, ast.Call):
                 named = {keyword.arg for keyword in node.keywords}
@@ -70,8 +70,7 @@ def test_first_steps_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     page = (ROOT / "docs" / "first-steps.md").read_text()
-    examples = [block.split("```")[0] for block in page.split("```python\n")[1:]]
-    [example] = [each for each in examples if "EncodingSpec()" in each]
+    [example] = [each for each in code_blocks(page, "python") if "EncodingSpec()" in each]
     write_partition(
         tmp_path / "data" / "catalog", "shoes", [("1", "waterproof boots"), ("2", "sandals")]
     )

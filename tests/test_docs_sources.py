@@ -18,6 +18,7 @@ from surge_dagster.engine.model.spec import EncodingSpec
 from tests.command import Command
 from tests.engine.sources.tables import write_csv
 from tests.engine.store.object_server import BUCKET, ObjectServer
+from tests.pages import code_blocks
 from tests.small_catalogs import Rows, assert_embedded, write_rows
 
 PAGES = Path(__file__).parent.parent / "docs" / "sources"
@@ -30,9 +31,7 @@ TABLE = [(*row, key) for key, rows in CATALOG.items() for row in rows]
 
 def blocks(page: str, language: str) -> list[str]:
     """The configurations or programs of a page."""
-    return re.findall(
-        rf"^```{language}\n(.*?)^```$", (PAGES / f"{page}.md").read_text(), re.MULTILINE | re.DOTALL
-    )
+    return code_blocks((PAGES / f"{page}.md").read_text(), language)
 
 
 class Shell:

@@ -14,13 +14,10 @@ import yaml
 
 from surge_dagster import changes, embedding_catalog
 from surge_dagster.config.settings import Settings, load_settings
+from tests.pages import code_blocks
 from tests.small_catalogs import numbered_rows, write_catalog
 
 PAGE = (Path(__file__).parents[2] / "docs" / "consumers.md").read_text()
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def run(program: str, names: dict[str, Any]) -> None:
@@ -36,7 +33,7 @@ def test_examples_of_the_page_run(
     write_catalog(
         tmp_path / "data" / "catalog", {"a": numbered_rows("a", 3), "b": numbered_rows("b", 2)}
     )
-    catalog, loop, asset = blocks("python")
+    catalog, loop, asset = code_blocks(PAGE, "python")
     batches: list[Any] = []
     names: dict[str, Any] = {
         "embedding_catalog": embedding_catalog,
@@ -61,7 +58,7 @@ def test_examples_of_the_page_run(
     run(loop, names)
     assert len(batches) == 8, "it has confirmed"
 
-    lancedb, pgvector = blocks("yaml")
+    lancedb, pgvector = code_blocks(PAGE, "yaml")
     for text in (lancedb, re.sub(r'"postgresql:.*?"', lambda _: f'"{new_database()}"', pgvector)):
         settings: Settings = load_settings(output="data/embeddings", **yaml.safe_load(text))
         [target] = [

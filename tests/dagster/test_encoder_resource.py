@@ -15,6 +15,7 @@ from surge_dagster import EncoderPool, EncoderResource
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.errors import ConfigError
 from tests.dagster.conftest import NAMES, Workbench, execute, values_of
+from tests.pages import code_blocks
 
 PAGE = Path(__file__).parents[2] / "docs" / "use.md"
 DIMENSION = 24  # of a model whose workers no other test keeps
@@ -237,17 +238,14 @@ def test_examples_of_the_page_run(bench: Workbench, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("SURGE_OUTPUT", "output")
     monkeypatch.setenv("SURGE_MODEL", f"hash://{DIMENSION}")
 
-    own_texts, queries = (run_example(bench, example) for example in _examples())
+    section = PAGE.read_text().partition("## Encode your own texts\n")[2].partition("\n## ")[0]
+    examples = code_blocks(section, "python")
+    own_texts, queries = (run_example(bench, example) for example in examples)
 
     assert own_texts["category_vectors"]["texts"] == 3
     assert own_texts["category_vectors"]["space"] == bench.space
     assert np.load("category_vectors.npy").shape == (3, DIMENSION)
     assert queries["answers"] == {rain: rain, gift: gift}
-
-
-def _examples() -> list[str]:
-    section = PAGE.read_text().partition("## Encode your own texts\n")[2].partition("\n## ")[0]
-    return [block.partition("```")[0] for block in section.split("```python\n")[1:]]
 
 
 def run_example(bench: Workbench, example: str) -> dict[str, dict[str, Any]]:

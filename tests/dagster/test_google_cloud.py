@@ -24,9 +24,10 @@ from tests.dagster.private_dagster import shown_by_the_ui
 from tests.engine.store.object_server import BUCKET, ObjectServer
 from tests.engine.tables.bigquery_fake import CATALOG, SOURCE, FakeBigQuery, table_of
 from tests.google_account import TOKEN, GoogleAccount
+from tests.pages import code_blocks
 from tests.small_catalogs import Rows, write_rows
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "storage.md"
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "storage.md").read_text()
 ROWS: dict[str, Rows] = {"category=a": [("1", "boots")], "category=b": [("2", "sandals")]}
 
 
@@ -170,13 +171,8 @@ def test_machines_of_a_cluster_get_the_account(google_account: GoogleAccount) ->
     assert travelled.output_options.gcp.gcp_credentials == google_account.gcp_credentials
 
 
-def blocks(language: str) -> list[str]:
-    found = PAGE.read_text().split(f"```{language}\n")[1:]
-    return [block.partition("```")[0] for block in found]
-
-
 def test_settings_of_the_page_about_storage_are_accepted() -> None:
-    [text] = [block for block in blocks("yaml") if "gcp:" in block]
+    [text] = [block for block in code_blocks(PAGE, "yaml") if "gcp:" in block]
     assert load_settings(**yaml.safe_load(text)).cloud_options().gcp == GcpOptions(
         "my-project", "EU"
     )
@@ -188,7 +184,7 @@ def test_program_of_the_page_about_storage_runs(
     google_account: GoogleAccount,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    [program] = blocks("python")
+    [program] = code_blocks(PAGE, "python")
     monkeypatch.setenv("GCP_KEY", google_account.gcp_credentials)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", google_account.url)
     google_account.blobs = [
