@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from surge_dagster.commands.settings import SPACE
 from surge_dagster.config.settings import Settings
 from surge_dagster.engine.errors import ConfigError
@@ -16,6 +20,11 @@ from surge_dagster.engine.output.spaces import (
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.store.store import Store
 from surge_dagster.terminal import complain
+
+SpaceName = Annotated[
+    str | None, typer.Option("--space", help="Name of the space, derived ones too.")
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Load the model that only the output names.")]
 
 
 def existing_space(settings: Settings, store: Store) -> Space:
