@@ -33,6 +33,10 @@ class Listing:
     partitions: dict[str, Partition]
     catalogued: Catalogued
 
+    @property
+    def catalog_keys(self) -> set[str]:
+        return {partition.key for partition in self.partitions.values()}
+
 
 def list_catalog(
     names: CatalogNames, asset: dg.AssetKey, instance: dg.DagsterInstance, source: Source

@@ -120,14 +120,12 @@ def report_failures(names: CatalogNames, context: dg.OpExecutionContext, outcome
     if not outcome.failures:
         return
     fingerprint = refusal_fingerprint(names.resources(context))
-    refusals: list[Event] = [
-        refusal(outcome.asset, outcome.partitions[failure.key], failure.reason, fingerprint)
-        for failure in outcome.refused.values()
-    ]
-    report_events(context.instance, context, refusals)
-    report_events(
-        context.instance, context, [Planned(outcome.asset, key) for key in outcome.failures]
-    )
+    events: list[Event] = []
+    for failure in outcome.refused.values():
+        partition = outcome.partitions[failure.key]
+        events.append(refusal(outcome.asset, partition, failure.reason, fingerprint))
+    events += [Planned(outcome.asset, key) for key in outcome.failures]
+    report_events(context.instance, context, events)
 
 
 def refusal_fingerprint(resources: CatalogResources) -> str:
@@ -147,10 +145,7 @@ def refusal(
         asset,
         partition=to_partition_key(partition.key),
         description="Refused; not requested again until its source or a setting changes.",
-        metadata={
-            "key": dg.MetadataValue.text(partition.key),
-            "refused": dg.MetadataValue.text(reason),
-        },
+        metadata={"key": partition.key, "refused": reason},
         # Dagster can read no other tag of many partitions in one query.
         tags={DATA_VERSION_TAG: _refused_version(partition, fingerprint)},
     )

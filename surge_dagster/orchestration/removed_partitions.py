@@ -39,14 +39,13 @@ def handle_removed_partitions(
         outputs: as they are now; the source is listed after them.
     """
     listing = list_catalog(names, names.embeddings, context.instance, source)
-    listed = {partition.key for partition in listing.partitions.values()}
     removed = removed_keys(listing)
     without_file = list(map(from_partition_key, removed))
     reporter = _DagsterReporter(names, context, listing.catalogued.sources, removed)
     refusal = handle_removed(
         outputs,
         space,
-        listed,
+        listing.catalog_keys,
         reporter,
         delete=delete,
         without_file=without_file,
@@ -99,6 +98,6 @@ class _DagsterReporter:
 
 def removed_keys(listing: Listing) -> list[str]:
     """Return the partition keys of Dagster that the source no longer lists."""
-    listed = {partition.key for partition in listing.partitions.values()}
+    listed = listing.catalog_keys
     registered = listing.catalogued.registered
     return [key for key in registered if is_removed(from_partition_key(key), listed)]

@@ -65,15 +65,7 @@ class RunEvents(EventWriter[Event | Receipt]):
         if event.partition in self._planned:
             self.put(Planned(event.asset_key, event.partition))
         text = "This run left the partition as it is; this is its last event once more."
-        self.put(
-            dg.AssetMaterialization(
-                event.asset_key,
-                description=text,
-                partition=event.partition,
-                metadata=event.metadata,
-                tags=event.tags,
-            )
-        )
+        self.put(event._replace(description=text))
 
     def embedding(self, receipt: Receipt) -> None:
         self.source(receipt.key)

@@ -67,7 +67,7 @@ class OnRecord:
 
     catalogued: Catalogued
     failed: set[str]
-    forced_since: str | None = None
+    forced_since: str | None
 
     def shows(self, file: PublishedFile, source_version: str) -> bool:
         key = to_partition_key(file.facts.partition_key)

@@ -26,17 +26,15 @@ def registered(bench: Workbench) -> list[str]:
 
 def history(bench: Workbench, key: str) -> list[str]:
     """Source versions that were reported of a partition, the last one first."""
-    reported = dg.AssetRecordsFilter(NAMES.source_partitions, asset_partitions=[key])
-    found = [
-        record.asset_materialization
-        for record in bench.instance.fetch_materializations(reported, limit=10).records
-    ]
-    return [(event.tags or {})["dagster/data_version"] for event in found if event]
+    events = events_of(bench, key, NAMES.source_partitions)
+    return [(event.tags or {})["dagster/data_version"] for event in events]
 
 
-def events_of(bench: Workbench, key: str) -> list[dg.AssetMaterialization]:
-    """Materializations of a partition of `embeddings`, the last one first."""
-    seen = dg.AssetRecordsFilter(NAMES.embeddings, asset_partitions=[key])
+def events_of(
+    bench: Workbench, key: str, asset: dg.AssetKey = NAMES.embeddings
+) -> list[dg.AssetMaterialization]:
+    """Materializations of a partition of an asset, the last one first."""
+    seen = dg.AssetRecordsFilter(asset, asset_partitions=[key])
     found = [
         record.asset_materialization
         for record in bench.instance.fetch_materializations(seen, limit=10).records
