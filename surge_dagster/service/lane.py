@@ -70,7 +70,7 @@ class Promise:
     Attributes:
         tokens_per_second: of full passes during bulk work, as expected at the start.
         pass_tokens: of a full pass.
-        wanted_seconds: None: what three full passes need, and at least 100 ms.
+        wanted_seconds: None: `MARGIN` times the time of three full passes, and at least 100 ms.
         share: of the device, that bulk work leaves to queries.
     """
 
@@ -100,7 +100,7 @@ class Promise:
 
     @property
     def promised_seconds(self) -> float:
-        """From the acceptance of a request to its answer."""
+        """From the arrival of a request to its answer."""
         wanted = self.wanted_seconds
         if wanted is None:
             wanted = max(

@@ -80,9 +80,15 @@ def _parsed(request: FileRead, line: bytes, row: int) -> _Object:
         if not isinstance(document, dict):
             raise ValueError("expected one JSON object per line")
     except (ValueError, RecursionError) as error:
-        reason = f"cannot be read at {row_in_words(row)} ({first_line(error)})"
+        reason = f"cannot be read at {row_in_words(row)} ({_problem(error)})"
         raise request.refused(reason, remedy) from error
     return document
+
+
+def _problem(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):  # its own text calls every line "line 1"
+        return f"{error.msg} at character {error.pos + 1}"
+    return first_line(error)
 
 
 def _no_constant(name: str) -> None:
