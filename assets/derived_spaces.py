@@ -23,7 +23,7 @@ from surge_dagster.assets.columns import file_columns
 from surge_dagster.config.nested_settings import DerivedSettings
 from surge_dagster.config.settings import Settings
 from surge_dagster.engine.derived.derive import DeriveRun
-from surge_dagster.engine.derived.lag import find_lag
+from surge_dagster.engine.derived.parent_files import find_lag
 from surge_dagster.engine.files.facts import desired_version
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.support.counts import counted

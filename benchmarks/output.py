@@ -58,8 +58,7 @@ from benchmarks.paced_runs import (
 from surge_dagster import EmbeddingRun, open_source
 from surge_dagster.engine.files.facts import FileFacts, desired_version
 from surge_dagster.engine.files.parquet import FileWriter
-from surge_dagster.engine.files.rows import FileRows, schema
-from surge_dagster.engine.files.validation import invalid_row
+from surge_dagster.engine.files.rows import FileRows, invalid_row, schema
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore

@@ -14,10 +14,8 @@ from surge_dagster.commands.settings import CATALOG, SPACE, start_pool, takes_se
 from surge_dagster.config.settings import Settings
 from surge_dagster.engine.encoder.speed import Speed
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.plan.calibrating import known_costs
-from surge_dagster.engine.plan.calibration_run import calibrate
-from surge_dagster.engine.plan.cost_model import CALL_SECONDS
-from surge_dagster.engine.plan.io_costs import io_costs
+from surge_dagster.engine.plan.calibrating import calibrate, known_costs
+from surge_dagster.engine.plan.cost_model import CALL_SECONDS, io_costs
 from surge_dagster.engine.plan.planned_run import plan as plan_run
 from surge_dagster.engine.plan.planned_run import plan_partitions
 from surge_dagster.engine.plan.planner import Fleet, Goals, PaperModel, Plan, RunCosts

@@ -42,7 +42,7 @@ from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool, PoolFacts
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts
 from surge_dagster.engine.errors import EncoderError
-from surge_dagster.engine.files.validation import invalid_row
+from surge_dagster.engine.files.rows import invalid_row
 from surge_dagster.engine.model.folder import tokenizer_file
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.waiting import wait_for_thread

@@ -20,8 +20,8 @@ from surge_dagster.config.settings import load_settings
 from surge_dagster.definitions import embedding_catalog
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.run import report
+from surge_dagster.engine.run.encoding import Pace
 from surge_dagster.engine.run.following import Follower
-from surge_dagster.engine.run.meters import Pace
 from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.launch import job_of

@@ -24,15 +24,17 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.derived.conversion import convert, cut
-from surge_dagster.engine.derived.lag import find_derived
-from surge_dagster.engine.derived.parent_files import beside_parent, find_ranges, parent_rows
+from surge_dagster.engine.derived.parent_files import (
+    beside_parent,
+    find_derived,
+    find_ranges,
+    parent_rows,
+)
 from surge_dagster.engine.derived.recall import Recall, measure_recall
 from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.files.facts import WRITER, desired_version
-from surge_dagster.engine.files.formats import PublishedFile, file_name
-from surge_dagster.engine.files.opening import usable_file
-from surge_dagster.engine.files.rows import embedding_array, embedding_type, matrix_of
-from surge_dagster.engine.files.validation import invalid_row
+from surge_dagster.engine.files.formats import PublishedFile, file_name, usable_file
+from surge_dagster.engine.files.rows import embedding_array, embedding_type, invalid_row, matrix_of
 from surge_dagster.engine.model.derivation import DerivedDtype
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import keep_current

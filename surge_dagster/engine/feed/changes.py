@@ -41,8 +41,7 @@ from surge_dagster.engine.feed.confirmations import (
     forget_elsewhere,
 )
 from surge_dagster.engine.files.facts import InvalidFile
-from surge_dagster.engine.files.formats import PublishedFile, file_name
-from surge_dagster.engine.files.opening import open_listed
+from surge_dagster.engine.files.formats import PublishedFile, file_name, open_listed
 from surge_dagster.engine.files.parquet import OutputFile
 from surge_dagster.engine.readers.loading import Embeddings, open_embeddings
 from surge_dagster.engine.store.store import Store

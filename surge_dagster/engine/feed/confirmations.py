@@ -11,8 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from surge_dagster.engine.output.documents import read_document, write_document
-from surge_dagster.engine.output.spaces import list_spaces
+from surge_dagster.engine.output.spaces import list_spaces, read_document, write_document
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.keys import encode_key
 

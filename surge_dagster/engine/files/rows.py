@@ -1,8 +1,8 @@
-"""Rows of output files: their columns, and tables that refer to a matrix."""
+"""Rows of output files: columns, tables that refer to a matrix, and which vectors are valid."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -20,6 +20,10 @@ _MOST_READ_ROWS = 1024
 OWN_COLUMNS = ("id", "text", "text_hash", "truncated", "embedding")
 _DTYPES = {np.dtype("float32"): pa.float32(), np.dtype("float16"): pa.float16()}
 _BITS = {"int8": 8, "binary": 1}  # of a value, if vectors are stored as bytes
+# Rounding: a float32 vector of length 1 misses it slightly, and float16 rounds each component to 11
+# bits.
+_NORM_TOLERANCE = {np.dtype("float32"): 1e-3, np.dtype("float16"): 5e-3}
+_CHUNK_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,3 +200,36 @@ def matrix_of(batch: pa.RecordBatch) -> np.ndarray:
     if not len(column):
         return np.empty((0, 0))
     return column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), -1)
+
+
+def invalid_row(
+    matrix: np.ndarray,
+    *,
+    normalized: bool,
+    may_be_zero: Callable[[int], bool] = lambda row: False,
+) -> tuple[int, str] | None:
+    """Return the first row of a [rows, dimension] matrix that cannot be an embedding, and why; None
+    if all can.
+
+    Args:
+        normalized: whether every vector must have length 1.
+        may_be_zero: whether a row may be all zeros: models without a token for a blank text give it
+            such a vector.
+    """
+    if matrix.dtype.itemsize == 1:  # every byte is a valid int8 value, and every bit
+        return None
+    tolerance = _NORM_TOLERANCE[matrix.dtype]
+    for start in range(0, len(matrix), _CHUNK_ROWS):
+        chunk = matrix[start : start + _CHUNK_ROWS].astype(np.float32, copy=False)
+        with np.errstate(over="ignore"):
+            lengths = np.sqrt(np.vecdot(chunk, chunk))
+        # The comparison fails if a component is NaN or infinite.
+        valid = np.abs(lengths - 1) <= tolerance if normalized else np.isfinite(lengths)
+        for row in np.flatnonzero(~valid).tolist():
+            if not np.isfinite(chunk[row]).all():
+                return start + row, "its vector is not finite"
+            # else its components are finite and only the square of its length is not
+            is_blank = not chunk[row].any() and may_be_zero(start + row)
+            if normalized and not is_blank:
+                return start + row, f"its vector has length {float(lengths[row]):.4f}; expected 1"
+    return None

@@ -14,8 +14,12 @@ from dataclasses import asdict, dataclass
 
 from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.documents import read_document, write_document
-from surge_dagster.engine.output.spaces import is_folder_of_space, list_spaces
+from surge_dagster.engine.output.spaces import (
+    is_folder_of_space,
+    list_spaces,
+    read_document,
+    write_document,
+)
 from surge_dagster.engine.store.store import Store
 
 CURRENT_FILE = "current_space.json"

@@ -19,21 +19,44 @@ does not cover may change it, and then a run is refused.
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.model.spec import EncodingSpec, Space, space_from_json
 from surge_dagster.engine.output.catalog_record import CatalogRecord, catalog_from_json
-from surge_dagster.engine.output.documents import read_document, write_document
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.urls import expanded
 
 log = logging.getLogger(__name__)
 
 SPACE_FILE = "space.json"
+
+
+def read_document(store: Store, name: str) -> Any:
+    """Return what an object holds; raises `FileNotFoundError`, or `ValueError` if it is damaged."""
+    with store.open(name) as source:
+        return json.loads(source.read())
+
+
+def write_document(
+    store: Store, name: str, document: Mapping[str, Any], still_wanted: Callable[[], None]
+) -> None:
+    """Publish a small JSON object as `Upload.publish` does; raises `TransientError` if the disk
+    does not take it."""
+    try:
+        with store.create(name) as upload:
+            upload.sink.write(json.dumps(document, indent=2, sort_keys=True).encode() + b"\n")
+            upload.publish(still_wanted)
+        store.sync(name.rpartition("/")[0])
+    except OSError as error:
+        raise TransientError(
+            f"cannot write {store.location(name)!r}: {error}. Make room on the disk, then run "
+            "again."
+        ) from error
 
 
 def is_folder_of_space(store: Store) -> bool:

@@ -21,8 +21,7 @@ from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_token
 from surge_dagster.engine.encoder.worker.tokenization import load_tokenizer
 from surge_dagster.engine.errors import DataError, SurgeError
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.run.failures import failure_of
-from surge_dagster.engine.run.report import Failure
+from surge_dagster.engine.run.report import Failure, failure_of
 from surge_dagster.engine.sources.content import IdSet, refuse_repeated_id
 from surge_dagster.engine.sources.partition import Partition, RowBatch, read_rows
 

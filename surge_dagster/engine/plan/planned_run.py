@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.files.formats import PublishedFile
-from surge_dagster.engine.files.opening import open_published
+from surge_dagster.engine.files.formats import PublishedFile, open_published
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import space_of_spec

@@ -20,6 +20,7 @@ from surge_dagster.engine.encoder.speed import Speed
 from surge_dagster.engine.plan.cost_model import (
     CostConstants,
     Flush,
+    IoCosts,
     Recommendation,
     in_texts,
     predict_flushes,
@@ -28,7 +29,6 @@ from surge_dagster.engine.plan.cost_model import (
     speedup,
     variation,
 )
-from surge_dagster.engine.plan.io_costs import IoCosts
 from surge_dagster.engine.run.memory import SLOTS, MemoryPlan
 from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.run.thresholds import PARTITION_OVERHEAD_BYTES, Bounds

@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.files.facts import FileFacts
-from surge_dagster.engine.files.formats import PublishedFile, file_name
-from surge_dagster.engine.files.opening import usable_file
+from surge_dagster.engine.files.formats import PublishedFile, file_name, usable_file
 from surge_dagster.engine.files.rows import carried_columns, embedding_type
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space, space_of_readers

@@ -16,11 +16,10 @@ from contextlib import suppress
 from typing import Protocol
 
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
-from surge_dagster.engine.files.formats import PublishedFile, file_name
-from surge_dagster.engine.files.opening import usable_file
+from surge_dagster.engine.files.formats import PublishedFile, file_name, usable_file
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.documents import read_document, write_document
 from surge_dagster.engine.output.freshness import Found, OutputState
+from surge_dagster.engine.output.spaces import read_document, write_document
 from surge_dagster.engine.run.staging import remove_staged
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted

@@ -12,7 +12,7 @@ import pyarrow as pa
 from surge_dagster.engine.derived.conversion import comparable, cut
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.files.opening import open_listed
+from surge_dagster.engine.files.formats import open_listed
 from surge_dagster.engine.files.rows import OWN_COLUMNS, matrix_of
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space

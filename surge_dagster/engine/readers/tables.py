@@ -15,8 +15,7 @@ import pyarrow.fs as fs
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.facts import InvalidFile
-from surge_dagster.engine.files.formats import PublishedFile
-from surge_dagster.engine.files.opening import open_listed
+from surge_dagster.engine.files.formats import PublishedFile, open_listed
 from surge_dagster.engine.files.parquet import OutputFile
 from surge_dagster.engine.files.rows import check_schema
 from surge_dagster.engine.model.spec import Space

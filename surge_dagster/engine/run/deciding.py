@@ -13,8 +13,7 @@ from surge_dagster.engine.errors import (
     TransientError,
 )
 from surge_dagster.engine.output.freshness import Freshness, OutputState
-from surge_dagster.engine.run.failures import failure_of
-from surge_dagster.engine.run.report import Failure, Receipt
+from surge_dagster.engine.run.report import Failure, Receipt, failure_of
 from surge_dagster.engine.run.superbatch import PartitionToRead
 from surge_dagster.engine.sources.partition import Partition, PartitionRange
 from surge_dagster.engine.support.keys import encode_key

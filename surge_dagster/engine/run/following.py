@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.run.meters import InFlight
 from surge_dagster.engine.run.report import (
     Event,
     Failure,
@@ -18,6 +17,7 @@ from surge_dagster.engine.run.report import (
     RunReport,
     SuperBatchReport,
 )
+from surge_dagster.engine.run.run_memory import InFlight
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.waiting import every

@@ -22,16 +22,14 @@ import pyarrow as pa
 from surge_dagster.engine.encoder.known_vectors import KnownVectors
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.files.facts import InvalidFile
-from surge_dagster.engine.files.opening import open_published
+from surge_dagster.engine.files.formats import open_published
 from surge_dagster.engine.files.parquet import OutputFile
-from surge_dagster.engine.files.rows import matrix_of, row_group_rows
-from surge_dagster.engine.files.validation import invalid_row
+from surge_dagster.engine.files.rows import invalid_row, matrix_of, row_group_rows
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.observer import ObservedRows, PublicationObserver
 from surge_dagster.engine.run.old_values import LOOKUP_BYTES, NO_ROW, OldValues
 from surge_dagster.engine.run.run_memory import RunMemory
-from surge_dagster.engine.run.space_target import SpaceTarget
-from surge_dagster.engine.run.superbatch import PartitionToRead, StagedRows
+from surge_dagster.engine.run.superbatch import PartitionToRead, SpaceTarget, StagedRows
 from surge_dagster.engine.sources.content import IdSet
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.support.text_hash import HASH_BYTES, TEXT_HASH, text_hashes

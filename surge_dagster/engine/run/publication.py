@@ -14,16 +14,21 @@ import pyarrow as pa
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.files.formats import write_file
-from surge_dagster.engine.files.validation import invalid_row
-from surge_dagster.engine.run.failures import require_unchanged
+from surge_dagster.engine.files.rows import invalid_row
 from surge_dagster.engine.run.observer import ObservedRows, PublicationObserver
-from surge_dagster.engine.run.report import Event, Failure, Receipt, SuperBatchReport
-from surge_dagster.engine.run.space_target import SpaceTarget
+from surge_dagster.engine.run.report import (
+    Event,
+    Failure,
+    Receipt,
+    SuperBatchReport,
+    require_unchanged,
+)
 from surge_dagster.engine.run.staging import Staging
 from surge_dagster.engine.run.superbatch import (
     EncodedSuperBatch,
     ReadPartition,
     Segment,
+    SpaceTarget,
     StagedRows,
 )
 from surge_dagster.engine.sources.rows import is_blank

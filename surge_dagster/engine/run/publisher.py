@@ -23,19 +23,18 @@ from functools import partial
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.run.events import EventStream
-from surge_dagster.engine.run.failures import failure_of
 from surge_dagster.engine.run.observer import PublicationObserver
 from surge_dagster.engine.run.publication import Publication
-from surge_dagster.engine.run.report import Failure, Receipt
+from surge_dagster.engine.run.report import Failure, Receipt, failure_of
 from surge_dagster.engine.run.rewriting import assemble
 from surge_dagster.engine.run.run_memory import RunMemory
-from surge_dagster.engine.run.space_target import SpaceTarget
 from surge_dagster.engine.run.staging import StagedRowsGone, Staging
 from surge_dagster.engine.run.superbatch import (
     EncodedSuperBatch,
     PartitionToRead,
     ReadPartition,
     Segment,
+    SpaceTarget,
     StagedRows,
 )
 from surge_dagster.engine.store.local_upload import write_error

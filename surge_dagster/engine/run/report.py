@@ -1,4 +1,4 @@
-"""What a run reports: records of SuperBatches, published partitions and failures, and the metrics
+"""What a run reports: SuperBatches, published partitions, what is wrong with others, and metrics
 of the whole run."""
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
 
 from surge_dagster.engine.encoder.metrics import NO_COSTS, Costs
+from surge_dagster.engine.errors import DataError, PlaceTaken, SurgeError, TransientError
 from surge_dagster.engine.files.facts import FileFacts
+from surge_dagster.engine.sources.partition import Partition, located
 from surge_dagster.engine.store.store import StoredObject
 from surge_dagster.engine.support.timeline import Span
 
-Action = Literal["encoded", "republished", "fresh", "derived"]
 # Facts of a file that its receipt repeats.
 _OF_FILE = (
     "space",
@@ -39,6 +40,9 @@ _DERIVED = (
     "cost",
     "cost_per_million_texts",
 )
+
+
+Action = Literal["encoded", "republished", "fresh", "derived"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,3 +365,42 @@ def _flat(report: SuperBatchReport | RunReport) -> dict[str, Any]:
     document = asdict(report) | report.costs.as_dict()
     del document["costs"]
     return document
+
+
+def require_unchanged(partition: Partition) -> None:
+    """Look up the source version again, so that of two writers the one with the newer source wins.
+
+    Raises:
+        TransientError: the source has changed, or was removed, since the partition was listed.
+    """
+    current = partition.current_source_version()
+    if current != partition.source_version:
+        change = "it was removed" if current is None else f"it is {current!r} now"
+        raise TransientError(
+            f"partition {partition.key!r}: its source changed while it was encoded (source version "
+            f"{partition.source_version!r} was read, {change}). The result was thrown away; "
+            "run again.",
+            partition.key,
+        )
+
+
+def failure_of(partition: Partition, error: SurgeError | OSError) -> Failure:
+    """Return the failure of a partition that could not be read or published; transient if its
+    source is being replaced."""
+    if isinstance(error, DataError):
+        try:
+            require_unchanged(partition)
+        except (SurgeError, OSError):
+            changed = "Its source changed while it was read; run again."
+            return Failure(partition.key, f"{error} {changed}", transient=True, remedy=changed)
+        is_taken = isinstance(error, PlaceTaken)
+        return Failure(
+            partition.key,
+            str(located(partition, error)),
+            remedy=error.remedy,
+            in_source=not is_taken,
+        )
+    if isinstance(error, SurgeError):
+        return Failure(partition.key, str(error), transient=isinstance(error, TransientError))
+    remedy = "Run again when its storage answers."
+    return Failure(partition.key, f"partition {partition.key!r}: {error}. {remedy}", True, remedy)

@@ -21,13 +21,13 @@ import pyarrow as pa
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import EncoderError, StoreUnavailable
-from surge_dagster.engine.files.opening import open_published
+from surge_dagster.engine.files.formats import open_published
 from surge_dagster.engine.files.parquet import OutputFile
 from surge_dagster.engine.files.rows import matrix_of
 from surge_dagster.engine.run.old_rows import UNUSABLE
 from surge_dagster.engine.run.report import OldVectorSample
 from surge_dagster.engine.run.run_memory import RunMemory
-from surge_dagster.engine.run.space_target import SpaceTarget
+from surge_dagster.engine.run.superbatch import SpaceTarget
 from surge_dagster.engine.support.cosines import LOWEST_COSINE, cosines
 
 log = logging.getLogger(__name__)

@@ -16,11 +16,15 @@ from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.files.parquet import STRING_COPIES, FileWriter, levels_bytes
 from surge_dagster.engine.files.rows import vector_bytes
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.run.failures import require_unchanged
 from surge_dagster.engine.run.observer import ObservedRows, PublicationObserver
-from surge_dagster.engine.run.space_target import SpaceTarget
+from surge_dagster.engine.run.report import require_unchanged
 from surge_dagster.engine.run.staging import Staging
-from surge_dagster.engine.run.superbatch import PartitionToRead, ReadPartition, StagedRows
+from surge_dagster.engine.run.superbatch import (
+    PartitionToRead,
+    ReadPartition,
+    SpaceTarget,
+    StagedRows,
+)
 from surge_dagster.engine.store.store import Upload
 
 # Memory of a row group while it is held and written; together with what reading takes, less than

@@ -1,21 +1,85 @@
-"""The memory of a run: what its stages take from the budget and from the arena, and give back."""
+"""What a run holds: bytes and slots that stages take and give back, and texts in flight; and how
+long the encoder waits for storage."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.errors import Cancelled, DataError
 from surge_dagster.engine.run.memory import MemoryPlan
-from surge_dagster.engine.run.meters import ExposedIo, InFlight
 from surge_dagster.engine.run.superbatch import SuperBatch
 from surge_dagster.engine.run.thresholds import Bounds
 from surge_dagster.engine.sources.content import IdSet
 from surge_dagster.engine.sources.partition import Partition, PartitionRange, RowBatch, read_rows
 from surge_dagster.engine.support.ledger import Ledger
-from surge_dagster.engine.support.waiting import StopSignal
+from surge_dagster.engine.support.waiting import TURN_SECONDS, StopSignal
+
+
+class InFlight:
+    """Counts texts that were admitted and are neither published nor staged, and remembers the
+    highest count.
+
+    Attributes:
+        encoded: texts of the whole run that have got their vectors, also in SuperBatches that are
+            being encoded.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.texts = 0
+        self.most = 0
+        self.encoded = 0
+
+    def add(self, texts: int) -> None:
+        with self._changed:
+            self.texts += texts
+            self.most = max(self.most, self.texts)
+
+    def remove(self, texts: int) -> None:
+        with self._changed:
+            self.texts -= texts
+            if not self.texts:
+                self._changed.notify_all()
+
+    def wait_until_none(self, stop: StopSignal) -> None:
+        """Wait until every text was published or dropped; `Cancelled` when the run is stopping."""
+        with self._changed:
+            while self.texts:
+                stop.require_running()
+                self._changed.wait(TURN_SECONDS)
+
+
+class ExposedIo:
+    """Adds up the seconds in which the encoder waits for texts while the reader waits for storage.
+
+    Attributes:
+        reader_seconds: in which the reader waits, whatever the encoder does.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = self.reader_seconds = 0.0
+        self._lock = threading.Lock()
+        self._waiting: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def waiting(self, stage: Literal["encoder", "reader"]) -> Iterator[None]:
+        with self._lock:
+            self._waiting[stage] = time.perf_counter()
+        try:
+            yield
+        finally:
+            with self._lock:
+                now = time.perf_counter()
+                if len(self._waiting) == 2:
+                    self.seconds += now - max(self._waiting.values())
+                seconds = now - self._waiting.pop(stage)
+                self.reader_seconds += seconds if stage == "reader" else 0.0
 
 
 @dataclass(frozen=True, slots=True)

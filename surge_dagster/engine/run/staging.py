@@ -45,10 +45,10 @@ from surge_dagster.engine.files.rows import (
     rows_at_a_time,
 )
 from surge_dagster.engine.output.spaces import list_spaces
-from surge_dagster.engine.run.space_target import SpaceTarget
 from surge_dagster.engine.run.superbatch import (
     ReadPartition,
     Segment,
+    SpaceTarget,
     StagedRows,
     SuperBatch,
     row_bytes,

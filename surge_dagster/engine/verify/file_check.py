@@ -15,14 +15,11 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.derived.derived_rows import DerivedRows
 from surge_dagster.engine.errors import DataError, TransientError
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile
-from surge_dagster.engine.files.formats import file_name, read_shape
-from surge_dagster.engine.files.opening import open_published, remedy_of
+from surge_dagster.engine.files.formats import file_name, open_published, read_shape, remedy_of
 from surge_dagster.engine.files.parquet import OutputFile
-from surge_dagster.engine.files.rows import OWN_COLUMNS, embedding_type, matrix_of
-from surge_dagster.engine.files.validation import invalid_row
+from surge_dagster.engine.files.rows import OWN_COLUMNS, embedding_type, invalid_row, matrix_of
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import status_of
 from surge_dagster.engine.sources.content import ContentDigest, IdSet, refuse_repeated_id
@@ -33,7 +30,7 @@ from surge_dagster.engine.support.cosines import LOWEST_COSINE
 from surge_dagster.engine.support.text_hash import text_hashes
 from surge_dagster.engine.support.unreadable import UNREADABLE
 from surge_dagster.engine.support.values import same_values
-from surge_dagster.engine.verify.reencoding import SampledRows
+from surge_dagster.engine.verify.reencoding import DerivedRows, SampledRows
 
 Samples = SampledRows | DerivedRows
 _FileKind = Literal[

@@ -3,7 +3,7 @@
 Every file of a space is read in full, checksums included, together with its source partition
 (`file_check.py`): it must have the same ids and texts in the same order, and a valid vector for
 each. Some rows, or all, are encoded again and must give the stored vector (`reencoding.py`); those
-of a derived space are all computed again from its parent (`derived_rows.py`). A file has at most
+of a derived space are all computed again from its parent. A file has at most
 one `Violation`; nothing is changed. What is remembered about files (`OutputState`) is not used.
 
 A file that could not be read is a violation too, because nothing was proven about it, and the other
@@ -18,17 +18,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from surge_dagster.engine.derived.derived_rows import DerivedRows
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import DataError, StoreUnavailable, TransientError
-from surge_dagster.engine.files.formats import SUFFIX, file_name
-from surge_dagster.engine.files.opening import remedy_of
+from surge_dagster.engine.files.formats import SUFFIX, file_name, remedy_of
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.sources.partition import Partition, Source
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.verify.file_check import Fault, Kind, Samples, compare_with_source, opened
-from surge_dagster.engine.verify.reencoding import SampledRows
+from surge_dagster.engine.verify.reencoding import DerivedRows, SampledRows
 
 _CHECK_AGAIN = "Nothing is known about it until it is checked again."
 _Result = TypeVar("_Result")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from surge_dagster.engine.files.validation import invalid_row
+from surge_dagster.engine.files.rows import invalid_row
 from tests.engine.files.test_parquet import unit_vectors
 
 

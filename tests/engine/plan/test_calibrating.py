@@ -14,8 +14,7 @@ import pytest
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.speed import Speed
 from surge_dagster.engine.plan.calibrating import RunLog, calls_of, known_costs, learning
-from surge_dagster.engine.plan.cost_model import predict_flushes
-from surge_dagster.engine.plan.io_costs import Io, io_costs, io_of, store_kind
+from surge_dagster.engine.plan.cost_model import Io, io_costs, io_of, predict_flushes, store_kind
 from surge_dagster.engine.plan.planner import forecast
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import RunReport, SuperBatchReport

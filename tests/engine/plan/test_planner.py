@@ -16,10 +16,10 @@ from surge_dagster.engine.encoder.speed import Call, Speed
 from surge_dagster.engine.plan.cost_model import (
     CostConstants,
     Flush,
+    IoCosts,
     Recommendation,
     predict_flushes,
 )
-from surge_dagster.engine.plan.io_costs import IoCosts
 from surge_dagster.engine.plan.planner import Goals, RunCosts, forecast, plan, size_fleet, verdict
 from surge_dagster.engine.run.memory import ResultMemory, plan_memory
 from surge_dagster.engine.run.report import RunReport

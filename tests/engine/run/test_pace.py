@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.run.meters import Pace
+from surge_dagster.engine.run.encoding import Pace
 from surge_dagster.engine.run.report import RunReport, SuperBatchReport
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.files.facts import VectorFacts
-from surge_dagster.engine.run.staged_rows_check import StagedRowsCheck
+from surge_dagster.engine.run.reading import StagedRowsCheck
 from surge_dagster.engine.run.superbatch import StagedRows
 from tests.engine.runs import read_of
 from tests.small_catalogs import Rows, numbered_rows, row_batch_of

@@ -22,9 +22,14 @@ from surge_dagster.engine.files.rows import matrix_of, row_group_rows
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.run import memory
 from surge_dagster.engine.run.rewriting import assemble
-from surge_dagster.engine.run.space_target import SpaceTarget
 from surge_dagster.engine.run.staging import STAGING, Staging, _most_rows_without_overlap
-from surge_dagster.engine.run.superbatch import PartitionToRead, Segment, StagedRows, SuperBatch
+from surge_dagster.engine.run.superbatch import (
+    PartitionToRead,
+    Segment,
+    SpaceTarget,
+    StagedRows,
+    SuperBatch,
+)
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.store.object_store import open_object_store

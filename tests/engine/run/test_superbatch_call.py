@@ -17,8 +17,8 @@ from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.known_vectors import KnownVectors
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
+from surge_dagster.engine.run.encoding import SuperBatchCall
 from surge_dagster.engine.run.superbatch import PartitionToRead, Segment, SuperBatch
-from surge_dagster.engine.run.superbatch_call import SuperBatchCall
 from surge_dagster.engine.support.ledger import Ledger
 from tests.engine.encoder import faults
 from tests.engine.encoder.faulty_pools import faulty_pool
