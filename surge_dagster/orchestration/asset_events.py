@@ -54,8 +54,8 @@ def source_version(
         "source_version": partition.source_version,
         "removed": False,
     }
-    if partition.rows is not None:
-        metadata["dagster/partition_row_count"] = partition.rows
+    if partition.source_rows is not None:
+        metadata["dagster/partition_row_count"] = partition.source_rows
     return _of_source(names, to_partition_key(partition.key), metadata, changed=changed)
 
 

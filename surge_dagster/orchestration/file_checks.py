@@ -45,11 +45,12 @@ class FileChecks:
         _record(self.dimensions, partition.key, wrong_dimension)
 
         wrong_rows = ""
-        if partition.rows is not None:
-            expected = partition.rows - receipt.skipped_rows
-            if receipt.rows != expected:
-                wrong_rows = f"its file has {receipt.rows:,} rows; its source has {expected:,}."
-        if partition.rows is not None or receipt.action != "fresh":
+        if partition.source_rows not in (None, receipt.source_rows):
+            wrong_rows = (
+                f"its file is made of {receipt.source_rows:,} rows; its source has "
+                f"{partition.source_rows:,}."
+            )
+        if partition.source_rows is not None or receipt.action != "fresh":
             _record(self.rows, partition.key, wrong_rows)
 
     def record_invalid(self, key: str, invalid: InvalidFile) -> None:

@@ -76,6 +76,7 @@ class FileFacts(VectorOrigin):
         content_digest: over the canonical (id, text) rows.
         desired_version: hash of content digest and space; Dagster's data version of the partition.
         truncated: texts whose first tokens are all that the model saw.
+        source_rows: rows of the source that the file is made of, skipped ones included.
         skipped_rows: rows of the source that were left out, because they have no text.
         blank_texts: texts that are empty or only white space.
         rows_version: random, new whenever rows are written; the file keeps it when it is merely
@@ -94,6 +95,7 @@ class FileFacts(VectorOrigin):
     dimension: int
     truncated: int
     writer: str = WRITER
+    source_rows: int = 0
     skipped_rows: int = 0
     blank_texts: int = 0
     rows_version: str = ""

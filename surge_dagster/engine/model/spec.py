@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.chunk_rule import ChunkRule
 from surge_dagster.engine.model.derivation import (
     DERIVED_DTYPES,
     Derivation,
@@ -22,7 +24,7 @@ from surge_dagster.engine.model.derivation import (
     derivation_from_json,
 )
 from surge_dagster.engine.model.digest import canonical_json
-from surge_dagster.engine.model.folder import ModelFacts, describe_model
+from surge_dagster.engine.model.folder import ModelFacts, describe_model, tokenizer_file
 from surge_dagster.engine.model.locating import DEFAULT_MODEL, find_model
 from surge_dagster.engine.model.prompts import Prompts, Task
 from surge_dagster.engine.support.urls import expanded
@@ -47,6 +49,7 @@ class EncodingSpec:
             cut and counted.
         trust_remote_code: the commit, or for a local folder the digest, of the model's own code
             that may run.
+        chunks: if the rows of the space are chunks of documents, how these are cut.
     """
 
     model: str = DEFAULT_MODEL
@@ -57,6 +60,7 @@ class EncodingSpec:
     dimension: int | None = None
     dtype: str = "float32"
     trust_remote_code: str | None = None
+    chunks: ChunkRule | None = None
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -72,7 +76,10 @@ class EncodingSpec:
             raise ConfigError(f"dimension is at least 1, not {self.dimension}")
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        values = asdict(self)
+        if self.chunks is None:
+            del values["chunks"]
+        return values
 
     def resolve(self) -> Space:
         """Locates the model and computes its digest."""
@@ -89,6 +96,8 @@ class EncodingSpec:
                 f"{self.model} reads at most {facts.longest_length} tokens; "
                 f"max_length {max_length} is more than that"
             )
+        if self.chunks is not None:
+            self._require_chunks(self.chunks, facts, max_length)
         requested = self
         model_folder = ""
         if expanded(self.model).is_dir():
@@ -108,6 +117,19 @@ class EncodingSpec:
             dtype=self.dtype,
         )
         return unnamed.named(facts.slug)
+
+    def _require_chunks(self, rule: ChunkRule, facts: ModelFacts, max_length: int) -> None:
+        if not facts.path or tokenizer_file(Path(facts.path)) is None:
+            raise ConfigError(
+                f"chunks need a model with a fast tokenizer (tokenizer.json); {self.model} has "
+                "none. Use another model, or leave chunks out."
+            )
+        if rule.tokens is not None and rule.tokens > max_length:
+            raise ConfigError(
+                f"chunks: tokens is {rule.tokens}, and {self.model} reads {max_length} tokens of a "
+                f"text. Use at most {max_length}, or set max_length."
+            )
+        rule.require_overlap(rule.tokens or max_length)
 
     def _facts(self) -> ModelFacts:
         if not self.model.startswith(HASH_SCHEME):
@@ -245,6 +267,8 @@ class Space:
             resolved["query_prompt"] = self.query_prompt
         if self.derived:
             resolved["derived"] = self.derived.to_json()
+        if self.requested.chunks is not None:
+            resolved["chunks"] = asdict(self.requested.chunks)
         return resolved
 
     def derive(
@@ -295,6 +319,14 @@ def _chosen(requested: Any, of_model: Any) -> Any:
     return of_model if requested is None else requested
 
 
+def spec_from_json(requested: dict[str, Any]) -> EncodingSpec:
+    """The request that `EncodingSpec.as_dict` describes."""
+    values = dict(requested)
+    if values.get("chunks") is not None:
+        values["chunks"] = ChunkRule(**values["chunks"])
+    return EncodingSpec(**values)
+
+
 def space_from_json(document: dict[str, Any]) -> Space:
     """The space that a space.json describes, with no path of its model."""
     space_format = document.get("format")
@@ -306,7 +338,7 @@ def space_from_json(document: dict[str, Any]) -> Space:
     try:
         space = Space(
             name=document["name"],
-            requested=EncodingSpec(**document["requested"]),
+            requested=spec_from_json(document["requested"]),
             model_path="",
             document_prompt=document["prompt"],
             query_prompt=document.get("query_prompt", ""),

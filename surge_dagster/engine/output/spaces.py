@@ -283,8 +283,10 @@ def nearest_spaces(spec: EncodingSpec, spaces: Iterable[Space]) -> str:
     lines: list[str] = []
     for space in spaces:
         was = replace(space.requested, model=space.model_folder or space.requested.model).as_dict()
-        names = [name for name in now if now[name] != was[name]]
-        values = [f"{name} is {_value(now[name])} and was {_value(was[name])}" for name in names]
+        names = [name for name in {**was, **now} if now.get(name) != was.get(name)]
+        values = [
+            f"{name} is {_value(now.get(name))} and was {_value(was.get(name))}" for name in names
+        ]
         difference = ", ".join(values) or "the content of the model was another one"
         lines.append(f"{space.name} ({difference})")
     return "; ".join(lines)

@@ -114,7 +114,7 @@ def sample_catalog(
     Args:
         reuse: what finds texts in the old file of each partition; None for one without.
     """
-    rows = np.array([partition.rows or 0 for partition in partitions], float)
+    rows = np.array([partition.source_rows or 0 for partition in partitions], float)
     sizes = _sizes(partitions, rows)
     chosen, weights = _chosen(sizes)
     reuse = reuse or [None] * len(partitions)
@@ -214,7 +214,7 @@ def _first_rows(
     tokens = count_tokens(distinct.take(pa.array(tokenized)))
     return _FirstRows(
         rows=rows,
-        rows_read=rows + sum(batch.skipped for batch in batches),
+        rows_read=sum(batch.source_rows + batch.skipped for batch in batches),
         text_bytes=text_bytes,
         reused=rows - len(texts),
         distinct=len(distinct),
@@ -241,8 +241,11 @@ def first_rows(
             if len(batch) <= rows:
                 yield batch
             else:
-                skipped = batch.skipped * rows // len(batch)
-                yield replace(batch.rows(0, rows), skipped=skipped)
+                yield replace(
+                    batch.rows(0, rows),
+                    source_rows=-(-batch.source_rows * rows // len(batch)),
+                    skipped=batch.skipped * rows // len(batch),
+                )
             rows -= len(batch)
             most_bytes -= batch.value_bytes
             if rows <= 0 or most_bytes <= 0:

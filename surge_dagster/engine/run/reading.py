@@ -284,6 +284,7 @@ class _Content:
 
     def __init__(self) -> None:
         self._rows = 0
+        self._source_rows = 0
         self._digest = ContentDigest()
         self._skipped_rows = 0
         self._blank_texts = 0
@@ -292,6 +293,7 @@ class _Content:
 
     def add(self, batch: RowBatch) -> None:
         self._rows += len(batch)
+        self._source_rows += batch.source_rows + batch.skipped
         self._digest.update(batch)
         self._skipped_rows += batch.skipped
         self._blank_texts += int(np.count_nonzero(is_blank(batch.texts)))
@@ -302,12 +304,13 @@ class _Content:
     def require_announced(self, partition: PartitionToRead) -> None:
         """Raise `TransientError` if other than the announced rows came."""
         within = partition.range
-        announced = partition.source.rows if within is None else within.stop - within.start
-        read_rows = self._rows + self._skipped_rows
-        if announced not in (None, read_rows):
+        announced = partition.source.source_rows
+        if within is not None:
+            announced = within.stop - within.start
+        if announced not in (None, self._source_rows):
             raise TransientError(
                 f"{within or f'partition {partition.key!r}'}: {announced:,} rows were announced "
-                f"and {read_rows:,} came. Its source changed while it was read; run again.",
+                f"and {self._source_rows:,} came. Its source changed while it was read; run again.",
                 partition.key,
             )
 
@@ -316,6 +319,7 @@ class _Content:
             self._rows,
             self._digest.hexdigest(),
             self._id_type,
+            self._source_rows,
             self._skipped_rows,
             self._blank_texts,
             tuple(staged),

@@ -23,6 +23,7 @@ _OF_FILE = (
     "content_digest",
     "desired_version",
     "truncated",
+    "source_rows",
     "skipped_rows",
     "blank_texts",
     "rows_reused",
@@ -109,7 +110,7 @@ class Receipt:
             nothing to do; "derived" from the file of another space.
         bytes, etag: of the file, as published.
         truncated: texts whose first tokens are all that the model saw.
-        skipped_rows, blank_texts: see `FileFacts`.
+        source_rows, skipped_rows, blank_texts: see `FileFacts`.
         superbatch: index of the SuperBatch that completed it, None unless it was encoded.
         texts_reused: rows whose vectors other runs had staged.
         rows_reused, rows_encoded, oldest_encoded_at: see `VectorOrigin`; of a file that was
@@ -130,6 +131,7 @@ class Receipt:
     space: str
     superbatch: int | None = None
     texts_reused: int = 0
+    source_rows: int = 0
     skipped_rows: int = 0
     blank_texts: int = 0
     rows_reused: int = 0

@@ -97,7 +97,7 @@ class ReadPartition:
 
     Attributes:
         rows: also those that need no encoding.
-        skipped_rows, blank_texts: see `FileFacts`.
+        source_rows, skipped_rows, blank_texts: see `FileFacts`.
         staged: its rows that an earlier run had staged, ascending.
         changes: what the run's observer made of its rows, if there is one.
     """
@@ -105,6 +105,7 @@ class ReadPartition:
     rows: int
     content_digest: str
     id_type: pa.DataType
+    source_rows: int = 0
     skipped_rows: int = 0
     blank_texts: int = 0
     staged: tuple[StagedRows, ...] = ()
@@ -292,6 +293,7 @@ class SpaceTarget:
             dimension=self.space.dimension,
             rows_version=rows_version,
             carried_columns=in_words(read.carried_columns),
+            source_rows=read.source_rows,
             skipped_rows=read.skipped_rows,
             blank_texts=read.blank_texts,
             **asdict(vectors),

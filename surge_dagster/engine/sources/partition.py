@@ -46,6 +46,8 @@ class Partition:
             is refused, and `TransientError` if the storage does not answer.
         current_source_version: reads the token again; None if the partition was removed.
         rows: if known without reading; skipped rows are counted.
+        source_rows: the same of the source, if other rows are made of its rows, such as chunks of
+            documents.
         text_bytes: an estimate.
         page_bytes: memory that reading may take in addition to the rows that it yields.
         read_range: like `read`, from one row to before another; None if the source cannot do that.
@@ -59,6 +61,11 @@ class Partition:
     text_bytes: int | None = None
     page_bytes: int = 0
     read_range: Callable[[int, int], Iterator[RowBatch]] | None = None
+    source_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.source_rows is None:
+            object.__setattr__(self, "source_rows", self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +94,9 @@ class RowBatch:
         skipped: rows of the source that were left out before, between or after these.
         carried: further columns, with as many rows; their values may be null.
         place: of one of these rows.
+        source_rows: rows of the source that these are made of; without another number, each is one.
+        passages: where the selection's `passage` starts and ends in each text, in characters, int64
+            [rows, 2].
         carried_sizes: bytes of these columns in each row, int64 [rows].
         id_offsets: where each id starts in `id_values`, [rows + 1]; None if ids are numbers.
         id_values: the bytes of the ids; eight for each number.
@@ -97,6 +107,8 @@ class RowBatch:
     skipped: int = 0
     carried: pa.RecordBatch | None = None
     place: Place | None = field(default=None, repr=False, compare=False)
+    source_rows: int = -1
+    passages: np.ndarray | None = field(default=None, repr=False, compare=False)
     # Computed once: every stage needs them, and a batch may have only ten rows.
     id_offsets: np.ndarray | None = field(init=False, repr=False, compare=False)
     id_values: memoryview = field(init=False, repr=False, compare=False)
@@ -106,6 +118,8 @@ class RowBatch:
 
     def __post_init__(self) -> None:
         put = partial(object.__setattr__, self)
+        if self.source_rows < 0:
+            put("source_rows", len(self))
         if self.ids.type == _INT64:
             put("id_offsets", None)
             put("id_values", self.ids.to_numpy(zero_copy_only=True).view(np.uint8).data)

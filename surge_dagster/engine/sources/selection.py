@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 from urllib.parse import urlencode
 
@@ -45,6 +45,7 @@ class Selection:
         carried: further columns that travel with the rows into the output, in this order.
         encoding: of CSV files.
         escape: the character of CSV files before a quote in quotes, as Spark and MySQL write it.
+        passage: a column of the template, whose place in each text `RowBatch.passages` tells.
     """
 
     id: str = "id"
@@ -55,6 +56,7 @@ class Selection:
     carried: tuple[str, ...] = field(default=(), repr=False)
     encoding: str = "utf-8"
     escape: str | None = None
+    passage: str | None = None
     _template: Template | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -66,6 +68,8 @@ class Selection:
                 f"the escape {self.escape!r} cannot be that of a CSV file; expected one character, "
                 "such as a backslash"
             )
+        if self.passage is not None:
+            self._require_passage(self.passage)
         for place, name in enumerate(self.carried):
             if name in OWN_COLUMNS:
                 raise ConfigError(
@@ -74,6 +78,16 @@ class Selection:
                 )
             if name in self.carried[:place]:
                 raise ConfigError(f"the column {name!r} is named twice in columns. Name each once.")
+
+    def _require_passage(self, column: str) -> None:
+        names = [self.text]
+        if self._template is not None:
+            names = [name for _, name in self._template.parts if name is not None]
+        if names.count(column) != 1:
+            raise ConfigError(
+                f"the column {column!r} cannot be cut into chunks: expected a column that the text "
+                f"{self.text!r} has once. Name one of {', '.join(dict.fromkeys(names))}."
+            )
 
     @property
     def columns(self) -> list[str]:
@@ -138,6 +152,9 @@ class Selection:
         carried = None
         if self.carried:
             carried = carried_columns(key, batch, self.carried, first_row)
+        passages = None
+        if self.passage is not None and self._template is not None and len(batch):
+            passages = self._template.passages(key, batch, first_row, self.passage)
         skipped = 0
         if self.missing_text == "empty":
             texts = texts.fill_null("")
@@ -155,9 +172,12 @@ class Selection:
             ids = ids.filter(present)
             texts = texts.drop_null()
             rows = np.flatnonzero(has_text) + first_row
+            if passages is not None:
+                passages = passages[has_text]
             if carried is not None:
                 carried = carried.filter(present)
-        return row_batch(key, ids, texts, rows, self.max_text_bytes, skipped, carried, place)
+        checked = row_batch(key, ids, texts, rows, self.max_text_bytes, skipped, carried, place)
+        return checked if passages is None else replace(checked, passages=passages)
 
     def _texts(self, key: str, batch: pa.RecordBatch, first_row: int) -> pa.Array:
         """Return the texts; null if they are missing. Without rows, columns may have any type."""

@@ -6,6 +6,7 @@ part, and a row of nulls has no text.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from string import Formatter
 from typing import Any, Self
@@ -49,6 +50,24 @@ class Template:
     ) -> pa.Array:
         """Return the texts of a batch; null if the values of a row are all null, or with
         `blank_is_null` all blank."""
+        strings = self._strings(key, batch, first_row)
+        is_null = np.ones(len(batch), np.bool_)
+        for name, column in strings.items():
+            nulls = batch.column(name).is_null().to_numpy(zero_copy_only=False)
+            is_null &= is_blank(column) if blank_is_null else nulls
+        return null_where(is_null, _joined(self.parts, strings))
+
+    def passages(self, key: str, batch: pa.RecordBatch, first_row: int, column: str) -> np.ndarray:
+        """Return where the value of a column starts and ends in each text, in characters, int64
+        [rows, 2]. It stands in the template once."""
+        strings = self._strings(key, batch, first_row)
+        place = [name for _, name in self.parts].index(column)
+        before = (*self.parts[:place], (self.parts[place][0], None))
+        starts = _characters(_joined(before, strings))
+        return np.stack([starts, starts + _characters(strings[column])], axis=1)
+
+    def _strings(self, key: str, batch: pa.RecordBatch, first_row: int) -> dict[str, pa.Array]:
+        """Return the values of each column as strings; empty ones for nulls."""
         strings: dict[str, pa.Array] = {}
         for name in self.columns:
             try:
@@ -57,19 +76,24 @@ class Template:
                 rows = range(first_row, first_row + len(batch))
                 raise error.refused(key, name, rows) from error
             strings[name] = values.fill_null("")
-        is_null = np.ones(len(batch), np.bool_)
-        for name, column in strings.items():
-            nulls = batch.column(name).is_null().to_numpy(zero_copy_only=False)
-            is_null &= is_blank(column) if blank_is_null else nulls
-        pieces: list[Any] = []
-        for literal, name in self.parts:
-            if literal:
-                pieces.append(pa.scalar(literal, pa.large_string()))
-            if name is not None:
-                pieces.append(strings[name])
-        separator = pa.scalar("", pa.large_string())
-        joined = pc.binary_join_element_wise(*pieces, separator)  # pyright: ignore[reportAttributeAccessIssue]
-        return null_where(is_null, joined)
+        return strings
+
+
+def _joined(parts: Iterable[tuple[str, str | None]], strings: Mapping[str, pa.Array]) -> pa.Array:
+    empty = pa.scalar("", pa.large_string())
+    rows = len(next(iter(strings.values())))
+    pieces: list[Any] = [pa.repeat(empty, rows)]  # of literals only, Arrow makes one text
+    for literal, name in parts:
+        if literal:
+            pieces.append(pa.scalar(literal, pa.large_string()))
+        if name is not None:
+            pieces.append(strings[name])
+    return pc.binary_join_element_wise(*pieces, empty)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _characters(texts: pa.Array) -> np.ndarray:
+    lengths = pc.utf8_length(texts)  # pyright: ignore[reportAttributeAccessIssue]
+    return lengths.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _unusable(text: str, reason: str) -> ConfigError:

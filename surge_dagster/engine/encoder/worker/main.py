@@ -38,7 +38,7 @@ from surge_dagster.engine.encoder.worker.backends.base import (
 )
 from surge_dagster.engine.encoder.worker.loading import load_backend, loaded_tokenizer
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.model.spec import EncodingSpec, Space
+from surge_dagster.engine.model.spec import Space, spec_from_json
 
 _BEAT_SECONDS = 1.0
 _MAX_REPORT_CHARACTERS = 5_000
@@ -136,7 +136,7 @@ class Worker:
 
     def _load(self, message: protocol.Message) -> Backend:
         space = Space(
-            **message["space"] | {"requested": EncodingSpec(**message["space"]["requested"])}
+            **message["space"] | {"requested": spec_from_json(message["space"]["requested"])}
         )
         settings = BackendSettings(**message["settings"])
         loaded = load_backend(space, settings, message["backend"])

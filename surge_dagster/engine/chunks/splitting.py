@@ -1,0 +1,241 @@
+"""Where a document is cut into chunks that the model reads in full.
+
+The library semantic-text-splitter cuts at headings of Markdown, else between paragraphs, sentences
+or words, at the largest of these that fits. The model's own tokenizer counts. A chunk is tokenized
+once more with the prompt and the rest of its template, because texts that are put together may have
+other tokens than each of them, and is cut again if it is too long.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from semantic_text_splitter import MarkdownSplitter, TextSplitter
+from tokenizers import Tokenizer
+
+from surge_dagster.engine.chunks.boundaries import sections
+from surge_dagster.engine.model.chunk_rule import LEAST_TOKENS, ChunkRule
+from surge_dagster.engine.model.digest import canonical_json
+from surge_dagster.engine.model.folder import tokenizer_file
+from surge_dagster.engine.model.spec import Space
+
+_CHUNKS_PER_SECTION = 5
+_CHARACTERS_PER_TOKEN = 4
+# Each splitter has a copy of the tokenizer, so chunks next to templates of any length have one of
+# so many sizes.
+_SIZES = 8
+_COUNTED_AT_ONCE = 256  # texts; the library keeps 100 bytes or more for each of their tokens
+_KINDS = {"text": TextSplitter, "markdown": MarkdownSplitter}
+# Texts that splitters may cut in different ways. The digest of what becomes of them is part of the
+# identity of spaces: do not change them.
+_PROBES = (
+    "# Bottles\n\nA steel bottle. It keeps 750 ml cold, e.g. water; isn't it?\n\n## Care\n\n"
+    "* rinse\n* dry\n\n> Do not heat.\n\n```\nx = 1\n\ny = 2\n```\n\n| a | b |\n|---|---|\n",
+    "Erster Satz. Zweiter Satz!  Dritter\tSatz?\r\n\r\nNeuer Absatz\u00a0ohne Punkt\n\n\n  Schluss",
+    "東京の夜景は美しい。大阪の食べ物もおいしい。 Пример текста. مثال 🚀🚀 e\u0301te\u0301 " * 3,
+    "antidisestablishmentarianism" * 12,
+)
+_PROBE_CHARACTERS = (12, 40, 100)
+
+
+class Chunk(NamedTuple):
+    """A part of a document, in characters of its text."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text to cut.
+
+    Attributes:
+        start, stop: the part that is cut, in characters; each chunk repeats the rest.
+    """
+
+    text: str
+    start: int
+    stop: int
+
+    def with_chunk(self, chunk: Chunk) -> str:
+        """Return the text with only this chunk of the part that is cut."""
+        inside = self.text[chunk.start : chunk.stop]
+        return self.text[: self.start] + inside + self.text[self.stop :]
+
+
+class NoRoom(Exception):
+    """The rest of a template leaves chunks no room.
+
+    Attributes:
+        place: of the document.
+        tokens: of the rest, with prompt and special tokens.
+    """
+
+    def __init__(self, place: int, tokens: int) -> None:
+        super().__init__(place, tokens)
+        self.place = place
+        self.tokens = tokens
+
+
+class Splitter:
+    """Cuts documents into chunks of a space; any thread may call it.
+
+    Attributes:
+        tokens: of a chunk at most, with prompt and special tokens.
+    """
+
+    def __init__(self, space: Space) -> None:
+        rule = space.requested.chunks
+        file = tokenizer_file(Path(space.model_path))
+        assert rule is not None and file is not None  # else the spec was refused
+        self.tokens = rule.tokens or space.max_length
+        self._rule = rule
+        self._prompt = space.document_prompt
+        self._tokenizer = Tokenizer.from_file(str(file))
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        # of a chunk without a template
+        self._room = self.tokens - rule.overlap - len(self._tokenizer.encode(self._prompt).ids)
+        self._splitter = lru_cache(_SIZES + 1)(self._new_splitter)
+        self._threads = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "surge-chunks")
+
+    def split(self, documents: Sequence[Document]) -> list[list[Chunk]]:
+        """Return the chunks of each document.
+
+        Without an overlap they follow each other from `start` to `stop`. A document has at least
+        one chunk, which is empty if the part to cut is.
+
+        Raises:
+            NoRoom: the rest of a document's template leaves chunks no room.
+        """
+        long = [place for place, fits in enumerate(self._fit_whole(documents)) if not fits]
+        rooms = self._rooms([documents[place] for place in long], long)
+        starts = self._starts([documents[place] for place in long], rooms)
+
+        chunks = [[Chunk(document.start, document.stop)] for document in documents]
+        for place, room, own in zip(long, rooms, starts, strict=True):
+            document = documents[place]
+            cut = self._short_enough(document, _between(own, document.stop), room)
+            chunks[place] = self._overlapping(document, list(cut))
+        return chunks
+
+    def _fit_whole(self, documents: Sequence[Document]) -> Iterator[bool]:
+        """Yield for each document whether it is one chunk; very long ones are not tokenized."""
+        longest = 4 * _CHARACTERS_PER_TOKEN * self.tokens
+        texts = [document.text if len(document.text) <= longest else "" for document in documents]
+        for text, document, tokens in zip(texts, documents, self._lengths(texts), strict=True):
+            is_counted = len(text) == len(document.text)
+            yield is_counted and tokens <= self.tokens - self._rule.overlap
+
+    def _rooms(self, documents: Sequence[Document], places: Sequence[int]) -> list[int]:
+        """Return the tokens that the prompt and the rest of each text leave to a chunk."""
+        rests = [document.with_chunk(Chunk(0, 0)) for document in documents]
+        step = max(1, self._room // _SIZES)
+        rooms: list[int] = []
+        for place, rest in zip(places, self._lengths(rests), strict=True):
+            room = self.tokens - self._rule.overlap - rest
+            smaller = -(-(self._room - room) // step) * step
+            rooms.append(self._room - smaller)
+            if rooms[-1] <= 0:
+                raise NoRoom(place, rest)
+        return rooms
+
+    def _starts(
+        self, documents: Sequence[Document], rooms: Sequence[int]
+    ) -> Iterator[list[int]]:
+        """Yield where the chunks of each document start, each of at most so many tokens."""
+        distance = self.tokens * _CHARACTERS_PER_TOKEN * _CHUNKS_PER_SECTION // 2
+        borders: list[list[int]] = []
+        texts: list[str] = []
+        of_texts: list[int] = []
+        for document, room in zip(documents, rooms, strict=True):
+            inside = document.text[document.start : document.stop]
+            begins = sections(inside, distance, self._rule.format)
+            texts += [inside[start:stop] for start, stop in pairwise([*begins, len(inside)])]
+            of_texts += [room] * len(begins)
+            borders.append([document.start + begin for begin in begins])
+
+        # The library holds no lock of Python while it cuts.
+        found = self._threads.map(self._cut, texts, of_texts)
+        for begins in borders:
+            yield [begin + start for begin in begins for start in next(found)]
+
+    def _cut(self, text: str, tokens: int) -> list[int]:
+        return [start for start, _ in self._splitter(tokens).chunk_indices(text)] or [0]
+
+    def _new_splitter(self, tokens: int) -> TextSplitter | MarkdownSplitter:
+        kind = _KINDS[self._rule.format]
+        return kind.from_huggingface_tokenizer(self._tokenizer, tokens, trim=False)
+
+    def _short_enough(
+        self, document: Document, chunks: Sequence[Chunk], room: int
+    ) -> Iterator[Chunk]:
+        """Yield the chunks; those that are too long in the whole text are cut again."""
+        texts = map(document.with_chunk, chunks)
+        for chunk, tokens in zip(chunks, self._lengths(texts), strict=True):
+            if tokens <= self.tokens - self._rule.overlap or room == 1:
+                yield chunk
+                continue
+            starts = self._cut(document.text[chunk.start : chunk.stop], room // 2)
+            halves = _between([chunk.start + start for start in starts], chunk.stop)
+            yield from self._short_enough(document, halves, room // 2)
+
+    def _overlapping(self, document: Document, chunks: list[Chunk]) -> list[Chunk]:
+        """Return the chunks, each with the last words of the one before it."""
+        if not self._rule.overlap:
+            return chunks
+        longer = [Chunk(self._begin(document, chunk.start), chunk.stop) for chunk in chunks]
+        lengths = self._lengths(map(document.with_chunk, longer))
+        return [
+            more if tokens <= self.tokens else chunk
+            for chunk, more, tokens in zip(chunks, longer, lengths, strict=True)
+        ]
+
+    def _begin(self, document: Document, start: int) -> int:
+        """Return where the overlap before a chunk begins: with a word, if it has a beginning."""
+        first = max(document.start, start - 8 * _CHARACTERS_PER_TOKEN * self._rule.overlap)
+        before = document.text[first:start]
+        offsets = self._tokenizer.encode(before, add_special_tokens=False).offsets
+        if len(offsets) > self._rule.overlap:
+            character = offsets[-self._rule.overlap][0]
+            while 0 < character < len(before) and not before[character - 1].isspace():
+                character += 1
+            first += character
+        return first
+
+    def _lengths(self, texts: Iterable[str]) -> Iterator[int]:
+        """Yield the tokens of each text with the prompt and special tokens."""
+        remaining = iter(texts)
+        while batch := [self._prompt + text for text in islice(remaining, _COUNTED_AT_ONCE)]:
+            for encoded in self._tokenizer.encode_batch_fast(batch):
+                yield len(encoded.ids)
+
+
+def _between(starts: Sequence[int], stop: int) -> list[Chunk]:
+    return [Chunk(*borders) for borders in pairwise([*starts, stop])]
+
+
+@cache
+def splitter_digest() -> str:
+    """Return a digest of where the installed library cuts certain texts, for `ChunkRule`."""
+    cuts = [
+        kind(capacity, trim=False).chunk_indices(text)
+        for kind in _KINDS.values()
+        for capacity in _PROBE_CHARACTERS
+        for text in _PROBES
+    ]
+    return hashlib.sha256(canonical_json(cuts)).hexdigest()[:16]
+
+
+@cache
+def splitter_of(space: Space) -> Splitter:
+    """Return the splitter of a space, which all of this process share."""
+    return Splitter(space)
