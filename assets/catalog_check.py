@@ -164,9 +164,9 @@ def _compare(
     """Read everything once; return the results of all checks that are on."""
     resources = names.resources(context)
     with errors_as_failures(context):
-        source = resources.catalog.open()
         store = resources.output.open()
         space = existing_space(names, resources, store, "check")
+        source = resources.open_source(space.loadable)
     comparison = _Comparison(policy)
     try:
         for judged in verify(source, store, space):

@@ -75,9 +75,9 @@ def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
         """Verify a space and make it the current one."""
         resources = names.resources(context)
         with executing(context), errors_as_failures(context):
-            source = resources.catalog.open()
             store = resources.output.open()
             space = named_space(store, config.space)
+            source = resources.open_source(space.loadable)
             try:
                 switched = switch_space(source, store, space)
             except SwitchRefused as refused:

@@ -16,6 +16,8 @@ from pydantic import Field, PrivateAttr
 
 from surge_dagster.config.catalog_settings import CatalogSettings
 from surge_dagster.config.settings import FileSettings, absolute_place
+from surge_dagster.engine.chunks.source import in_chunks
+from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.sources import Source
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.gcp import GcpOptions
@@ -56,12 +58,14 @@ class CatalogSource(CatalogSettings, dg.ConfigurableResource):
         bound._context = context
         return bound
 
-    def open(self) -> Source:
-        """Open the catalog; `ConfigError` when there is none."""
-        if asset_key(self.url) is not None:
-            self.require_no_bigquery(self.url)
-            return open_asset(self.url, self._context, self.selection(), self.partition_by)
-        return self.open_catalog(self.url, self.cloud_options())
+    def open(self, spec: EncodingSpec) -> Source:
+        """Open the catalog with the rows of a spec; `ConfigError` when there is none."""
+        if asset_key(self.url) is None:
+            return self.open_catalog(self.url, self.cloud_options(), spec)
+        self.require_no_bigquery(self.url)
+        selection = self.selection(spec.chunks)
+        source = open_asset(self.url, self._context, selection, self.partition_by)
+        return in_chunks(source, spec)
 
     def cloud_options(self) -> StorageOptions:
         """Return how the bucket, or BigQuery, is reached."""

@@ -110,7 +110,7 @@ def embed(
         catalog = read.open_source()
     else:
         read = load_settings(output=output, **settings)
-        catalog = read.open_frames(source)
+        catalog = read.open_frames(source, read.encoding_spec())
         read = read.model_copy(update={"source": FRAMES})
 
     ended = run_catalog(read, catalog, read.open_store(), force=force, quiet=quiet)

@@ -40,6 +40,7 @@ LAYERS = (
     "engine.derived engine.feed engine.inference engine.plan engine.readers engine.tables"
     " engine.verify",
     "engine.run",
+    "engine.chunks",
     "engine.output",
     "engine.encoder engine.sources",
     "engine.files engine.model",
@@ -49,7 +50,7 @@ LAYERS = (
 )
 HOUSES = {PACKAGE, "engine"}
 CORE = ("run", "output", "encoder", "sources", "files", "model", "store", "support", "errors")
-SATELLITES = ("derived", "feed", "inference", "plan", "readers", "tables", "verify")
+SATELLITES = ("chunks", "derived", "feed", "inference", "plan", "readers", "tables", "verify")
 RANKS = {room: rank for rank, line in enumerate(LAYERS) for room in line.split()}
 
 

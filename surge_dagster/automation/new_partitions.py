@@ -92,7 +92,7 @@ def _look(
     space = known_space(resources, store)
     asset = asset_of(names, store, space)
     try:
-        listing = list_catalog(names, asset, instance, resources.catalog.open())
+        listing = list_catalog(names, asset, instance, resources.open_source())
     except NotListed as unlisted:
         return _request_listing(names, settings, context, unlisted, held, fingerprint)
 

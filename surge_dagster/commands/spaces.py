@@ -57,7 +57,7 @@ def recorded_source(settings: Settings, store: Store, space: Space) -> Source:
             f"the space {space.name} holds the catalog {recorded.shown!r}, and {given.shown!r} is "
             "read"
         )
-    return settings.open_source()
+    return settings.open_source(space.loadable)
 
 
 def describes_space(settings: Settings) -> bool:

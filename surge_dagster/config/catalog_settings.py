@@ -17,7 +17,10 @@ from pydantic import (
 )
 from pydantic_settings import NoDecode
 
+from surge_dagster.engine.chunks.source import cut_selection, in_chunks
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.chunk_rule import ChunkRule
+from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, Selection, Source
 from surge_dagster.engine.sources.selection import MissingText
@@ -109,10 +112,11 @@ class CatalogSettings(BaseModel):
             raise ValueError(str(error)) from None
         return value
 
-    def selection(self) -> Selection:
-        return selected(
-            None, {name: getattr(self, name) for name in FileColumnSettings.__annotations__}
-        )
+    def selection(self, chunks: ChunkRule | None = None) -> Selection:
+        """Return what is read of the source, for rows of texts or for chunks of documents."""
+        columns = {name: getattr(self, name) for name in FileColumnSettings.__annotations__}
+        selection = selected(None, columns)
+        return selection if chunks is None else cut_selection(selection, chunks.column)
 
     def record(self, place: str) -> CatalogRecord:
         """Return the catalog at a path or URL as a space records it."""
@@ -127,23 +131,34 @@ class CatalogSettings(BaseModel):
         settings = chosen.model_dump(mode="json", exclude_defaults=True, exclude={"catalog_name"})
         return CatalogRecord(location, self.catalog_name, settings=settings)
 
-    def open_catalog(self, place: str, storage_options: StorageOptions) -> Source:
-        """Open the catalog at a path or URL; `ConfigError` when there is none."""
+    def open_catalog(
+        self, place: str, storage_options: StorageOptions, spec: EncodingSpec
+    ) -> Source:
+        """Open the catalog at a path or URL with the rows of a spec; `ConfigError` when there is
+        none."""
         if place.startswith(ASSET_SCHEME):
             raise ConfigError(
                 f"{place} is an asset, which only Dagster can load. Run `dagster dev` and its jobs."
             )
-        return open_source(
+        source = open_source(
             place,
-            selection=self.selection(),
+            selection=self.selection(spec.chunks),
             partition_by=self.partition_by,
             query=self.query,
             updated_at=self.updated_at,
             storage_options=storage_options,
         )
+        return in_chunks(source, spec)
 
-    def open_frames(self, frames: Frame | Mapping[str, Frame | Callable[[], Frame]]) -> Source:
+    def open_frames(
+        self, frames: Frame | Mapping[str, Frame | Callable[[], Frame]], spec: EncodingSpec
+    ) -> Source:
         """Open one frame, which `partition_by` divides, or frames by partition key."""
+        return in_chunks(self._open_frames(frames, self.selection(spec.chunks)), spec)
+
+    def _open_frames(
+        self, frames: Frame | Mapping[str, Frame | Callable[[], Frame]], selection: Selection
+    ) -> Source:
         self.require_no_bigquery("a frame")
         if not isinstance(frames, Mapping):
             if not self.partition_by:
@@ -151,13 +166,13 @@ class CatalogSettings(BaseModel):
                     "one frame needs partition_by, the columns that divide it into partitions. "
                     'Name them, or give frames by partition key, as in {"all": frame}.'
                 )
-            return FrameTable(frames, self.partition_by, self.selection())
+            return FrameTable(frames, self.partition_by, selection)
         if self.partition_by:
             raise ConfigError(
                 "frames by partition key are partitions, which partition_by cannot divide. Leave "
                 "it out."
             )
-        return FrameCatalog(frames, self.selection())
+        return FrameCatalog(frames, selection)
 
     def require_no_bigquery(self, place: str) -> None:
         """Raise `ConfigError` if settings of BigQuery are given for another source."""

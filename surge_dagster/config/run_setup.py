@@ -77,7 +77,8 @@ class RunSetup:
         )
 
     def open_source(self) -> Source:
-        return self.catalog.open_catalog(self.source, self.source_options)
+        spec = self.encoder.encoding_spec()
+        return self.catalog.open_catalog(self.source, self.source_options, spec)
 
     def open_store(self) -> Store:
         return open_store(self.output, self.output_options)

@@ -42,6 +42,7 @@ from surge_dagster.config.check_policy import (
     CheckPolicy,
     Severity,
 )
+from surge_dagster.config.chunk_settings import ChunkSettings, chunk_rule
 from surge_dagster.config.nested_settings import DerivedSettings, GcpSettings, StorageSettings
 from surge_dagster.config.settings_input import (
     config_file,
@@ -143,6 +144,11 @@ class EncoderSettings(BaseModel):
     dtype: Literal["float32", "float16"] = Field(
         "float32", description="type of the stored vectors: float32 or float16"
     )
+    chunks: ChunkSettings = Field(
+        None,
+        description="cut each text into rows of at most so many tokens, such as "
+        "tokens=256,overlap=32,format=markdown,column=body (unset: longer texts are cut off)",
+    )
     devices: str = Field(
         "auto", description="devices to encode on: auto, cpu, cuda, or a list such as cuda:0,cuda:1"
     )
@@ -204,9 +210,9 @@ class EncoderSettings(BaseModel):
         return value
 
     def encoding_spec(self) -> EncodingSpec:
-        return EncodingSpec(
-            **{field.name: getattr(self, field.name) for field in fields(EncodingSpec)}
-        )
+        values = {field.name: getattr(self, field.name) for field in fields(EncodingSpec)}
+        values["chunks"] = chunk_rule(self.chunks)
+        return EncodingSpec(**values)
 
     def superbatch_thresholds(self, max_text_bytes: int) -> Thresholds:
         """The bounds of a SuperBatch as far as they are set, for texts of at most this size."""
@@ -447,8 +453,9 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         options = self.storage_options.options()
         return options if self.gcp is None else replace(options, gcp=self.gcp.options())
 
-    def open_source(self) -> Source:
-        return self.open_catalog(self.source, self.cloud_options())
+    def open_source(self, spec: EncodingSpec | None = None) -> Source:
+        """Open the source with the rows of a spec, or of the own one."""
+        return self.open_catalog(self.source, self.cloud_options(), spec or self.encoding_spec())
 
     def as_recorded(self, catalog: CatalogRecord | None) -> Settings:
         """These settings, where those of the catalog that nobody gave are the recorded ones."""

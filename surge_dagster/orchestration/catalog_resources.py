@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from surge_dagster.config.run_setup import RunSetup
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.sources import Source
 from surge_dagster.resources import CatalogSource, EncoderResource, OutputStore
 
 # Of the grace time, for publishing; the last events are stored in the rest of the time.
@@ -21,6 +23,10 @@ class CatalogResources:
     def events_grace_seconds(self) -> float:
         """How long a stopped run may take to store its last events."""
         return (1 - _PUBLISH_SHARE) * self.encoder.grace_seconds
+
+    def open_source(self, spec: EncodingSpec | None = None) -> Source:
+        """Open the catalog with the rows of a spec, or of the encoder's."""
+        return self.catalog.open(spec or self.encoder.encoding_spec())
 
     def run_setup(self, *, force: bool = False) -> RunSetup:
         return RunSetup(

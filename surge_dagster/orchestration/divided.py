@@ -90,7 +90,7 @@ def _pieces_to_do(
     """Return the partition keys that need work and that no active run holds, in pieces."""
     space = known_space(resources, store)
     asset = asset_of(names, store, space)
-    listing = list_catalog(names, asset, instance, resources.catalog.open())
+    listing = list_catalog(names, asset, instance, resources.open_source())
     todo = states_of_unfinished(listing, store, space).keys() | failed_on_record(asset, instance)
     keys = [key for key in listing.partitions if key in todo and key not in held]
     return cut_keys(listing, keys, max_runs)

@@ -76,7 +76,7 @@ class Refresh:
     def run(self, partition_keys: Sequence[str] | None) -> None:
         """Embed what is missing or stale and report it to Dagster; None is the whole catalog."""
         _use_jemalloc()
-        source = self._resources.catalog.open()
+        source = self._resources.open_source()
         partitions, self._outcome.removed = requested_partitions(
             source, partition_keys, is_typed=self._config.is_typed
         )

@@ -14,6 +14,7 @@ import re
 import zlib
 from bisect import bisect_left
 from collections import deque
+from itertools import pairwise
 
 from surge_dagster.engine.model.chunk_rule import ChunkFormat
 
@@ -21,7 +22,7 @@ _HEADING = re.compile(r"(?m)^(?=#{1,6} )")
 _FENCE = re.compile(r"(?ms)^(```|~~~).*?(?:^\1|\Z)")
 _PARAGRAPH = re.compile(r"\n[ \t]*\n\s*(?=\S)")
 _LINE = re.compile(r"\n\s*(?=\S)")
-_SENTENCE = re.compile(r"(?:[.!?…][\"')\]]*\s+|[。！？]\s*)(?=\S)")
+_SENTENCE = re.compile(r"(?:[.!?…][\"')\]]*\s+|[\u3002\uff01\uff1f]\s*)(?=\S)")
 _WORD = re.compile(r"\s+(?=\S)")
 _LEVELS = {
     "text": (_PARAGRAPH, _LINE, _SENTENCE, _WORD),
@@ -44,7 +45,7 @@ def sections(text: str, distance: int, text_format: ChunkFormat) -> list[int]:
     borders = [0, len(text)]
     for level in _LEVELS[text_format]:
         found = [0]
-        for start, stop in zip(borders, borders[1:], strict=False):
+        for start, stop in pairwise(borders):
             if stop - start > 4 * distance:
                 candidates = [match.end() for match in level.finditer(text, start, stop)]
                 outside = [place for place in candidates if not _within(place, fenced)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from surge_dagster.engine.chunks.splitting import Chunk, Document, NoRoom, Splitter
 from surge_dagster.engine.errors import ConfigError, DataError
+from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.sources.partition import Partition, RowBatch, Source
 from surge_dagster.engine.sources.selection import Selection
 
@@ -48,6 +49,16 @@ class ChunkedSource:
                 rows=None,
                 read_range=None,
             )
+
+
+def in_chunks(documents: Source, spec: EncodingSpec) -> Source:
+    """Return the source with the rows of a spec, which are chunks if it says so.
+
+    The model is looked for when a partition is read.
+    """
+    if spec.chunks is None:
+        return documents
+    return ChunkedSource(documents, cache(lambda: Splitter(spec.resolve())))
 
 
 def cut_selection(selection: Selection, column: str | None) -> Selection:
@@ -89,10 +100,10 @@ def _refused(
 ) -> DataError:
     return DataError(
         key,
-        f"the text without the part that is cut has {error.tokens:,} tokens, which leave a chunk of "
-        f"{splitter.tokens:,} no room",
-        "Shorten the other columns or the prompt, take some out of the template, or raise tokens of "
-        "chunks.",
+        f"the text without the part that is cut has {error.tokens:,} tokens, which leave a chunk "
+        f"of {splitter.tokens:,} no room",
+        "Shorten the other columns or the prompt, take some out of the template, or raise tokens "
+        "of chunks.",
         first_row + row,
         batch.place and batch.place(row),
     )
@@ -165,4 +176,5 @@ def _chunk_ids(ids: pa.Array, numbers: pa.Array) -> pa.Array:
     """Return `<id>#<number>`, binary if the ids are, otherwise strings."""
     kind = pa.binary() if ids.type == pa.binary() else pa.string()
     counted = numbers.cast(pa.string()).cast(kind)
-    return pc.binary_join_element_wise(ids.cast(kind), counted, pa.scalar("#", pa.string()).cast(kind))  # pyright: ignore[reportAttributeAccessIssue]
+    separator = pa.scalar("#", pa.string()).cast(kind)
+    return pc.binary_join_element_wise(ids.cast(kind), counted, separator)  # pyright: ignore[reportAttributeAccessIssue]

@@ -16,16 +16,19 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from semantic_text_splitter import MarkdownSplitter, TextSplitter
 from tokenizers import Tokenizer
 
 from surge_dagster.engine.chunks.boundaries import sections
-from surge_dagster.engine.model.chunk_rule import LEAST_TOKENS, ChunkRule
+from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.chunk_rule import ChunkFormat
 from surge_dagster.engine.model.digest import canonical_json
 from surge_dagster.engine.model.folder import tokenizer_file
 from surge_dagster.engine.model.spec import Space
+
+if TYPE_CHECKING:
+    from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
 _CHUNKS_PER_SECTION = 5
 _CHARACTERS_PER_TOKEN = 4
@@ -33,7 +36,6 @@ _CHARACTERS_PER_TOKEN = 4
 # so many sizes.
 _SIZES = 8
 _COUNTED_AT_ONCE = 256  # texts; the library keeps 100 bytes or more for each of their tokens
-_KINDS = {"text": TextSplitter, "markdown": MarkdownSplitter}
 # Texts that splitters may cut in different ways. The digest of what becomes of them is part of the
 # identity of spaces: do not change them.
 _PROBES = (
@@ -97,6 +99,12 @@ class Splitter:
         file = tokenizer_file(Path(space.model_path))
         assert rule is not None and file is not None  # else the spec was refused
         self.tokens = rule.tokens or space.max_length
+        if rule.splitter != splitter_digest():
+            raise ConfigError(
+                f"the space {space.name} has chunks of another version of semantic-text-splitter: "
+                f"it cut texts in another way (digest {rule.splitter!r}) than the installed one "
+                f"({splitter_digest()!r}). Install the version that it was made with."
+            )
         self._rule = rule
         self._prompt = space.document_prompt
         self._tokenizer = Tokenizer.from_file(str(file))
@@ -148,9 +156,7 @@ class Splitter:
                 raise NoRoom(place, rest)
         return rooms
 
-    def _starts(
-        self, documents: Sequence[Document], rooms: Sequence[int]
-    ) -> Iterator[list[int]]:
+    def _starts(self, documents: Sequence[Document], rooms: Sequence[int]) -> Iterator[list[int]]:
         """Yield where the chunks of each document start, each of at most so many tokens."""
         distance = self.tokens * _CHARACTERS_PER_TOKEN * _CHUNKS_PER_SECTION // 2
         borders: list[list[int]] = []
@@ -172,7 +178,7 @@ class Splitter:
         return [start for start, _ in self._splitter(tokens).chunk_indices(text)] or [0]
 
     def _new_splitter(self, tokens: int) -> TextSplitter | MarkdownSplitter:
-        kind = _KINDS[self._rule.format]
+        kind = _kinds()[self._rule.format]
         return kind.from_huggingface_tokenizer(self._tokenizer, tokens, trim=False)
 
     def _short_enough(
@@ -223,19 +229,28 @@ def _between(starts: Sequence[int], stop: int) -> list[Chunk]:
     return [Chunk(*borders) for borders in pairwise([*starts, stop])]
 
 
+def _kinds() -> dict[ChunkFormat, type[TextSplitter] | type[MarkdownSplitter]]:
+    try:
+        from semantic_text_splitter import MarkdownSplitter, TextSplitter
+    except ImportError as error:
+        raise ConfigError(
+            f"chunks need the package semantic-text-splitter ({error}): "
+            "pip install 'surge-dagster[chunks]'"
+        ) from None
+    return {"text": TextSplitter, "markdown": MarkdownSplitter}
+
+
 @cache
 def splitter_digest() -> str:
-    """Return a digest of where the installed library cuts certain texts, for `ChunkRule`."""
+    """Return a digest of where the installed library cuts certain texts, for `ChunkRule`.
+
+    Raises:
+        ConfigError: the library is not installed.
+    """
     cuts = [
         kind(capacity, trim=False).chunk_indices(text)
-        for kind in _KINDS.values()
+        for kind in _kinds().values()
         for capacity in _PROBE_CHARACTERS
         for text in _PROBES
     ]
     return hashlib.sha256(canonical_json(cuts)).hexdigest()[:16]
-
-
-@cache
-def splitter_of(space: Space) -> Splitter:
-    """Return the splitter of a space, which all of this process share."""
-    return Splitter(space)

@@ -99,7 +99,9 @@ def plan_partitions(
     """
     count_tokens = count_tokens or tokens_by_bytes(costs.speed)
     sample = sample_catalog(partitions, count_tokens, reuse)
-    uncounted = [place for place, partition in enumerate(partitions) if partition.source_rows is None]
+    uncounted = [
+        place for place, partition in enumerate(partitions) if partition.source_rows is None
+    ]
     left_out = {*uncounted, *sample.refused}
     counted = [place for place in range(len(partitions)) if place not in left_out]
     if sample.texts.texts:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
 
+from surge_dagster.engine.chunks.source import ChunkedSource
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources import open_files, open_folders
 from surge_dagster.engine.sources.partition import Source
@@ -66,5 +67,7 @@ def require_no_bigquery(url: str, **settings: str | None) -> None:
 
 def release(source: Source) -> None:
     """Remove what a source keeps on this machine during a run."""
+    if isinstance(source, ChunkedSource):
+        source = source.documents
     if isinstance(source, TableSource):
         source.close()
