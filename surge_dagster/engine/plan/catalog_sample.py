@@ -214,7 +214,7 @@ def _first_rows(
     tokens = count_tokens(distinct.take(pa.array(tokenized)))
     return _FirstRows(
         rows=rows,
-        rows_read=sum(batch.source_rows + batch.skipped for batch in batches),
+        rows_read=sum(batch.source_rows + batch.skipped + len(batch.rejected) for batch in batches),
         text_bytes=text_bytes,
         reused=rows - len(texts),
         distinct=len(distinct),

@@ -293,7 +293,7 @@ class _Content:
 
     def add(self, batch: RowBatch) -> None:
         self._rows += len(batch)
-        self._source_rows += batch.source_rows + batch.skipped
+        self._source_rows += batch.source_rows + batch.skipped + len(batch.rejected)
         self._digest.update(batch)
         self._skipped_rows += batch.skipped
         self._blank_texts += int(np.count_nonzero(is_blank(batch.texts)))

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -86,6 +86,25 @@ class PartitionRange:
 
 
 @dataclass(frozen=True, slots=True)
+class RejectedRow:
+    """A row of the source that was set aside because it is bad.
+
+    Attributes:
+        row: zero-based, in the partition's own order.
+        place: where the source has it, such as "row 5 of part-1.csv".
+        id: as text; None if the row has none that can be read.
+        reason: what was expected and what came.
+        kind: "invalid" until the source changes; "transient" if the next run tries it again.
+    """
+
+    row: int
+    place: str
+    id: str | None
+    reason: str
+    kind: Literal["invalid", "transient"] = "invalid"
+
+
+@dataclass(frozen=True, slots=True)
 class RowBatch:
     """Consecutive rows of one partition, in the source's order.
 
@@ -95,6 +114,7 @@ class RowBatch:
         carried: further columns, with as many rows; their values may be null.
         place: of one of these rows.
         source_rows: rows of the source that these are made of; without another number, each is one.
+        rejected: rows of the source that were set aside before, between or after these.
         passages: where the selection's `passage` starts and ends in each text, in characters, int64
             [rows, 2].
         carried_sizes: bytes of these columns in each row, int64 [rows].
@@ -108,6 +128,7 @@ class RowBatch:
     carried: pa.RecordBatch | None = None
     place: Place | None = field(default=None, repr=False, compare=False)
     source_rows: int = -1
+    rejected: tuple[RejectedRow, ...] = ()
     passages: np.ndarray | None = field(default=None, repr=False, compare=False)
     # Computed once: every stage needs them, and a batch may have only ten rows.
     id_offsets: np.ndarray | None = field(init=False, repr=False, compare=False)

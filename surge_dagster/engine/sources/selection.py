@@ -28,6 +28,7 @@ from surge_dagster.engine.sources.rows import (
 from surge_dagster.engine.sources.template import Template
 
 _NO_ESCAPE = '",;\t|\r\n'
+BadRows = Literal["refuse", "set_aside"]
 MissingText = Literal["refuse_nulls", "refuse", "skip", "empty"]
 # Columns of an output, which no carried column may be named like.
 OWN_COLUMNS = ("partition", "id", "text", "text_hash", "truncated", "embedding", "op")
@@ -45,6 +46,7 @@ class Selection:
         carried: further columns that travel with the rows into the output, in this order.
         encoding: of CSV files.
         escape: the character of CSV files before a quote in quotes, as Spark and MySQL write it.
+        bad_rows: what to do with a row that is invalid: refuse its partition, or set it aside.
         passage: a column of the template, whose place in each text `RowBatch.passages` tells.
     """
 
@@ -56,6 +58,7 @@ class Selection:
     carried: tuple[str, ...] = field(default=(), repr=False)
     encoding: str = "utf-8"
     escape: str | None = None
+    bad_rows: BadRows = "refuse"
     passage: str | None = None
     _template: Template | None = field(init=False, repr=False, compare=False)
 
@@ -113,6 +116,8 @@ class Selection:
             unusual["missing_text"] = self.missing_text
         if self.carried:
             unusual["columns"] = self.carried
+        if self.bad_rows != "refuse":
+            unusual["bad_rows"] = self.bad_rows
         if self.encoding != "utf-8":
             unusual["encoding"] = self.encoding
         if self.escape is not None:
