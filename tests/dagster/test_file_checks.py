@@ -43,9 +43,9 @@ def embedded(bench: Workbench) -> Workbench:
 def judged(rows_of_source: int | None, **facts: object) -> FileChecks:
     """What the checks find in a file of three rows, if the source knows this number of rows."""
     checks = FileChecks()
-    partition = replace(partition_of("k", []), rows=rows_of_source)
+    partition = replace(partition_of("k", []), rows=None, source_rows=rows_of_source)
     receipt = Receipt("k", "fresh", "/k", 3, 16, 9, "etag", 0, "v1", "digest", "version", "space")
-    checks.record(partition, replace(receipt, **facts), SPACE)
+    checks.record(partition, replace(receipt, **{"source_rows": 3, **facts}), SPACE)
     return checks
 
 
@@ -67,7 +67,7 @@ def test_rows_of_a_fresh_file_are_not_judged_without_a_known_count() -> None:
 
 
 def test_file_is_compared_with_the_row_count_that_the_source_knows() -> None:
-    assert judged(4).rows == {"k": "its file has 3 rows; its source has 4."}
+    assert judged(4).rows == {"k": "its file is made of 3 rows; its source has 4."}
 
 
 def test_rows_of_a_file_that_was_encoded_are_those_that_were_read() -> None:
@@ -75,7 +75,7 @@ def test_rows_of_a_file_that_was_encoded_are_those_that_were_read() -> None:
 
 
 def test_rows_that_the_source_has_and_the_file_skips_are_no_fault() -> None:
-    assert judged(5, skipped_rows=2).rows == {"k": ""}
+    assert judged(5, source_rows=5, skipped_rows=2).rows == {"k": ""}
 
 
 def test_vectors_of_another_dimension_than_the_space_has_are_a_fault() -> None:

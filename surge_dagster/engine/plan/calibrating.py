@@ -160,7 +160,7 @@ def _some_rows(partitions: Sequence[Partition], wanted: int) -> list[Partition]:
         rows = min(most, wanted, partition.rows or _UNCOUNTED_ROWS)
         if rows:
             read = partial(first_rows, partition, rows)
-            chosen.append(replace(partition, read=read, rows=None))
+            chosen.append(replace(partition, read=read, rows=None, source_rows=None))
         wanted -= rows
     return chosen
 

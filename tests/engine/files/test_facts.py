@@ -38,7 +38,7 @@ def test_metadata_name_every_fact_of_the_format() -> None:
         "format rows_reused rows_encoded oldest_encoded_at partition_key "
         "space model precision source_version content_digest desired_version rows dimension "
         "truncated writer "
-        "skipped_rows blank_texts rows_version carried_columns metadata_digest"
+        "source_rows skipped_rows blank_texts rows_version carried_columns metadata_digest"
     )
     assert entry_names(FileFacts) == tuple(f"surge.{name}".encode() for name in promised.split())
     assert tuple(guarded_metadata(FACTS, "1")) == entry_names(FileFacts)
