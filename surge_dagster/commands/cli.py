@@ -14,31 +14,33 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from surge_dagster.commands.catalog import catalog_app
 from surge_dagster.commands.derive import derive
 from surge_dagster.commands.plan import cost_text, plan
 from surge_dagster.commands.serve import serve
-from surge_dagster.commands.settings import CATALOG, RUN, SPACE, start_pool, takes_settings
-from surge_dagster.commands.spaces import (
+from surge_dagster.commands.settings import (
+    CATALOG,
+    RUN,
+    SPACE,
     SpaceName,
     Yes,
     describes_space,
     existing_space,
     recorded_source,
     space_to_read,
+    start_pool,
+    takes_settings,
 )
 from surge_dagster.commands.verify import verify
 from surge_dagster.config.settings import Settings
 from surge_dagster.config.settings_input import require_text
-from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, SurgeError
-from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space, read_current
-from surge_dagster.engine.output.spaces import find_space, model_difference
+from surge_dagster.engine.output.spaces import find_space, require_model
 from surge_dagster.engine.readers.search import search as search_space
 from surge_dagster.engine.run.report import RunReport
 from surge_dagster.engine.store.store import Store
@@ -54,6 +56,7 @@ from surge_dagster.terminal import (
     complain,
     one_line,
     print_json,
+    progress_bar,
     terminable,
 )
 from surge_dagster.version import __version__
@@ -65,6 +68,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+catalog_app = typer.Typer(help="Build a catalog to try things on.", no_args_is_help=True)
 app.add_typer(catalog_app, name="catalog")
 app.command()(plan)
 app.command()(derive)
@@ -154,7 +158,7 @@ def search(
             complain(f"searching the current space {space.name}, which is not that of the settings")
 
     with start_pool(settings, spec, task="query") as pool:
-        _require_space(pool, space)
+        require_model(pool.space, space)
         [hits] = search_space(store, pool, [text], k, space, removed=removed)
     for hit in hits:
         print(f"{hit.score:.3f}  {one_line(hit.key)}  {one_line(hit.id)}")
@@ -176,6 +180,23 @@ def demo(
     from surge_dagster.demo import run_demo
 
     raise typer.Exit(run_demo(catalog=catalog, output=output, limit=limit))
+
+
+@catalog_app.command("demo")
+def catalog_demo(
+    out: Annotated[Path, typer.Option(help="Folder of the catalog.")],
+    limit: Annotated[int | None, typer.Option(help="About this many texts.", min=1)] = None,
+    as_json: Json = False,
+) -> None:
+    """Build a catalog from the docstrings of the installed packages, one partition per package."""
+    from surge_dagster.catalogs.demo import build_demo_catalog
+
+    with progress_bar("bytes of sources") as report:
+        summary = build_demo_catalog(out, limit=limit, progress=report)
+
+    print(f"{counted(summary.partitions, 'partition')}, {counted(summary.texts, 'text')} in {out}")
+    if as_json:
+        print_json(asdict(summary) | {"out": str(out)})
 
 
 @app.callback(invoke_without_command=True)
@@ -230,18 +251,6 @@ def _run_app() -> None:
         if end.code in (130, TERMINATED_CODE):
             os._exit(int(end.code))
         raise
-
-
-def _require_space(pool: EncoderPool, space: Space) -> None:
-    """Refuse a model that does not encode into a space, or into the one it was derived from."""
-    if pool.space.spec_sha256 == space.encoder_sha256:
-        return
-    encoded = space.derived.parent if space.derived else space.name
-    raise ConfigError(
-        f"the model {pool.space.requested.model!r} encodes into {pool.space.name}, not into "
-        f"{encoded}: {model_difference(pool.space, space)}. Restore it, or name the settings of "
-        "the other space."
-    )
 
 
 def _print_report(

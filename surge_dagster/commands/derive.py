@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from surge_dagster.commands.settings import takes_settings
-from surge_dagster.commands.spaces import describes_space, space_to_read
+from surge_dagster.commands.settings import describes_space, space_to_read, takes_settings
 from surge_dagster.config.settings import Settings
 from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.model.derivation import DerivedDtype

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from surge_dagster.commands.settings import takes_settings
-from surge_dagster.commands.spaces import space_to_read
+from surge_dagster.commands.settings import Yes, space_to_read, takes_settings
 from surge_dagster.config.settings import Settings
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.terminal import messages, terminable
@@ -34,15 +34,10 @@ PromiseMs = Annotated[
         "needs."
     ),
 ]
-BulkShare = Annotated[
-    float,
-    typer.Option(help="Share of a CPU that documents keep while queries wait; of a GPU, half."),
-]
 Batches = Annotated[
     Path | None,
     typer.Option(help="Folder for files and batches; without it there are none.", metavar="FOLDER"),
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="Load models that only the output names.")]
 
 
 @takes_settings("output", "model", "trust_remote_code", "devices", "precision")
@@ -53,7 +48,6 @@ def serve(
     uds: UnixSocket = None,
     api_keys: ApiKeys = None,
     promise_ms: PromiseMs = None,
-    bulk_share: BulkShare = 0.1,
     batches: Batches = None,
     yes: Yes = False,
 ) -> None:
@@ -65,8 +59,7 @@ def serve(
     """
     _require_packages()
     # a web server, and only this command needs it
-    from surge_dagster.service.app import ServiceSettings
-    from surge_dagster.service.server import run_service
+    from surge_dagster.service.server import ServiceSettings, run_service
     from surge_dagster.service.spaces import LaneSettings, ServedSpaces
 
     store = settings.open_store()
@@ -76,12 +69,11 @@ def serve(
         precision=settings.precision,
         trust_remote_code=settings.trust_remote_code,
         promised_seconds=None if promise_ms is None else promise_ms / 1000,
-        bulk_share=bulk_share,
     )
     address = ServiceSettings(host=host, port=port, uds=uds, api_keys=api_keys, batches=batches)
     with terminable():
         try:
-            run_service(ServedSpaces(store, lanes), address, _print)
+            run_service(ServedSpaces(store, lanes), address, partial(messages.print, markup=False))
         except KeyboardInterrupt:  # before it listened
             raise typer.Exit(130) from None
 
@@ -93,7 +85,3 @@ def _require_packages() -> None:
         raise ConfigError(
             f"the service needs {', '.join(missing)}. Run: pip install 'surge-dagster[serve]'"
         )
-
-
-def _print(text: str) -> None:
-    messages.print(text, markup=False)

@@ -8,13 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from surge_dagster.commands.settings import CATALOG, SPACE, start_pool, takes_settings
-from surge_dagster.commands.spaces import (
+from surge_dagster.commands.settings import (
+    CATALOG,
+    SPACE,
     SpaceName,
     Yes,
     describes_space,
     recorded_source,
     space_to_read,
+    start_pool,
+    takes_settings,
 )
 from surge_dagster.config.settings import Settings
 from surge_dagster.engine.errors import ConfigError

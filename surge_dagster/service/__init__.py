@@ -11,5 +11,5 @@ A query passes, in this order:
 
 and below it, in `engine/encoder`, what the texts of a run pass too: pool, arena, calls, schedule,
 dispatcher, protocol, worker_process, and in the worker main, tokenization and a backend.
-`app.py` composes the service. Batches are `batch_routes`, `records`, `batches` and `batch_run`.
+`server.py` composes the service, too. Files and batches are `batches`, `records` and `batch_run`.
 """

@@ -10,11 +10,12 @@ a switch to another one.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -32,13 +33,12 @@ from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.service.embeddings import (
-    EmbeddingList,
     EmbeddingRequest,
     embedding_json,
     empty_list,
-    row_ranges,
+    truncation_headers,
 )
-from surge_dagster.service.errors import Error, Refusal, invalid, too_long
+from surge_dagster.service.errors import Refusal, invalid, too_long
 from surge_dagster.service.lane import TextTokens
 from surge_dagster.service.spaces import converted
 
@@ -63,22 +63,6 @@ class Line(BaseModel, strict=True):
     method: Literal["POST"]
     url: Endpoint
     body: EmbeddingRequest
-
-
-class ResultResponse(BaseModel):
-    status_code: int
-    request_id: str
-    headers: dict[str, str]
-    body: EmbeddingList | Error
-
-
-class Result(BaseModel):
-    """A line of the output file (200), or of the error file."""
-
-    id: str
-    custom_id: str
-    response: ResultResponse
-    error: None = None
 
 
 def read_raw_lines(
@@ -207,32 +191,27 @@ def results(
         reasons: why partitions were refused, by key.
     """
     tokenize = TextTokens(pool.space, pool.start())
-    keys = [partition.key for partition in file.partitions() if partition.key not in reasons]
-    paths = {key: scratch / file_name(pool.space.name, key) for key in keys}
-    embedded = _read_rows(list(paths.values()))
-    for number, raw in read_raw_lines(file.path):
-        line = parse_line(raw)
-        key = file.key_of(number)
-        headers = dict[str, str]()
-        try:
-            if key in reasons:
-                raise _near_unusable_text(reasons[key])
-            rows = list(islice(embedded, len(line.body.input)))
-            matrix = np.stack([vector for vector, _ in rows])
-            truncated = np.array([is_truncated for _, is_truncated in rows])
-            if truncated.any() and not line.body.truncate:
-                raise too_long(truncated, space.max_length)
-        except Refusal as error:
-            refused = _result(number, line, error.status, error.body(), headers)
-            yield "error", refused.model_dump_json()
-            continue
+    lines = read_raw_lines(file.path)
+    for key, lines_of_partition in groupby(lines, lambda numbered: file.key_of(numbered[0])):
+        rows = _read_rows(scratch / file_name(pool.space.name, key))
+        for number, raw in lines_of_partition:
+            line = parse_line(raw)
+            try:
+                if key in reasons:
+                    raise _near_unusable_text(reasons[key])
+                vectors, truncated = zip(*islice(rows, len(line.body.input)), strict=True)
+                if any(truncated) and not line.body.truncate:
+                    raise too_long(np.array(truncated), space.max_length)
+            except Refusal as error:
+                yield "error", _result(number, line, error.status, error.body(), {})
+                continue
 
-        if truncated.any():
-            headers["surge-truncated-rows"] = row_ranges(truncated)
-        tokens = sum(min(text.tokens, space.max_length) for text in tokenize(line.body.input))
-        frame = _result(number, line, 200, empty_list(space.name, tokens), headers)
-        found = converted(space, matrix, line.body.dimensions)
-        yield "output", "".join(embedding_json(frame, found, line.body.encoding_format))
+            lengths = tokenize(line.body.input).tokens
+            tokens = int(np.minimum(lengths, space.max_length).sum())
+            headers = truncation_headers(np.array(truncated))
+            frame = _result(number, line, 200, empty_list(space.name, tokens), headers)
+            found = converted(space, np.stack(vectors), line.body.dimensions)
+            yield "output", "".join(embedding_json(frame, found, line.body.encoding_format))
 
 
 def _near_unusable_text(reason: str) -> Refusal:
@@ -243,20 +222,21 @@ def _near_unusable_text(reason: str) -> Refusal:
     return Refusal(400, "unusable_text", message, "input")
 
 
-def _read_rows(paths: list[Path]) -> Iterator[tuple[np.ndarray, bool]]:
-    """Yield the vectors of files, each with whether its text was truncated."""
-    for path in paths:
-        for batch in pq.ParquetFile(path).iter_batches(columns=["truncated", "embedding"]):
-            values = batch["embedding"].flatten().to_numpy()
-            vectors = values.reshape(len(batch), -1).astype(np.float32, copy=False)
-            yield from zip(vectors, batch["truncated"].to_pylist(), strict=True)
+def _read_rows(path: Path) -> Iterator[tuple[np.ndarray, bool]]:
+    """Yield the vectors of a file, each with whether its text was truncated."""
+    for batch in pq.ParquetFile(path).iter_batches(columns=["truncated", "embedding"]):
+        values = batch["embedding"].flatten().to_numpy()
+        vectors = values.reshape(len(batch), -1).astype(np.float32, copy=False)
+        yield from zip(vectors, batch["truncated"].to_pylist(), strict=True)
 
 
-def _result(
-    number: int, line: Line, status: int, body: EmbeddingList | Error, headers: dict[str, str]
-) -> Result:
+def _result(number: int, line: Line, status: int, body: BaseModel, headers: dict[str, str]) -> str:
     id = f"batch_req_{number}"
-    response = ResultResponse.model_construct(
-        status_code=status, request_id=id, headers=headers, body=body
-    )
-    return Result.model_construct(id=id, custom_id=line.custom_id, response=response)
+    response = {
+        "status_code": status,
+        "request_id": id,
+        "headers": headers,
+        "body": body.model_dump(),
+    }
+    result = {"id": id, "custom_id": line.custom_id, "response": response, "error": None}
+    return json.dumps(result, separators=(",", ":"))

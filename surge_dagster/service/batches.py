@@ -1,27 +1,33 @@
-"""Batches: files of requests that are encoded when the devices have time.
+"""Batches: files of requests that are encoded when the devices have time, and their paths, as
+OpenAI's API has them.
 
 All lines of a batch are checked when it is made. A thread works batches off in the order in which
 they were made; one that cannot be encoded now is tried again after the others. What was open when a
 service ended, however it ended, goes on when the next one has the folder.
+
+Functions of paths that are no coroutines run in a thread, since they wait for the disk.
 """
 
 from __future__ import annotations
 
 import logging
 import shutil
-import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+from fastapi import APIRouter, Depends, Form, Query, Request, UploadFile
 from pydantic import BaseModel, Field
+from starlette.responses import FileResponse, Response
 
 from surge_dagster.engine.errors import Cancelled, ConfigError, SurgeError
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.output.current_space import named_space
-from surge_dagster.engine.support.waiting import wait_for_thread
+from surge_dagster.engine.store.local_store import LocalStore
+from surge_dagster.engine.support.waiting import every
 from surge_dagster.service.batch_run import (
     BatchError,
     BatchFile,
@@ -33,24 +39,33 @@ from surge_dagster.service.batch_run import (
     read_raw_lines,
     results,
 )
-from surge_dagster.service.embeddings import require_offered
+from surge_dagster.service.embeddings import require_offered, task_of
 from surge_dagster.service.errors import Refusal
 from surge_dagster.service.records import (
     LIFE_SECONDS,
+    FileDeleted,
     FileObject,
+    Page,
+    PageQuery,
     Record,
     Records,
     new_id,
     now,
-    open_records,
 )
 from surge_dagster.service.spaces import ServedSpace, ServedSpaces
 
 log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 10.0
-_CLOSING_SECONDS = 30.0
 _NO_LINE = (0, b"")
+_RESULTS = ("output", "error")
+_LARGEST_FILE_BYTES = 200 * 1024 * 1024
+# Those of OpenAI's API; only files for batches are of use here.
+_Purpose = Literal["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
+_LifeSeconds = Annotated[int | None, Form(alias="expires_after[seconds]", ge=3_600, le=2_592_000)]
+_CONTENT: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}}}
+
+# A client could write any number of warnings.
+logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
 class ExpiresAfter(BaseModel, strict=True, frozen=True):
@@ -109,7 +124,7 @@ class Batches:
     Args:
         spaces: are started before this, and closed after it.
         lines_per_partition: that share the fate of a text which cannot be encoded.
-        look_seconds: after which a batch that could not be encoded is tried again.
+        look_seconds: between two looks for batches that are to be encoded, or tried again.
 
     Raises:
         ConfigError: the folder cannot be written.
@@ -120,26 +135,28 @@ class Batches:
         spaces: ServedSpaces,
         folder: Path,
         lines_per_partition: int = 1_000,
-        look_seconds: float = _LOOK_SECONDS,
+        look_seconds: float = 5.0,
     ) -> None:
-        self.records = open_records(folder)
+        store = LocalStore(folder)
+        store.prepare("files")
+        store.sweep("files")
+        self.records = Records(folder)
         self._scratch = folder / "scratch"
         self._spaces = spaces
         self._lines_per_partition = lines_per_partition
         self._look_seconds = look_seconds
         self._is_stopping = False
-        self._has_work = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="surge-batches", daemon=True)
+        self._working = ExitStack()
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        working = every(self._look_seconds, self._work, "surge-batches")
+        self._working.enter_context(working)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the thread; a later service goes on."""
+        """End the thread, which may be cut short; a later service goes on."""
         self._is_stopping = True
-        self._has_work.set()
-        wait_for_thread(self._thread, _CLOSING_SECONDS)
+        self._working.close()
 
     def create(self, records: Records, body: BatchRequest, task: Task) -> Batch:
         """Make a batch of an uploaded file, in the space that its first line names.
@@ -177,21 +194,14 @@ class Batches:
         if problems:
             batch = batch.ended("failed", errors=BatchErrors(data=problems))
         records.add(batch)
-        self._has_work.set()
         return batch
 
     # Below runs in the thread.
 
     def _work(self) -> None:
-        while not self._is_stopping:
-            self._has_work.clear()
-            try:
-                self.records.remove_expired()
-                for id, records in self.records.open_batches():
-                    self._try_to_run(id, records)
-            except Exception:
-                log.exception("the records of batches cannot be used")
-            self._has_work.wait(self._look_seconds)
+        self.records.remove_expired()
+        for id, records in self.records.open_batches():
+            self._try_to_run(id, records)
 
     def _try_to_run(self, id: str, records: Records) -> None:
         try:
@@ -233,30 +243,29 @@ class Batches:
 
     def _complete(self, records: Records, batch: Batch, found: Iterator[tuple[str, str]]) -> None:
         """Write the files of results, and end the batch with them."""
-        lines = {"output": 0, "error": 0}
-        ids = {kind: f"file-{batch.id.removeprefix('batch_')}-{kind}" for kind in lines}
+        lines = Counter[str]()
+        ids = {kind: f"file-{batch.id.removeprefix('batch_')}-{kind}" for kind in _RESULTS}
         with ExitStack() as stack:
-            uploads = {kind: stack.enter_context(records.write(ids[kind])) for kind in lines}
+            uploads = {kind: stack.enter_context(records.write(ids[kind])) for kind in _RESULTS}
             for kind, result in found:
                 uploads[kind].sink.write(f"{result}\n".encode())
                 lines[kind] += 1
                 if self._is_stopping:
                     raise Cancelled
-            for kind, upload in uploads.items():
-                if lines[kind]:
-                    upload.publish(lambda: None)
+            for kind in lines:
+                uploads[kind].publish(lambda: None)
 
-        total = batch.request_counts.total
-        counts = RequestCounts(total=total, completed=lines["output"], failed=lines["error"])
+        counts = RequestCounts(
+            total=lines.total(), completed=lines["output"], failed=lines["error"]
+        )
         expires = batch.output_expires_after
         seconds = expires.seconds if expires else None
         files = list[FileObject]()
         changes: dict[str, Any] = {"request_counts": counts}
-        for kind, id in ids.items():
-            if lines[kind]:
-                name = f"{batch.id}_{kind}.jsonl"
-                files.append(records.described(id, name, "batch_output", seconds))
-                changes[f"{kind}_file_id"] = id
+        for kind in lines:
+            name = f"{batch.id}_{kind}.jsonl"
+            files.append(records.described(ids[kind], name, "batch_output", seconds))
+            changes[f"{kind}_file_id"] = ids[kind]
         records.end(batch.ended("completed", **changes), files)
 
 
@@ -270,3 +279,80 @@ def _require_of_batch(line: Line, model: str, task: Task, served: ServedSpace) -
         message = f"The line is not a {task}, as the batch is. Make a batch for each task."
         raise Refusal(400, "mismatched_task", message, "url")
     require_offered(line.body, served)
+
+
+router = APIRouter()
+
+
+async def _records_of_key(request: Request) -> Records:
+    batches: Batches = request.app.state.batches
+    return Records(batches.records.folder, request.state.owner)
+
+
+_Records = Annotated[Records, Depends(_records_of_key)]
+_Page = Annotated[PageQuery, Query()]
+
+
+@router.post("/files", max_body_size=_LARGEST_FILE_BYTES)
+def create_file(
+    records: _Records,
+    file: UploadFile,
+    purpose: Annotated[_Purpose, Form()],
+    life_seconds: _LifeSeconds = None,
+) -> FileObject:
+    """Keep a file."""
+    return records.upload(file.filename or "", purpose, file.file, life_seconds)
+
+
+@router.get("/files")
+def list_files(records: _Records, page: _Page) -> Page[FileObject]:
+    """List files, the newest first."""
+    return records.page(FileObject, page)
+
+
+@router.get("/files/{id}")
+def retrieve_file(records: _Records, id: str) -> FileObject:
+    """Describe a file."""
+    return records.get(FileObject, id)
+
+
+@router.delete("/files/{id}")
+def delete_file(records: _Records, id: str) -> FileDeleted:
+    """Delete a file."""
+    return records.delete_file(id)
+
+
+@router.get("/files/{id}/content", response_class=Response, responses=_CONTENT)
+def read_file(records: _Records, id: str) -> Response:
+    """Read a file."""
+    path = records.content(records.get(FileObject, id).id)
+    return FileResponse(path, media_type="application/octet-stream")
+
+
+@router.post("/batches")
+def create_batch(records: _Records, request: Request, body: BatchRequest) -> Batch:
+    """Make a batch."""
+    batches: Batches = request.app.state.batches
+    return batches.create(records, body, task_of(request))
+
+
+@router.get("/batches")
+def list_batches(records: _Records, page: _Page) -> Page[Batch]:
+    """List batches, the newest first."""
+    return records.page(Batch, page)
+
+
+@router.get("/batches/{id}")
+def retrieve_batch(records: _Records, id: str) -> Batch:
+    """Describe a batch."""
+    return records.get(Batch, id)
+
+
+@router.post("/batches/{id}/cancel")
+def cancel_batch(records: _Records, id: str) -> Batch:
+    """End a batch; what it has encoded is thrown away."""
+    batch = records.get(Batch, id)
+    cancelled = batch.ended("cancelled")
+    if not records.end(cancelled):
+        raise Refusal(409, "batch_ended", f"The batch {id} has ended: {batch.status}.")
+    return cancelled

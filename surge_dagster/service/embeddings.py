@@ -11,11 +11,12 @@ Large answers are written there, in pieces: the next one when the client has rea
 from __future__ import annotations
 
 import asyncio
+import time
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Executor, Future
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -23,7 +24,7 @@ import numpy as np
 from fastapi import APIRouter
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from surge_dagster.engine.model.prompts import Task
@@ -144,7 +145,7 @@ class EmbeddingList(BaseModel):
 
 
 class Model(BaseModel):
-    """A space that is served, and what its vectors follow from."""
+    """A space that is served, and what its vectors follow from; most fields are its own."""
 
     id: str = Field(description="name of the space")
     object: Literal["model"] = "model"
@@ -168,17 +169,15 @@ class ModelList(BaseModel):
     data: list[Model]
 
 
-def embedding_json(
-    frame: BaseModel, vectors: np.ndarray, encoding_format: str | None
-) -> Iterator[str]:
+def embedding_json(frame: str, vectors: np.ndarray, encoding_format: str | None) -> Iterator[str]:
     """Yield the JSON of a frame in pieces, with float32 vectors [texts, dimension] in its `data`.
 
     Numbers are the float64 that they are equal to: both formats are the same to the last bit.
 
     Args:
-        frame: an `EmbeddingList` without data, or something that contains one.
+        frame: the JSON of an `EmbeddingList` without data, or of something that contains one.
     """
-    begin, end = frame.model_dump_json().split('"data":[]', 1)
+    begin, end = frame.split('"data":[]', 1)
     yield f'{begin}"data":['
     rows = max(1, _PIECE_NUMBERS // vectors.shape[1])
     for start in range(0, len(vectors), rows):
@@ -197,58 +196,15 @@ def empty_list(space: str, tokens: int) -> EmbeddingList:
     return EmbeddingList(data=[], model=space, usage=usage)
 
 
-class HeldAnswers:
-    """Counts the vectors of requests whose answers are not sent yet: a client may read slowly.
-
-    Args:
-        most_bytes: that may be held when another request comes.
-    """
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._bytes = 0
-
-    @contextmanager
-    def hold(self, size: int) -> Iterator[None]:
-        """Count so many bytes during the block; raises `Refusal` if too much is held."""
-        if self._bytes > self._most_bytes:
-            message = (
-                f"Answers of {self._bytes:,} bytes are not sent yet, which is more than "
-                f"{self._most_bytes:,}. Read them, or send the request again later."
-            )
-            raise Refusal(429, "answers_unread", message, retry_after_seconds=_READ_SECONDS)
-        self._bytes += size
-        try:
-            yield
-        finally:
-            self._bytes -= size
-
-
-def row_ranges(chosen: np.ndarray) -> str:
-    """Return the indexes of what is true, as `3,5-9`: a header with all of 2,048 would be longer
+def truncation_headers(truncated: np.ndarray) -> dict[str, str]:
+    """Return the header that lists truncated rows, as `3,5-9`: with all of 2,048 it would be longer
     than proxies take."""
-    rows = np.flatnonzero(chosen)
+    rows = np.flatnonzero(truncated)
     ranges = list[str]()
     for run in np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1):
         if len(run):
             ranges.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]))
-    return ",".join(ranges)
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """What requests for embeddings need of the service.
-
-    Attributes:
-        threads: that tokenize large requests. Those for documents are busy for seconds, and must
-            keep no query waiting.
-        began: in seconds since 1970.
-    """
-
-    spaces: ServedSpaces
-    held: HeldAnswers
-    threads: Mapping[Task, Executor]
-    began: int
+    return {"surge-truncated-rows": ",".join(ranges)} if ranges else {}
 
 
 def task_of(request: Request) -> Task:
@@ -256,81 +212,96 @@ def task_of(request: Request) -> Task:
     return "document" if request.url.path.startswith(f"{ROOTS[1]}/") else "query"
 
 
-router = APIRouter()
+class EmbeddingRoutes:
+    """The paths for embeddings and models.
 
+    Args:
+        most_bytes: of vectors whose answers are not sent yet, when another request comes: a client
+            may read slowly.
+    """
 
-@router.post("/embeddings", response_model=EmbeddingList)
-async def create_embeddings(request: Request, body: EmbeddingRequest) -> Response:
-    """Encode texts; the path says whether as queries or as documents."""
-    serving: Serving = request.app.state.serving
-    served = serving.spaces.find(body.model)
-    require_offered(body, served)
-    task = body.input_type or task_of(request)
-    lane = served.queries if task == "query" else served.documents
-    held = serving.held.hold(4 * len(body.input) * lane.space.dimension)
-    request.state.until_sent.enter_context(held)
-    future = Future[Encoded]()
-    accept = partial(
-        lane.accept,
-        body.input,
-        arrived_at=request.state.arrived_at,
-        truncate=body.truncate is True,
-        future=future,
-    )
-    try:
-        if sum(map(len, body.input)) <= _LARGE_REQUEST:
-            accept()
-        else:
-            loop = asyncio.get_running_loop()
-            await _unless_gone(request, loop.run_in_executor(serving.threads[task], accept))
-        request.state.lane = lane
-        encoded = await _unless_gone(request, asyncio.wrap_future(future))
-    finally:
-        future.cancel()  # which drops its texts, however far they have come
-    return _written(served, body, encoded)
+    def __init__(self, spaces: ServedSpaces, most_bytes: int) -> None:
+        self.router = APIRouter()
+        self._spaces = spaces
+        self._most_bytes = most_bytes
+        self._unsent_bytes = 0
+        # Threads for documents are busy for seconds, and must keep no query waiting.
+        self._threads = {"query": ThreadPoolExecutor(2), "document": ThreadPoolExecutor(1)}
+        self._began = int(time.time())
+        self.router.post("/embeddings", response_model=EmbeddingList)(self.create_embeddings)
+        self.router.get("/models")(self.list_models)
+        self.router.get("/models/{name:path}")(self.retrieve_model)
 
+    async def create_embeddings(self, request: Request, body: EmbeddingRequest) -> Response:
+        """Encode texts; the path says whether as queries or as documents."""
+        served = self._spaces.find(body.model)
+        require_offered(body, served)
+        task = body.input_type or task_of(request)
+        lane = served.queries if task == "query" else served.documents
+        size = 4 * len(body.input) * lane.space.dimension
+        request.state.until_sent.enter_context(self._hold(size))
+        future = Future[Encoded]()
+        accept = partial(
+            lane.accept,
+            body.input,
+            arrived_at=request.state.arrived_at,
+            truncate=body.truncate is True,
+            future=future,
+        )
+        try:
+            if sum(map(len, body.input)) <= _LARGE_REQUEST:
+                accept()
+            else:
+                loop = asyncio.get_running_loop()
+                await _unless_gone(request, loop.run_in_executor(self._threads[task], accept))
+            request.state.lane = lane
+            encoded = await _unless_gone(request, asyncio.wrap_future(future))
+        finally:
+            future.cancel()  # which drops its texts, however far they have come
+        return _written(served, body, encoded)
 
-@router.get("/models")
-async def list_models(request: Request) -> ModelList:
-    """List the spaces that are served."""
-    serving: Serving = request.app.state.serving
-    models = [_model_of(served, serving.began) for served in serving.spaces.served()]
-    return ModelList(data=models)
+    async def list_models(self) -> ModelList:
+        """List the spaces that are served."""
+        return ModelList(data=[self._model_of(served) for served in self._spaces.served])
 
+    async def retrieve_model(self, name: str) -> Model:
+        """Describe the space of this name or of this model."""
+        return self._model_of(self._spaces.find(name))
 
-@router.get("/models/{name:path}")
-async def retrieve_model(request: Request, name: str) -> Model:
-    """Describe the space of this name or of this model."""
-    serving: Serving = request.app.state.serving
-    return _model_of(serving.spaces.find(name), serving.began)
+    @contextmanager
+    def _hold(self, size: int) -> Iterator[None]:
+        """Count so many bytes during the block; raises `Refusal` if too much is held."""
+        if self._unsent_bytes > self._most_bytes:
+            message = (
+                f"Answers of {self._unsent_bytes:,} bytes are not sent yet, which is more than "
+                f"{self._most_bytes:,}. Read them, or send the request again later."
+            )
+            raise Refusal(429, "answers_unread", message, retry_after_seconds=_READ_SECONDS)
+        self._unsent_bytes += size
+        try:
+            yield
+        finally:
+            self._unsent_bytes -= size
 
-
-def _model_of(served: ServedSpace, began: int) -> Model:
-    space = served.space
-    promise = served.queries.promise
-    return Model(
-        id=space.name,
-        created=began,
-        model=space.requested.model,
-        state=served.state,
-        dimension=space.dimension,
-        dimensions=list(served.dimensions),
-        max_length=space.max_length,
-        normalize=space.normalize,
-        query_prompt=space.query_prompt,
-        document_prompt=space.document_prompt,
-        promise=promise.as_dict() if promise else None,
-    )
+    def _model_of(self, served: ServedSpace) -> Model:
+        space = served.space
+        promise = served.queries.promise
+        own = {
+            "id": space.name,
+            "created": self._began,
+            "model": space.requested.model,
+            "state": served.state,
+            "dimensions": served.dimensions,
+            "promise": asdict(promise) if promise else None,
+        }
+        return Model.model_validate(asdict(space) | own)
 
 
 def _written(served: ServedSpace, body: EmbeddingRequest, encoded: Encoded) -> Response:
-    headers = {"surge-space": served.space.name}
-    rows = row_ranges(encoded.truncated)
-    if rows:
-        headers["surge-truncated-rows"] = rows
+    headers = {"surge-space": served.space.name} | truncation_headers(encoded.truncated)
     frame = empty_list(served.space.name, encoded.tokens)
     vectors = converted(served.space, encoded.vectors, body.dimensions)
-    pieces = embedding_json(frame, vectors, body.encoding_format)
+    pieces = embedding_json(frame.model_dump_json(), vectors, body.encoding_format)
     if vectors.size > _PIECE_NUMBERS:  # written in threads, as fast as the client reads
         return StreamingResponse(pieces, headers=headers, media_type="application/json")
     return Response("".join(pieces), headers=headers, media_type="application/json")
@@ -340,14 +311,13 @@ async def _unless_gone(request: Request, step: asyncio.Future[T]) -> T:
     """Return the result of a step for a request whose body was read.
 
     Raises:
-        ClientDisconnect: the client has closed its connection.
-        Refusal: the service ends before the step does.
+        Refusal: the client has closed its connection, or the service ends before the step does.
     """
     leaving = asyncio.ensure_future(request.receive())  # only a disconnect can come
     try:
         await asyncio.wait((step, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not step.done():
-            raise ClientDisconnect
+            raise Refusal(499, "client_gone", "The client has closed its connection.")
         return step.result()
     except asyncio.CancelledError:  # by uvicorn, when the time to drain is over
         message = "The service ends before this request is answered. Send it again."

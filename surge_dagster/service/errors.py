@@ -6,10 +6,7 @@ Each error says what a client can do about it.
 
 from __future__ import annotations
 
-import errno
-import logging
 import math
-import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,14 +14,10 @@ import numpy as np
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from surge_dagster.engine.errors import SurgeError
-
-log = logging.getLogger(__name__)
-
-_CLIENT_GONE = 499
 
 
 class ErrorFacts(BaseModel):
@@ -123,22 +116,7 @@ def invalid(details: Sequence[Any], what: str = "body") -> Refusal:
 
 
 async def answer_refusal(request: Request, error: Any) -> Response:
-    if _is_disk_full(error):
-        return _DISK_FULL.response()
-    if not isinstance(error, Refusal):
-        return await answer_defect(request, error)
     return error.response()
-
-
-def _is_disk_full(error: BaseException | None) -> bool:
-    """Whether an error, or one that it comes from, is that of a full disk."""
-    while error is not None:
-        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
-            return True
-        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 async def answer_invalid(request: Request, error: Any) -> Response:
@@ -149,41 +127,21 @@ async def answer_invalid(request: Request, error: Any) -> Response:
 
 async def answer_http_error(request: Request, error: Any) -> Response:
     """Answer a body that cannot be read or is too large, and a wrong path or method."""
-    if _is_disk_full(error):
-        return _DISK_FULL.response()
     if error.status_code == 400:
         message = f"The body cannot be read: {error.detail}"
         return Refusal(400, "invalid_body", message).response()
     message = (
         f"{request.method} {request.url.path}: {error.detail}. The base URL ends with /v1 for "
-        "queries and with /documents/v1 for documents; /openapi.json lists all paths."
+        "queries and with /documents/v1 for documents; /openapi.json lists all paths. Files and "
+        "batches need the option --batches FOLDER."
     )
     code = error.detail.lower().replace(" ", "_")
     return Refusal(error.status_code, code, message).response(error.headers)
 
 
-async def answer_defect(request: Request, error: Any) -> Response:
-    id = request.state.request_id
-    log.error("the request %s has failed", id, exc_info=error)
-    message = f"The service has failed; its log says why, for {id}. Send the request again."
-    return Refusal(500, "internal_error", message).response({"x-request-id": id})
-
-
-async def answer_nobody(request: Request, error: Any) -> Response:
-    return Response(status_code=_CLIENT_GONE)
-
-
-_DISK_FULL = Refusal(
-    507,
-    "insufficient_storage",
-    "The disk of the service is full. Delete files of batches, or ask its operator for room.",
-)
+# The gate answers all other exceptions.
 HANDLERS: dict[int | type[Exception], Any] = {
-    SurgeError: answer_refusal,
-    OSError: answer_refusal,
-    sqlite3.Error: answer_refusal,
+    Refusal: answer_refusal,
     RequestValidationError: answer_invalid,
     HTTPException: answer_http_error,
-    ClientDisconnect: answer_nobody,
-    Exception: answer_defect,
 }

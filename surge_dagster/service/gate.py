@@ -121,10 +121,11 @@ class ApiKeys:
         )
 
 
-class Metrics:
+class Metrics(Collector):
     """Counts requests, and reads the lanes when it is asked. Has a registry of its own."""
 
     def __init__(self, spaces: ServedSpaces) -> None:
+        self._spaces = spaces
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "surge_requests_total",
@@ -145,7 +146,7 @@ class Metrics:
             _LANE,
             registry=self._registry,
         )
-        self._registry.register(_LaneCollector(spaces))
+        self._registry.register(self)
 
     def count(self, scope: Any, status: int, seconds: float) -> None:
         """Count an answer.
@@ -173,15 +174,10 @@ class Metrics:
         """Return all metrics in the text format 0.0.4."""
         return generate_latest(self._registry)
 
-
-class _LaneCollector(Collector):
-    def __init__(self, spaces: ServedSpaces) -> None:
-        self._spaces = spaces
-
     def collect(self) -> Iterable[Metric]:
-        # Two spaces of one model share their lanes.
+        """Yield the metrics of the lanes; two spaces of one model share theirs."""
         lanes = dict[Any, None]()
-        for served in self._spaces.served():
+        for served in self._spaces.served:
             lanes |= {served.queries: None, served.documents: None}
         for kind, name, description, attribute in _OF_LANES:
             family = kind(name, description, labels=_LANE)
@@ -221,7 +217,7 @@ class Gate:
             return
 
         begun_at = time.perf_counter()
-        status = 500
+        status = 0
         headers = Headers(scope=scope)
         state = scope.setdefault("state", {})
         state.setdefault("arrived_at", time.monotonic())
@@ -246,8 +242,15 @@ class Gate:
                 refusal = self._refusal(scope, headers)
                 app = self._app if refusal is None else refusal.response()
                 await app(scope, receive, send_counted)
+        except Exception:
+            id = state["request_id"]
+            log.exception("the request %s has failed", id)
+            if not status:
+                message = f"The service has failed; its log says why, for {id}. Send it again."
+                answer = Refusal(500, "internal_error", message).response()
+                await answer(scope, receive, send_counted)
         finally:
-            self._metrics.count(scope, status, time.perf_counter() - begun_at)
+            self._metrics.count(scope, status or 500, time.perf_counter() - begun_at)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Refusal | None:
         """Return why a request is refused, whatever its body is."""
@@ -269,7 +272,7 @@ class Gate:
 
     def _late(self, scope: Scope) -> Refusal | None:
         """Return the refusal of a query that is late before its body is read, which costs less."""
-        served = self._spaces.served()
+        served = self._spaces.served
         if scope["path"] != _QUERIES or not served or served[0].queries.promise is None:
             return None
         # A result, the task that waits for it, and its answer each wait for the event loop again.

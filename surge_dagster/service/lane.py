@@ -29,10 +29,8 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -41,7 +39,6 @@ from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool, PoolFacts
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts
-from surge_dagster.engine.errors import EncoderError
 from surge_dagster.engine.files.rows import invalid_row
 from surge_dagster.engine.model.folder import tokenizer_file
 from surge_dagster.engine.model.spec import Space
@@ -70,72 +67,45 @@ class Promise:
     Attributes:
         tokens_per_second: of full passes during bulk work, as expected at the start.
         pass_tokens: of a full pass.
-        wanted_seconds: None: `MARGIN` times the time of three full passes, and at least 100 ms.
-        share: of the device, that bulk work leaves to queries.
+        smallest_seconds: the smallest promise that can be kept.
+        promised_seconds: from the arrival of a request to its answer.
+        largest_tokens: of the largest request that is accepted.
     """
 
     tokens_per_second: float
     pass_tokens: int
-    wanted_seconds: float | None = None
-    share: float = 1.0
+    smallest_seconds: float
+    promised_seconds: float
+    largest_tokens: int
 
-    def measured(self, tokens: int, seconds: float) -> Promise:
-        """Return the promise after a pass: if less was wanted than can be kept, as when the machine
-        was busy at the start, full passes that are faster lower it."""
-        rate = self.share * tokens / max(seconds, 1e-9)
-        is_full = tokens >= self.pass_tokens / 2
-        if self.is_raised and is_full and rate > self.tokens_per_second:
-            return replace(self, tokens_per_second=rate)
-        return self
 
-    @property
-    def is_raised(self) -> bool:
-        """Whether less was wanted than can be kept."""
-        return self.wanted_seconds is not None and self.wanted_seconds < self.smallest_seconds
-
-    @property
-    def smallest_seconds(self) -> float:
-        """The smallest promise that can be kept."""
-        return MARGIN * _LEAST_PASSES * self.pass_tokens / self.tokens_per_second
-
-    @property
-    def promised_seconds(self) -> float:
-        """From the arrival of a request to its answer."""
-        wanted = self.wanted_seconds
-        if wanted is None:
-            wanted = max(
-                _LEAST_DEFAULT_SECONDS, self.smallest_seconds * _DEFAULT_PASSES / _LEAST_PASSES
-            )
-        return max(wanted, self.smallest_seconds)
-
-    @property
-    def largest_tokens(self) -> int:
-        """Tokens of the largest request that is accepted."""
-        return math.floor(self.promised_seconds / MARGIN * self.tokens_per_second + 1e-6)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return all of it by name, for clients."""
-        return asdict(self) | {
-            "promised_seconds": self.promised_seconds,
-            "smallest_seconds": self.smallest_seconds,
-            "largest_tokens": self.largest_tokens,
-        }
+def promise_of(
+    tokens_per_second: float, pass_tokens: int, wanted_seconds: float | None = None
+) -> Promise:
+    """Return the wanted promise, or the smallest that can be kept; by default `MARGIN` times the
+    time of three full passes, and at least 100 ms."""
+    smallest = MARGIN * _LEAST_PASSES * pass_tokens / tokens_per_second
+    if wanted_seconds is None:
+        wanted_seconds = max(_LEAST_DEFAULT_SECONDS, smallest * _DEFAULT_PASSES / _LEAST_PASSES)
+    promised = max(wanted_seconds, smallest)
+    largest = math.floor(promised / MARGIN * tokens_per_second + 1e-6)
+    return Promise(tokens_per_second, pass_tokens, smallest, promised, largest)
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizedText:
-    """A text as it waits for a pass.
+class TokenizedTexts:
+    """Texts as they wait for a pass.
 
     Attributes:
-        content: its ids (int32), or the text in UTF-8.
-        tokens: prompt and special tokens included, at least 1.
-        is_truncated: whether the model does not read all of it; without a tokenizer only the
-            workers know.
+        contents: the ids (int32) of each text, or the text in UTF-8.
+        tokens: of each, prompt and special tokens included, at least 1.
+        truncated: whether the model does not read all of it; without a tokenizer only the workers
+            know.
     """
 
-    content: bytes
-    tokens: int
-    is_truncated: bool = False
+    contents: list[bytes]
+    tokens: np.ndarray
+    truncated: np.ndarray
 
 
 class TextTokens:
@@ -161,21 +131,17 @@ class TextTokens:
                 self._tokenizer = tokenizer
         self.makes_ids = self._tokenizer is not None
 
-    def __call__(self, texts: list[str]) -> list[TokenizedText]:
-        tokenized = list[TokenizedText]()
+    def __call__(self, texts: list[str]) -> TokenizedTexts:
         if self._tokenizer is None:
-            for text in texts:
-                content = text.encode()
-                tokens = 1 + (self._prompt_bytes + len(content)) // _BYTES_PER_TOKEN
-                is_truncated = self._space.is_hash and tokens > self._space.max_length
-                tokenized.append(TokenizedText(content, tokens, is_truncated))
-            return tokenized
+            contents = [text.encode() for text in texts]
+            lengths = np.array([self._prompt_bytes + len(content) for content in contents])
+            tokens = 1 + lengths // _BYTES_PER_TOKEN
+            truncated = self._space.is_hash & (tokens > self._space.max_length)
+            return TokenizedTexts(contents, tokens, truncated)
 
         found = self._tokenizer.encode(texts)
-        for row, is_truncated in enumerate(found.truncated.tolist()):
-            ids = found.ids[found.offsets[row] : found.offsets[row + 1]]
-            tokenized.append(TokenizedText(ids.tobytes(), max(1, len(ids)), is_truncated))
-        return tokenized
+        contents = [ids.tobytes() for ids in np.split(found.ids, found.offsets[1:-1])]
+        return TokenizedTexts(contents, np.maximum(found.lengths, 1), found.truncated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,14 +183,15 @@ class _QueuedText:
 
     request: _Request
     row: int
-    text: TokenizedText
+    content: bytes
+    tokens: int
 
 
 class Lane:
     """Encodes requests through one pool, in the order in which they come.
 
     Args:
-        tokenize: as the workers do.
+        facts: of a pool of the same model.
         pass_tokens: of a pass at most, except for a single text with more.
         promise: None: requests wait as long as it takes, but are refused while 64 full passes
             wait.
@@ -239,7 +206,7 @@ class Lane:
     def __init__(
         self,
         pool: EncoderPool,
-        tokenize: TextTokens,
+        facts: PoolFacts,
         pass_tokens: int,
         promise: Promise | None = None,
         *,
@@ -252,7 +219,7 @@ class Lane:
         self.texts = 0
         self.tokens = 0
         self.passes = 0
-        self._tokenize = tokenize
+        self._tokenize = TextTokens(pool.space, facts)
         self._pass_tokens = pass_tokens
         self._recorded = recorded
         self._tokens_per_second = promise.tokens_per_second if promise else 1.0
@@ -297,33 +264,23 @@ class Lane:
             arrived_at = time.monotonic()
         # Before tokenizing, which takes long if there are many texts.
         self._require_in_time(1, arrived_at)
-        tokenized = self._tokenize(texts)
-        truncated = np.array([text.is_truncated for text in tokenized])
-        if truncated.any() and not truncate:
-            raise too_long(truncated, self.space.max_length)
+        found = self._tokenize(texts)
+        if found.truncated.any() and not truncate:
+            raise too_long(found.truncated, self.space.max_length)
 
-        read = sum(min(text.tokens, self.space.max_length) for text in tokenized)
+        read = int(np.minimum(found.tokens, self.space.max_length).sum())
         vectors = np.empty((len(texts), self.space.dimension), np.float32)
-        encoded = Encoded(vectors, read, truncated)
+        encoded = Encoded(vectors, read, found.truncated)
         request = _Request(encoded, truncate, future or Future(), len(texts))
-        tokens = sum(text.tokens for text in tokenized)
+        tokens = int(found.tokens.sum())
+        rows = zip(found.contents, found.tokens.tolist(), strict=True)
         with self._changed:
             self._require_in_time(tokens, arrived_at)
-            for row, text in enumerate(tokenized):
-                self._queue.append(_QueuedText(request, row, text))
+            for row, (content, tokens_of_text) in enumerate(rows):
+                self._queue.append(_QueuedText(request, row, content, tokens_of_text))
             self.waiting_tokens += tokens
             self._changed.notify_all()
         return request.future
-
-    def measure_if_idle(self) -> None:
-        """Encode a full pass if the promise was raised and no request waits, so that it can fall
-        once the machine is faster."""
-        if self.promise is None or not self.promise.is_raised or self._queue or self._pass:
-            return
-        text = "how long does a full pass take"
-        [tokenized] = self._tokenize([text])
-        with suppress(Refusal):  # the lane is being closed
-            self.accept([text] * max(1, self._pass_tokens // tokenized.tokens))
 
     def _require_in_time(self, tokens: int, arrived_at: float) -> None:
         """Refuse a request of so many tokens if it is expected to take longer than promised."""
@@ -364,13 +321,11 @@ class Lane:
 
     def expected_seconds(self, tokens: int = 0) -> float:
         """Return the seconds until all unanswered texts, and so many tokens more, are answered."""
-        unanswered = self.waiting_tokens + sum(entry.text.tokens for entry in self._pass)
+        unanswered = self.waiting_tokens + sum(entry.tokens for entry in self._pass)
         return (unanswered + tokens) / self._tokens_per_second
 
     def start(self) -> None:
-        """Start the pool, unless it has given up; requests do it otherwise."""
-        if self.pool.has_failed:
-            raise EncoderError("they have given up, and are replaced soon")
+        """Start the pool; requests do it otherwise."""
         self._recorded.require_tokenizer(self.pool.start().tokenizer)
         if self._arena is None:
             # A single text without ids may have more bytes than a pass of tokens.
@@ -419,12 +374,12 @@ class Lane:
         while self._queue:
             entry = self._queue[0]
             if not entry.request.future.done():
-                if self._pass and entry.text.tokens > room:
+                if self._pass and entry.tokens > room:
                     return
                 self._pass.append(entry)
-                room -= entry.text.tokens
+                room -= entry.tokens
             self._queue.popleft()
-            self.waiting_tokens -= entry.text.tokens
+            self.waiting_tokens -= entry.tokens
 
     def _fail(self, error: Exception) -> None:
         """Refuse all requests that came so far."""
@@ -447,7 +402,7 @@ class Lane:
         assert self._arena is not None
         slot = self._arena.acquire(lambda: self._is_stopping)
         try:
-            contents = [entry.text.content for entry in self._pass]
+            contents = [entry.content for entry in self._pass]
             slot.append(pa.array(contents, pa.large_binary()))
             begun = time.perf_counter()
             metrics = self.pool.submit(slot, holds_ids=self._tokenize.makes_ids).result()
@@ -463,10 +418,9 @@ class Lane:
         self.tokens += metrics.costs.tokens
         if self.promise is None:
             return
-        self.promise = self.promise.measured(metrics.costs.tokens, seconds)
         # A small pass says only whether the device is slower than a full pass. The rate stays below
         # the promise's, since bulk work may begin at any time.
-        tokens = max(sum(entry.text.tokens for entry in self._pass), self.promise.pass_tokens)
+        tokens = max(sum(entry.tokens for entry in self._pass), self.promise.pass_tokens)
         rate = min(tokens / max(seconds, 1e-9), self.promise.tokens_per_second)
         self._tokens_per_second += _NEWEST_SHARE * (rate - self._tokens_per_second)
 

@@ -6,8 +6,8 @@ content of a file is there before its record, and is removed some time after it.
 
 from __future__ import annotations
 
-import logging
 import secrets
+import shutil
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -16,14 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, ClassVar, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field
 
-from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.local_upload import LocalUpload
 from surge_dagster.service.errors import Refusal
-
-log = logging.getLogger(__name__)
 
 MOST_LISTED = 1_000  # a megabyte
 LIFE_SECONDS = 30 * 24 * 3600
@@ -39,8 +36,8 @@ CREATE TABLE IF NOT EXISTS records (
 _PAGE = """
 SELECT document FROM records WHERE kind = :kind AND owner = :owner
     AND (:purpose IS NULL OR json_extract(document, '$.purpose') = :purpose)
-    AND (:after IS NULL OR {is_after})
-    ORDER BY id {order} LIMIT :limit
+    AND (COALESCE(:after, '') = '' OR id {past} :after)
+    ORDER BY id {order} LIMIT :limit + 1
 """
 _OPEN = "kind = 'batch' AND json_extract(document, '$.status') = 'in_progress'"
 _INPUTS = f"SELECT json_extract(document, '$.input_file_id') FROM records WHERE {_OPEN}"
@@ -85,6 +82,15 @@ class FileDeleted(BaseModel):
     deleted: Literal[True] = True
 
 
+class PageQuery(BaseModel):
+    """Which records a client asks for; only files have a purpose."""
+
+    limit: int = Field(default=MOST_LISTED, ge=1, le=MOST_LISTED)
+    after: str | None = None
+    order: str = Field(default="desc", description="asc, or desc for anything else")
+    purpose: str | None = None
+
+
 class Page(BaseModel, Generic[R]):
     """Some of the records, in their order."""
 
@@ -93,25 +99,6 @@ class Page(BaseModel, Generic[R]):
     has_more: bool
     first_id: str | None
     last_id: str | None
-
-
-def open_records(folder: Path) -> Records:
-    """Prepare a folder for records.
-
-    Raises:
-        ConfigError: it cannot be written, or has something else in the place of the records.
-    """
-    store = LocalStore(folder)
-    store.prepare("files")
-    store.sweep("files")
-    records = Records(folder)
-    try:
-        with records._opened() as database:
-            database.execute(_SCHEMA)
-    except sqlite3.Error as error:
-        message = f"{folder} cannot be used: {error}. Give the service a folder of its own."
-        raise ConfigError(message) from None
-    return records
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +116,7 @@ class Records:
     def _opened(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection; what was written is on the disk at the end."""
         with closing(sqlite3.connect(self.folder / "records.sqlite")) as database, database:
+            database.execute(_SCHEMA)
             yield database
 
     def get(self, kind: type[R], id: str) -> R:
@@ -141,38 +129,18 @@ class Records:
             raise Refusal(404, "not_found", message, "id")
         return kind.model_validate_json(row[0])
 
-    def page(
-        self,
-        kind: type[R],
-        limit: int,
-        after: str | None,
-        order: str,
-        purpose: str | None = None,
-    ) -> Page[R]:
-        """Return a page of the records, the newest first unless the order is `asc`; one that cannot
-        be read is left out."""
-        query = _PAGE.format(is_after="id < :after", order="DESC")
-        if order == "asc":
-            query = _PAGE.format(is_after="id > :after", order="ASC")
-        values = {
-            "kind": kind.kind,
-            "owner": self.owner,
-            "purpose": purpose,
-            "after": after or None,
-            "limit": limit + 1,
-        }
+    def page(self, kind: type[R], query: PageQuery) -> Page[R]:
+        """Return a page of the records, the newest first unless the order is `asc`."""
+        statement = _PAGE.format(past="<", order="DESC")
+        if query.order == "asc":
+            statement = _PAGE.format(past=">", order="ASC")
+        values = query.model_dump() | {"kind": kind.kind, "owner": self.owner}
         with self._opened() as database:
-            rows = database.execute(query, values).fetchall()
-
-        data = list[R]()
-        for row in rows[:limit]:
-            try:
-                data.append(kind.model_validate_json(row[0]))
-            except ValidationError as error:
-                log.warning("a record cannot be read: %s", error)
+            rows = database.execute(statement, values).fetchall()
+        data = [kind.model_validate_json(document) for [document] in rows[: query.limit]]
         return Page(
             data=data,
-            has_more=len(rows) > limit,
+            has_more=len(rows) > query.limit,
             first_id=data[0].id if data else None,
             last_id=data[-1].id if data else None,
         )
@@ -214,8 +182,7 @@ class Records:
         """Keep a file that a client has sent."""
         id = new_id("file-")
         with self.write(id) as upload:
-            while part := source.read(_COPIED_BYTES):
-                upload.sink.write(part)
+            shutil.copyfileobj(source, upload.sink, _COPIED_BYTES)
             upload.publish(lambda: None)
         file = self.described(id, filename, purpose, life_seconds)
         self.add(file)

@@ -1,4 +1,4 @@
-"""The server: what is bound, what it listens to, and how the process ends.
+"""The service: the HTTP application, what the server binds and listens to, and how it ends.
 
 All that depends on more of uvicorn than its settings is here: `TimedProtocol`.
 """
@@ -13,16 +13,127 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import uvicorn
-from starlette.applications import Starlette
+from fastapi import Depends, FastAPI
+from fastapi.security import HTTPBearer
+from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse, Response
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.service.app import ServiceSettings, service_app
+from surge_dagster.service import batches
+from surge_dagster.service.batches import Batches
+from surge_dagster.service.embeddings import ROOTS, EmbeddingRoutes
+from surge_dagster.service.errors import HANDLERS, Error, Refusal
+from surge_dagster.service.gate import ApiKeys, Gate, Metrics
 from surge_dagster.service.spaces import ServedSpaces
+from surge_dagster.version import __version__
 
 _LAST_DATA_RECV = 52  # where `tcp_info` of linux/tcp.h has tcpi_last_data_recv, in milliseconds
+_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+# Of each operation, for the OpenAPI document.
+_ANY_REFUSAL: dict[int | str, dict[str, Any]] = {
+    "4XX": {"description": "refused; 429 has the header Retry-After", "model": Error},
+    "5XX": {"description": "failed; 503 has the header Retry-After", "model": Error},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSettings:
+    """Where the service listens, and its limits.
+
+    Attributes:
+        port: 0 takes a free one.
+        uds: path of a Unix socket, which is bound in place of `host` and `port`.
+        api_keys: file of digests, see `ApiKeys`; without one only this machine is served.
+        batches: folder for files and batches; without one there are none.
+        max_answer_bytes: of the vectors of all answers that are not sent yet.
+        max_connections: at a time; below the 1,024 descriptors that Linux gives a process by
+            default.
+        idle_seconds: between two requests of a connection; more than the 60 s of nginx.
+        drain_seconds: time after SIGTERM for the answers to requests that were accepted.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    uds: Path | None = None
+    api_keys: Path | None = None
+    batches: Path | None = None
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_answer_bytes: int = 512 * 1024 * 1024
+    max_header_bytes: int = 16 * 1024
+    max_connections: int = 900
+    idle_seconds: int = 75
+    drain_seconds: int = 25
+
+
+def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> FastAPI:
+    """Return the application; while `app.state.is_ending()`, it ends connections.
+
+    The caller starts `app.state.batches`, when the spaces are started, and closes it before them;
+    None without a folder.
+
+    Args:
+        spaces: started by the caller, who also closes them.
+
+    Raises:
+        ConfigError: the file of API keys is wrong, or the folder of batches.
+    """
+    keys = ApiKeys(settings.api_keys) if settings.api_keys else None
+    metrics = Metrics(spaces)
+    gate = Middleware(Gate, spaces, keys, metrics, is_private=settings.uds is not None)
+    app = FastAPI(
+        title="surge-dagster",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        max_body_size=settings.max_body_bytes,
+        middleware=[gate],
+        exception_handlers=HANDLERS,
+        responses=_ANY_REFUSAL,
+    )
+    app.state.is_ending = lambda: False
+    app.state.batches = None
+    routers = [EmbeddingRoutes(spaces, settings.max_answer_bytes).router]
+    if settings.batches:
+        app.state.batches = Batches(spaces, settings.batches)
+        routers.append(batches.router)
+    # The gate checks keys, before a body is read; this is for the OpenAPI document.
+    with_key = [Depends(HTTPBearer(auto_error=False))] if keys else []
+    for root in ROOTS:
+        for router in routers:
+            app.include_router(router, prefix=root, dependencies=with_key)
+
+    @app.get("/metrics", response_class=PlainTextResponse, dependencies=with_key)
+    async def read_metrics() -> Response:
+        """Return metrics of Prometheus."""
+        return Response(metrics.text(), headers={"content-type": _PROMETHEUS})
+
+    _add_probes(app, spaces)
+    return app
+
+
+def _add_probes(app: FastAPI, spaces: ServedSpaces) -> None:
+    @app.get("/healthz")
+    async def health() -> dict[str, str]:
+        """Tell whether queries can be encoded."""
+        if not spaces.is_alive:
+            message = "No worker encodes queries of the current space."
+            raise Refusal(503, "encoder_down", message)
+        return {"status": "ok"}
+
+    @app.get("/readyz")
+    async def readiness() -> dict[str, str]:
+        """Tell whether to send requests here."""
+        if not spaces.is_ready:
+            message = "The current space cannot be queried yet."
+            raise Refusal(503, "space_loading", message)
+        return {"status": "ok"}
 
 
 def run_service(
@@ -46,7 +157,7 @@ def run_service(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with bound_socket(settings, server) as listener, spaces:
         spaces.start()
-        for served in spaces.served():
+        for served in spaces.served:
             line = f"{served.space.name} ({served.state}): {served.space.dimension} dimensions"
             if served.queries.promise is not None:
                 seconds = served.queries.promise.promised_seconds
@@ -139,7 +250,7 @@ def _seconds_unread(connection: socket.socket) -> float:
     return milliseconds / 1000
 
 
-def http_server(app: Starlette, settings: ServiceSettings) -> uvicorn.Server:
+def http_server(app: FastAPI, settings: ServiceSettings) -> uvicorn.Server:
     """Return uvicorn with its own limits; its `should_exit` ends it when all requests that it has
     accepted are answered."""
     config = uvicorn.Config(

@@ -15,9 +15,7 @@ last time: a pool that fails again and again is not loaded without a pause.
 from __future__ import annotations
 
 import logging
-import math
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -31,11 +29,11 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import read_current, space_of_readers
-from surge_dagster.engine.output.spaces import list_spaces, model_difference
+from surge_dagster.engine.output.spaces import list_spaces, require_model
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.waiting import every
 from surge_dagster.service.errors import Refusal
-from surge_dagster.service.lane import Lane, Promise, TextTokens
+from surge_dagster.service.lane import Lane, Promise, promise_of
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +42,6 @@ _LOOK_SECONDS = 0.5
 _REMOTE_LOOK_SECONDS = 5.0  # each look is a request per space
 _CLOSING_SECONDS = 30.0  # for the answers of lanes that end
 _TRY_AGAIN_SECONDS = 2.0  # a client whose space is not loaded
-_MEASURE_AGAIN_SECONDS = 30.0
 _LOAD_AGAIN_SECONDS = 60.0
 _SATURATION_TOKENS = 1_024  # of a backend that does not say how many saturate it
 # A full pass of queries has a quarter of these tokens: it is nearly as fast, and ends sooner.
@@ -55,26 +52,12 @@ _LONGEST_TEXT_TOKENS = 4_096
 _BULK_PASSES = 8
 _HANG_SECONDS = 15.0  # without progress, after which a worker for queries is replaced
 _MAX_RESPAWNS = 9  # in a row: a pool for life forgives more than a run's
-# Weights of the kernel's scheduler: each step of niceness divides the share by 1.25.
-_NICE_STEP = 1.25
 # Of workers for queries: the process that answers and refuses requests comes first.
 QUERY_NICENESS = 4
-_LEAST_SHARE = 0.035  # less, the scheduler does not give
-_MOST_SHARE = 0.5
-
-
-def bulk_niceness(bulk_share: float) -> int:
-    """Return the highest niceness at which workers get at least this share of a core during
-    queries.
-
-    Raises:
-        ConfigError: the share is out of its range.
-    """
-    if not _LEAST_SHARE <= bulk_share <= _MOST_SHARE:
-        raise ConfigError(
-            f"The share of bulk work is {bulk_share:g}. Use {_LEAST_SHARE:g} to {_MOST_SHARE:g}."
-        )
-    return QUERY_NICENESS + int(math.log((1 - bulk_share) / bulk_share, _NICE_STEP) + 1e-9)
+# Leaves other workers a tenth of a CPU during queries: a step of niceness divides a share by 1.25.
+_BULK_NICENESS = QUERY_NICENESS + 9
+_BULK_SHARE_OF_CPU = 0.1
+_BULK_SHARE_OF_GPU = 0.5  # which gives two processes equal slices of time
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +69,6 @@ class LaneSettings:
         trust_remote_code: of models that spaces on record name, see `EncodingSpec`; other code is
             not run.
         promised_seconds: of query lanes; None follows from the pool's `Speed`.
-        bulk_share: of a CPU, that documents keep during queries; of a GPU they keep half.
-
-    Raises:
-        ConfigError: the share is out of its range.
     """
 
     devices: str = "auto"
@@ -97,10 +76,6 @@ class LaneSettings:
     backend: str = "auto"
     trust_remote_code: str | None = None
     promised_seconds: float | None = None
-    bulk_share: float = 0.1
-
-    def __post_init__(self) -> None:
-        bulk_niceness(self.bulk_share)
 
     def pool(self, space: Space, task: Task, *, is_bulk: bool = False) -> EncoderPool:
         """Return a pool, which is not started, with the model of a space on record.
@@ -118,7 +93,7 @@ class LaneSettings:
                 "run because an output says so. If you trust that code, start with "
                 f"trust_remote_code {request.trust_remote_code}."
             )
-        niceness = bulk_niceness(self.bulk_share)
+        niceness = _BULK_NICENESS
         hang_seconds = DEFAULT_HANG_TIMEOUT_SECONDS
         if task == "query" and not is_bulk:
             niceness = QUERY_NICENESS
@@ -133,11 +108,7 @@ class LaneSettings:
             max_respawns=_MAX_RESPAWNS,
             niceness=niceness,
         )
-        if pool.space.spec_sha256 != space.encoder_sha256:
-            raise ConfigError(
-                f"The model {request.model!r} encodes into {pool.space.name}, not into "
-                f"{space.name}: {model_difference(pool.space, space)}. Restore it."
-            )
+        require_model(pool.space, space)
         return pool
 
 
@@ -154,10 +125,9 @@ class SpaceLanes:
     documents: Lane
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Drain both lanes at the same time, and close them."""
-        with ThreadPoolExecutor(2) as threads:
-            threads.submit(self.queries.close, drain_seconds)
-            threads.submit(self.documents.close, drain_seconds)
+        """Drain both lanes, and close them."""
+        self.queries.close(drain_seconds)
+        self.documents.close(drain_seconds)
 
 
 def start_lanes(space: Space, settings: LaneSettings) -> SpaceLanes:
@@ -181,10 +151,11 @@ def start_lanes(space: Space, settings: LaneSettings) -> SpaceLanes:
         pool.close()
         raise
 
-    pass_tokens = max(_saturation_of(facts) // _PASSES_OF_SATURATION, _longest_text(space))
+    saturation = facts.saturation_tokens or _SATURATION_TOKENS
+    longest_text = min(space.max_length, _LONGEST_TEXT_TOKENS)
+    pass_tokens = max(saturation // _PASSES_OF_SATURATION, longest_text)
     promise = _promise(pool, pass_tokens, settings)
-    tokenize = TextTokens(pool.space, facts)
-    queries = Lane(pool, tokenize, pass_tokens, promise, recorded=space)
+    queries = Lane(pool, facts, pass_tokens, promise, recorded=space)
     queries.start()
     return SpaceLanes(queries, documents)
 
@@ -196,29 +167,25 @@ def _documents_lane(space: Space, settings: LaneSettings, facts: PoolFacts) -> L
         facts: of a pool for queries, whose workers are of the same kind.
     """
     pool = settings.pool(space, "document")
-    pass_tokens = _BULK_PASSES * max(_saturation_of(facts), _longest_text(space))
-    return Lane(pool, TextTokens(pool.space, facts), pass_tokens, recorded=space)
-
-
-def _saturation_of(facts: PoolFacts) -> int:
-    return facts.saturation_tokens or _SATURATION_TOKENS
-
-
-def _longest_text(space: Space) -> int:
-    return min(space.max_length, _LONGEST_TEXT_TOKENS)
+    saturation = facts.saturation_tokens or _SATURATION_TOKENS
+    longest_text = min(space.max_length, _LONGEST_TEXT_TOKENS)
+    pass_tokens = _BULK_PASSES * max(saturation, longest_text)
+    return Lane(pool, facts, pass_tokens, recorded=space)
 
 
 def _promise(pool: EncoderPool, pass_tokens: int, settings: LaneSettings) -> Promise:
     speed = pool.speed
     seconds = float(speed.seconds(pass_tokens / speed.tokens_per_text, pass_tokens))
-    # Niceness divides a CPU; a GPU gives two processes equal slices of time.
-    share = 0.5 if pool.device.startswith("cuda") else 1 - settings.bulk_share
-    rate = share * pass_tokens / seconds
-    promise = Promise(rate, pass_tokens, settings.promised_seconds, share)
-    if promise.promised_seconds != (promise.wanted_seconds or promise.promised_seconds):
+    bulk_share = _BULK_SHARE_OF_CPU
+    if pool.device.startswith("cuda"):
+        bulk_share = _BULK_SHARE_OF_GPU
+    rate = (1 - bulk_share) * pass_tokens / seconds
+    wanted_seconds = settings.promised_seconds
+    promise = promise_of(rate, pass_tokens, wanted_seconds)
+    if wanted_seconds is not None and wanted_seconds < promise.smallest_seconds:
         log.warning(
             "%s promises %.0f ms: less cannot be kept, as fast as this machine was when it was "
-            "measured. Full passes that are faster lower it",
+            "measured. If it was busy then, measure again with `surge-dagster plan --calibrate`",
             pool.space.name,
             1000 * promise.promised_seconds,
         )
@@ -256,6 +223,9 @@ class ServedSpaces:
 
     Args:
         settings: of their lanes.
+
+    Attributes:
+        served: spaces with loaded lanes, the current one first.
     """
 
     def __init__(self, store: Store, settings: LaneSettings) -> None:
@@ -267,8 +237,7 @@ class ServedSpaces:
         self._wanted: list[Space] = []  # the current space first
         self._lanes: dict[str, SpaceLanes] = {}  # ready, by `encoder_sha256`
         self._load_again_at: dict[str, float] = {}  # if they fail
-        self._served: list[ServedSpace] = []
-        self._measure_again_at = 0.0
+        self.served: list[ServedSpace] = []
         self._is_closed = False
 
     def start(self) -> None:
@@ -285,36 +254,30 @@ class ServedSpaces:
         self._following.enter_context(every(seconds, self._follow, "surge-served-spaces"))
 
     def find(self, model: str) -> ServedSpace:
-        """Return the space of this name, else that of the model's name, the current one first.
+        """Return the space of this name or model, the current one first.
 
         Raises:
             Refusal: it is not served, or its model is not loaded yet.
         """
         wanted = self._wanted
-        if model == CURRENT:
-            return self._ready(wanted[0])
         for space in wanted:
-            if model in (space.name, space.requested.model):
+            if model in (CURRENT, space.name, space.requested.model):
                 return self._ready(space)
         names = [CURRENT, *(space.name for space in wanted)]
         names += [space.requested.model for space in wanted]
         message = f"The model {model!r:.100} is not served. Use {', '.join(names)}."
         raise Refusal(404, "model_not_found", message, "model")
 
-    def served(self) -> list[ServedSpace]:
-        """Return the spaces with loaded lanes, the current one first."""
-        return self._served
-
     @property
     def is_ready(self) -> bool:
         """Whether the current space is loaded and its query lane has a worker."""
-        return any(each.state == CURRENT and each.queries.is_alive for each in self._served)
+        return any(each.state == CURRENT and each.queries.is_alive for each in self.served)
 
     @property
     def is_alive(self) -> bool:
         """Whether the query lane of the current space has a worker; one that is being loaded does
         not count."""
-        is_loading = not any(each.state == CURRENT for each in self._served)
+        is_loading = not any(each.state == CURRENT for each in self.served)
         return not self._is_closed and (is_loading or self.is_ready)
 
     def __enter__(self) -> ServedSpaces:
@@ -328,7 +291,7 @@ class ServedSpaces:
             lanes.close()
 
     def _ready(self, space: Space) -> ServedSpace:
-        for served in self._served:
+        for served in self.served:
             if served.space.name == space.name:
                 return served
         message = (
@@ -342,16 +305,15 @@ class ServedSpaces:
     def _follow(self) -> None:
         self._look()  # what is served stays so if it raises
         self._close_unwanted()
-        if time.monotonic() >= self._measure_again_at:
-            self._measure_again_at = time.monotonic() + _MEASURE_AGAIN_SECONDS
-            for lanes in self._lanes.values():
-                lanes.queries.measure_if_idle()
         for space in self._wanted:
             lanes = self._lanes.get(space.encoder_sha256)
             load_again_at = self._load_again_at.get(space.encoder_sha256, 0.0)
             has_lanes = lanes is not None and not lanes.documents.pool.has_failed
             if not has_lanes and time.monotonic() >= load_again_at:
-                self._try_to_load(space)
+                try:
+                    self._load(space)
+                except Exception as error:
+                    log.warning("the space %s cannot be loaded: %s", space.name, str(error))
 
     def _look(self) -> None:
         """Read which spaces the output has, and decide which of them are wanted."""
@@ -371,24 +333,16 @@ class ServedSpaces:
         self._wanted = [current, *new[-1:]]
         self._publish()
 
-    def _try_to_load(self, space: Space) -> None:
-        try:
-            self._load(space)
-        except Exception as error:
-            log.warning("the space %s cannot be loaded: %s", space.name, str(error))
-
     def _load(self, space: Space) -> None:
         """Start the lanes of a space, or replace the one for documents, which has failed."""
+        self._load_again_at[space.encoder_sha256] = time.monotonic() + _LOAD_AGAIN_SECONDS
         lanes = self._lanes.get(space.encoder_sha256)
-        try:
-            if lanes is None:
-                lanes = start_lanes(space, self.settings)
-            else:
-                lanes.documents.close()
-                facts = lanes.queries.pool.start()
-                lanes = replace(lanes, documents=_documents_lane(space, self.settings, facts))
-        finally:
-            self._load_again_at[space.encoder_sha256] = time.monotonic() + _LOAD_AGAIN_SECONDS
+        if lanes is None:
+            lanes = start_lanes(space, self.settings)
+        else:
+            lanes.documents.close()
+            facts = lanes.queries.pool.start()
+            lanes = replace(lanes, documents=_documents_lane(space, self.settings, facts))
         self._lanes[space.encoder_sha256] = lanes
         if self._is_closed:
             lanes.close()
@@ -401,8 +355,6 @@ class ServedSpaces:
             if sha256 not in wanted or lanes.queries.pool.has_failed:
                 del self._lanes[sha256]
                 lanes.close(_CLOSING_SECONDS)
-        for sha256 in self._load_again_at.keys() - wanted:
-            del self._load_again_at[sha256]
 
     def _publish(self) -> None:
         served = list[ServedSpace]()
@@ -412,7 +364,7 @@ class ServedSpaces:
                 state = "current" if space is self._wanted[0] else "next"
                 dimensions = self._dimensions(space)
                 served.append(ServedSpace(space, lanes.queries, lanes.documents, state, dimensions))
-        self._served = served
+        self.served = served
 
     def _dimensions(self, space: Space) -> tuple[int, ...]:
         """Return those of the space, and of spaces that were cut from the same vectors."""

@@ -94,8 +94,6 @@ def test_wrong_usage_is_refused_with_what_to_do(
 ) -> None:
     code, _, error = surge("serve", "nowhere")
     assert code == 2 and "surge-dagster embed" in error
-    code, _, error = surge("serve", "out", "--bulk-share", "2")
-    assert code == 2 and "share of bulk work" in error
     with monkeypatch.context() as without:
         without.setattr(
             "surge_dagster.commands.serve.find_spec",

@@ -15,7 +15,7 @@ import numpy as np
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.service.errors import Refusal
-from surge_dagster.service.lane import Encoded, Promise
+from surge_dagster.service.lane import Encoded, Promise, promise_of
 from surge_dagster.service.spaces import LaneSettings, ServedSpaces
 
 DIMENSION = 16
@@ -92,8 +92,9 @@ class FakeSpaces:
 
     def __init__(self, store: Any = None, dimension: int = DIMENSION) -> None:
         space = EncodingSpec(f"hash://{dimension}", query_prompt="find: ").resolve()
-        queries = FakeLane(replace(space, task="query"), Promise(50_000.0, 512, 60.0))
+        queries = FakeLane(replace(space, task="query"), promise_of(50_000.0, 512, 60.0))
         self.only = FakeSpace(space, queries, FakeLane(space))
+        self.served = [self.only]
         self.is_ready = True
         self.is_alive = True
         self.store = store
@@ -114,9 +115,6 @@ class FakeSpaces:
             return self.only
         message = f"The model {model!r} is not served. Use {self.only.space.name}."
         raise Refusal(404, "model_not_found", message, "model")
-
-    def served(self) -> list[FakeSpace]:
-        return [self.only]
 
     def as_served(self) -> ServedSpaces:
         return cast(ServedSpaces, self)

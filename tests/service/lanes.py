@@ -11,7 +11,7 @@ import numpy as np
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.service.lane import Encoded, Lane, Promise, TextTokens
+from surge_dagster.service.lane import Encoded, Lane, Promise
 
 SPEC = EncodingSpec("hash://16")
 BACKEND = "faults:FaultyBackend"
@@ -23,8 +23,7 @@ def open_lane(
 ) -> Iterator[Lane]:
     """Yield a lane with a faulty backend, see `faults.py`; closed without draining."""
     pool = EncoderPool(SPEC, devices="cpu", backend=BACKEND, **options)
-    tokenize = TextTokens(pool.space, pool.start())
-    lane = Lane(pool, tokenize, pass_tokens, promise, recorded=pool.space)
+    lane = Lane(pool, pool.start(), pass_tokens, promise, recorded=pool.space)
     try:
         yield lane
     finally:

@@ -13,8 +13,7 @@ from typing import Any
 import uvicorn
 from starlette.testclient import TestClient
 
-from surge_dagster.service.app import ServiceSettings, service_app
-from surge_dagster.service.server import bound_socket, http_server
+from surge_dagster.service.server import ServiceSettings, bound_socket, http_server, service_app
 from surge_dagster.service.spaces import ServedSpaces
 from tests.service.fake_spaces import FakeSpaces
 

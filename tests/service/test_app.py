@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from surge_dagster.service.errors import Refusal
-from surge_dagster.service.lane import Promise
+from surge_dagster.service.lane import promise_of
 from tests.service.fake_spaces import FakeSpaces, post
 from tests.service.running import client_of, connected, read_all, serving
 
@@ -39,7 +40,7 @@ def test_models_are_the_spaces_with_what_their_vectors_follow_from(
     [model] = client.get("/v1/models").json()["data"]
     promise = spaces.only.queries.promise
     assert promise is not None
-    assert model.pop("promise") == promise.as_dict()
+    assert model.pop("promise") == asdict(promise)
     assert model.pop("created") > 0
     assert model == {
         "id": spaces.only.space.name,
@@ -149,11 +150,11 @@ def test_promise_counts_until_the_answer_is_sent_whatever_it_is(
     client: TestClient, spaces: FakeSpaces, promised: float, broken: int
 ) -> None:
     lane = spaces.only.queries
-    kept = Promise(1e12, 512, 1_000.0)
+    kept = promise_of(1e12, 512, 1_000.0)
     accept = lane.accept
 
     def accept_late(texts: list[str], **options: Any) -> Any:
-        lane.promise = Promise(1e12, 512, promised)
+        lane.promise = promise_of(1e12, 512, promised)
         return accept(texts, **options)
 
     lane.accept = accept_late

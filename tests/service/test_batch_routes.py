@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -130,8 +128,6 @@ def test_file_expires_when_its_client_wants_it_to(client: TestClient) -> None:
 
 
 FORM = {"content-type": "multipart/form-data"}
-DISK_FULL = sqlite3.OperationalError("database or disk is full")
-DISK_FULL.sqlite_errorcode = sqlite3.SQLITE_FULL
 
 
 @pytest.mark.parametrize(
@@ -166,40 +162,6 @@ def test_form_in_another_charset_than_utf_8_is_refused(
 
     assert answer.status_code == 415
     assert answer.json()["error"]["code"] == "unsupported_charset"
-
-
-@pytest.mark.parametrize(
-    ("target", "error"),
-    [
-        ("starlette.datastructures.UploadFile.write", OSError(errno.ENOSPC, "No space left")),
-        ("surge_dagster.service.records.LocalUpload.publish", OSError(errno.EDQUOT, "Quota")),
-        ("surge_dagster.service.records.Records.add", DISK_FULL),
-    ],
-)
-def test_upload_to_a_full_disk_is_refused_with_what_to_do(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch, target: str, error: Exception
-) -> None:
-    def fail(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(target, fail)
-
-    answer = client.post("/v1/files", data={"purpose": "batch"}, files={"file": b"x"})
-
-    assert answer.status_code == 507
-    assert answer.json()["error"]["code"] == "insufficient_storage"
-
-
-def test_batch_on_a_full_disk_is_refused(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise DISK_FULL
-
-    file = upload(client, line("a").encode())
-    monkeypatch.setattr("surge_dagster.service.records.Records.add", fail)
-
-    assert client.post("/v1/batches", json=right(file)).status_code == 507
 
 
 @pytest.mark.parametrize(
@@ -245,5 +207,5 @@ def test_numbers_and_ids_of_any_length_are_refused(
 )
 def test_service_without_a_folder_says_what_to_set(method: str, path: str) -> None:
     answer = client_of(FakeSpaces()).request(method, path)
-    assert answer.status_code == 501
+    assert answer.status_code == 404
     assert "--batches FOLDER" in answer.json()["error"]["message"]

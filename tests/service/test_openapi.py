@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from surge_dagster.service.app import ServiceSettings, service_app
+from surge_dagster.service.server import ServiceSettings, service_app
 from tests.extras import require
 from tests.service.fake_spaces import FakeSpace, FakeSpaces
 
@@ -68,8 +68,8 @@ def document(**settings: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", ["/v1/files", "/documents/v1/batches"])
-def test_document_names_the_query_parameters(path: str) -> None:
-    parameters = document()["paths"][path]["get"]["parameters"]
+def test_document_names_the_query_parameters(path: str, tmp_path: Path) -> None:
+    parameters = document(batches=tmp_path)["paths"][path]["get"]["parameters"]
     assert {"after", "limit", "order"} <= {each["name"] for each in parameters}
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from surge_dagster.engine.errors import ConfigError
-from surge_dagster.service.lane import MARGIN, Promise
-from surge_dagster.service.spaces import QUERY_NICENESS, bulk_niceness
+from surge_dagster.service.lane import MARGIN, promise_of
 
 
 @pytest.mark.parametrize(
@@ -21,56 +18,23 @@ from surge_dagster.service.spaces import QUERY_NICENESS, bulk_niceness
 def test_promise_is_the_wanted_one_or_what_passes_need(
     wanted: float | None, promised: float
 ) -> None:
-    assert Promise(1_000.0, 100, wanted).promised_seconds == pytest.approx(promised)
+    assert promise_of(1_000.0, 100, wanted).promised_seconds == pytest.approx(promised)
 
 
 def test_default_promise_is_at_least_a_tenth_of_a_second() -> None:
-    assert Promise(1e6, 100).promised_seconds == pytest.approx(0.1)
+    assert promise_of(1e6, 100).promised_seconds == pytest.approx(0.1)
 
 
 def test_largest_request_keeps_the_promise_with_its_margin() -> None:
-    promise = Promise(1_000.0, 100, 1.0)
+    promise = promise_of(1_000.0, 100, 1.0)
     assert promise.largest_tokens == math.floor(1_000 / MARGIN)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "tokens", "seconds", "rate"),
-    [
-        (0.1, 100, 0.05, 1_000.0),  # half of the device
-        (0.1, 100, 1.0, 100.0),
-        (0.1, 10, 0.005, 100.0),
-        (10.0, 100, 0.05, 100.0),
-        (None, 100, 0.05, 100.0),
-    ],
-    ids=["quick", "slow", "small", "kept", "default"],
-)
-def test_only_quick_full_passes_lower_a_promise_that_was_raised(
-    wanted: float | None, tokens: int, seconds: float, rate: float
-) -> None:
-    promise = Promise(100.0, 100, wanted, share=0.5)
-    assert promise.measured(tokens, seconds).tokens_per_second == pytest.approx(rate)
-
-
 def test_clients_see_what_the_promise_follows_from() -> None:
-    assert Promise(1_000.0, 100, 1.0).as_dict() == {
+    assert asdict(promise_of(1_000.0, 100, 1.0)) == {
         "tokens_per_second": 1_000.0,
         "pass_tokens": 100,
-        "wanted_seconds": 1.0,
-        "share": 1.0,
         "promised_seconds": 1.0,
         "smallest_seconds": pytest.approx(0.3),
         "largest_tokens": 666,
     }
-
-
-@given(st.floats(0.035, 0.5))
-def test_bulk_work_keeps_its_share_of_a_core_or_a_little_more(share: float) -> None:
-    steps = bulk_niceness(share) - QUERY_NICENESS
-    assert 0 <= steps <= 19 - QUERY_NICENESS, "19 is the most that the kernel knows"
-    assert share * (1 - 1e-9) <= 1 / (1 + 1.25**steps) < 1.25 * share
-
-
-@pytest.mark.parametrize("share", [0.034, 0.51, math.nan])
-def test_share_that_the_scheduler_cannot_give_is_refused(share: float) -> None:
-    with pytest.raises(ConfigError, match=r"Use 0\.035 to 0\.5"):
-        bulk_niceness(share)

@@ -18,8 +18,13 @@ import pytest
 import uvicorn
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.service.app import ServiceSettings, service_app
-from surge_dagster.service.server import bound_socket, http_server, run_service
+from surge_dagster.service.server import (
+    ServiceSettings,
+    bound_socket,
+    http_server,
+    run_service,
+    service_app,
+)
 from tests.service.fake_spaces import FakeSpaces
 from tests.service.running import connected, read_all, running
 

@@ -181,8 +181,8 @@ def test_current_and_next_space_are_found_by_name_and_by_model(two_spaces: Space
     a = two_spaces.of(A).name
     b = two_spaces.of(B).name
     with serving(two_spaces.store) as spaces:
-        until(lambda: len(spaces.served()) == 2)
-        found = [(each.space.name, each.state) for each in spaces.served()]
+        until(lambda: len(spaces.served) == 2)
+        found = [(each.space.name, each.state) for each in spaces.served]
         assert found == [(a, "current"), (b, "next")]
         for model in (a, A, "current"):
             assert spaces.find(model).space.name == a
@@ -196,8 +196,8 @@ def test_switch_finds_the_next_space_warm_and_ends_the_old_one(two_spaces: Space
     a = two_spaces.of(A).name
     b = two_spaces.of(B).name
     with serving(two_spaces.store) as spaces:
-        until(lambda: len(spaces.served()) == 2)
-        old, warm = spaces.served()
+        until(lambda: len(spaces.served) == 2)
+        old, warm = spaces.served
 
         switch(two_spaces.store, b)
 
@@ -268,7 +268,7 @@ def test_model_that_cannot_be_loaded_leaves_what_is_served(
 
         monkeypatch.undo()
 
-        until(lambda: len(spaces.served()) == 2)
+        until(lambda: len(spaces.served) == 2)
 
 
 def test_output_that_cannot_be_read_for_a_while_leaves_what_is_served(

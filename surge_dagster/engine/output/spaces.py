@@ -258,6 +258,17 @@ def _why(space: Space, before: Space) -> str:
     return f"{begun}: {why}"
 
 
+def require_model(loaded: Space, space: Space) -> None:
+    """Refuse a model that does not encode into a space, or into the one it was derived from."""
+    if loaded.spec_sha256 == space.encoder_sha256:
+        return
+    encoded = space.derived.parent if space.derived else space.name
+    raise ConfigError(
+        f"the model {loaded.requested.model!r} encodes into {loaded.name}, not into {encoded}: "
+        f"{model_difference(loaded, space)}. Restore it, or name the settings of the other space."
+    )
+
+
 def model_difference(space: Space, before: Space) -> str:
     """Return what has changed in the model since the same settings meant another space."""
     if space.model_digest != before.model_digest:
