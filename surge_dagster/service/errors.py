@@ -115,10 +115,6 @@ def invalid(details: Sequence[Any], what: str = "body") -> Refusal:
     return Refusal(400, code, f"The field {name!r} is wrong: {first['msg']}.", name)
 
 
-async def answer_refusal(request: Request, error: Any) -> Response:
-    return error.response()
-
-
 async def answer_invalid(request: Request, error: Any) -> Response:
     # FastAPI puts the part of the request, such as the body, in front of the field.
     details = [detail | {"loc": detail["loc"][1:]} for detail in error.errors()]
@@ -139,9 +135,8 @@ async def answer_http_error(request: Request, error: Any) -> Response:
     return Refusal(error.status_code, code, message).response(error.headers)
 
 
-# The gate answers all other exceptions.
+# The gate answers refusals and defects.
 HANDLERS: dict[int | type[Exception], Any] = {
-    Refusal: answer_refusal,
     RequestValidationError: answer_invalid,
     HTTPException: answer_http_error,
 }

@@ -32,21 +32,19 @@ _PROBES = ("/healthz", "/readyz")
 _QUERIES = f"{ROOTS[0]}/embeddings"
 _REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 _LOCAL = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]+)?", re.IGNORECASE)
-_FOREIGN = Refusal(
+_FOREIGN = (
     403,
     "foreign_request",
     "Without API keys the service answers only programs of this machine: the header Host names "
     "another one, or a page of another site has sent the request. Use http://127.0.0.1 or "
     "http://localhost, or start the service with --api-keys FILE.",
 )
-_UNAUTHORIZED = Refusal(
+_UNAUTHORIZED = (
     401,
     "invalid_api_key",
     "The request has no valid API key. Send the header Authorization: Bearer KEY.",
 )
-_CHARSET = Refusal(
-    415, "unsupported_charset", "The form has another charset than UTF-8. Send UTF-8."
-)
+_CHARSET = (415, "unsupported_charset", "The form has another charset than UTF-8. Send UTF-8.")
 _ROUNDS = 3  # of the event loop: a result, the task that waits for it, its answer
 _BODY_UNREAD = (401, 403, 413, 415)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -239,49 +237,50 @@ class Gate:
 
         try:
             with ExitStack() as state["until_sent"]:
-                refusal = self._refusal(scope, headers)
-                app = self._app if refusal is None else refusal.response()
-                await app(scope, receive, send_counted)
+                self._require_allowed(scope, headers)
+                await self._app(scope, receive, send_counted)
+        except Refusal as refusal:
+            await refusal.response()(scope, receive, send_counted)
         except Exception:
+            if status:  # the answer has begun; Starlette ends the reading of a large body so
+                raise
             id = state["request_id"]
             log.exception("the request %s has failed", id)
-            if not status:
-                message = f"The service has failed; its log says why, for {id}. Send it again."
-                answer = Refusal(500, "internal_error", message).response()
-                await answer(scope, receive, send_counted)
+            message = f"The service has failed; its log says why, for {id}. Send it again."
+            answer = Refusal(500, "internal_error", message).response()
+            await answer(scope, receive, send_counted)
         finally:
             self._metrics.count(scope, status or 500, time.perf_counter() - begun_at)
 
-    def _refusal(self, scope: Scope, headers: Headers) -> Refusal | None:
-        """Return why a request is refused, whatever its body is."""
+    def _require_allowed(self, scope: Scope, headers: Headers) -> None:
+        """Refuse a request whose body does not matter."""
         if self._keys is None:
             if not self._is_private and not _is_local(headers):
-                return _FOREIGN
+                raise Refusal(*_FOREIGN)
         elif scope["path"] not in _PROBES:
             scheme, _, key = headers.get("authorization", "").partition(" ")
             digest = hashlib.sha256(key.strip().encode("latin-1")).hexdigest()
             scope["state"]["owner"] = digest
             if scheme.lower() != "bearer" or not self._keys.accept(digest):
-                return _UNAUTHORIZED
+                raise Refusal(*_UNAUTHORIZED)
 
         kind, options = parse_options_header(headers.get("content-type"))
         charset = options.get(b"charset", b"utf-8").lower()
         if kind.startswith(b"multipart/") and charset not in (b"utf-8", b"utf8"):
-            return _CHARSET
-        return self._late(scope)
+            raise Refusal(*_CHARSET)
+        self._require_in_time(scope)
 
-    def _late(self, scope: Scope) -> Refusal | None:
-        """Return the refusal of a query that is late before its body is read, which costs less."""
+    def _require_in_time(self, scope: Scope) -> None:
+        """Refuse a query that is late before its body is read, which costs less."""
         served = self._spaces.served
         if scope["path"] != _QUERIES or not served or served[0].queries.promise is None:
-            return None
+            return
         # A result, the task that waits for it, and its answer each wait for the event loop again.
         waited = time.monotonic() - scope["state"]["arrived_at"]
         late = _ROUNDS * waited - served[0].queries.promise.promised_seconds
-        if late <= 0:
-            return None
-        message = "More requests wait than can be read in time. Send it again later."
-        return Refusal(429, "rate_limit_exceeded", message, retry_after_seconds=late)
+        if late > 0:
+            message = "More requests wait than can be read in time. Send it again later."
+            raise Refusal(429, "rate_limit_exceeded", message, retry_after_seconds=late)
 
 
 def _is_local(headers: Headers) -> bool:

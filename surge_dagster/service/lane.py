@@ -394,9 +394,6 @@ class Lane:
         else:
             log.error("the workers of %s failed: %s", name, str(error))
         self._answer_all(refusal)
-        if self._arena is not None:
-            self._arena.close()
-            self._arena = None
 
     def _encode(self) -> None:
         assert self._arena is not None

@@ -39,13 +39,16 @@ def chunk(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])
-def test_body_over_the_limit_is_refused(service: Running, is_chunked: bool) -> None:
+def test_body_over_the_limit_is_refused(
+    service: Running, is_chunked: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     body = b" " * (2 * LIMIT) + GOOD
     with connected(service.url) as client:
         client.sendall(CHUNKED + chunk(body) + chunk(b"") if is_chunked else sized(body))
         answer = read_all(client)
     assert answer.startswith(b"HTTP/1.1 413")
     assert b"Content Too Large" in answer
+    assert not caplog.records
 
 
 def test_chunked_body_within_the_limit_is_read(service: Running) -> None:
