@@ -19,6 +19,7 @@ from surge_dagster.engine.plan.cost_model import CALL_SECONDS, io_costs
 from surge_dagster.engine.plan.planned_run import plan as plan_run
 from surge_dagster.engine.plan.planned_run import plan_partitions
 from surge_dagster.engine.plan.planner import Fleet, Goals, PaperModel, Plan, RunCosts
+from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.tables.opening import release
 from surge_dagster.terminal import Json, messages, print_json
@@ -74,11 +75,13 @@ def plan(
         )
     deadline_seconds = None if deadline is None else _seconds(deadline)
     goals = Goals(settings.price_per_hour, deadline_seconds)
+    source = settings.open_source()
     if texts_per_second is None:
-        shown = _planned_here(settings, goals, calibrate_first)
+        shown = _planned_here(settings, list(source), goals, calibrate_first)
     else:
         speed = Speed.given(CALL_SECONDS, 1 / texts_per_second, workers)
-        shown = _planned_elsewhere(settings, goals, speed)
+        shown = _planned_elsewhere(settings, list(source), goals, speed)
+    release(source)
 
     print("\n".join(_summary(shown, settings.price_per_hour, explain)))
     if as_json:
@@ -96,20 +99,18 @@ class _Shown:
     plan: Plan
     costs: RunCosts
     pool: dict[str, Any] = field(default_factory=dict)
-    calibrated_texts: int | None = None
 
 
-def _planned_here(settings: Settings, goals: Goals, calibrate_first: bool) -> _Shown:
-    source = settings.open_source()
+def _planned_here(
+    settings: Settings, partitions: list[Partition], goals: Goals, calibrate_first: bool
+) -> _Shown:
     store = settings.open_store()
     thresholds = settings.thresholds()
     memory_limit_bytes = settings.memory_limit_bytes
-    partitions = list(source)
-    calibrated_texts = None
     with start_pool(settings) as pool:
         if calibrate_first:
             with messages.status("measuring on some of the texts"):
-                calibrated_texts = calibrate(
+                calibrate(
                     partitions,
                     settings.output,
                     settings.cloud_options(),
@@ -122,17 +123,16 @@ def _planned_here(settings: Settings, goals: Goals, calibrate_first: bool) -> _S
             partitions, store, pool, thresholds, memory_limit_bytes=memory_limit_bytes, goals=goals
         )
         facts = {name: getattr(pool, name) for name in _POOL_FACTS}
-    release(source)
-    return _Shown(planned, costs, facts, calibrated_texts)
+    return _Shown(planned, costs, facts)
 
 
-def _planned_elsewhere(settings: Settings, goals: Goals, speed: Speed) -> _Shown:
-    source = settings.open_source()
+def _planned_elsewhere(
+    settings: Settings, partitions: list[Partition], goals: Goals, speed: Speed
+) -> _Shown:
     vector_bytes = (settings.dimension or _USUAL_DIMENSION) * np.dtype(settings.dtype).itemsize
     costs = RunCosts(speed, io_costs([]), vector_bytes)
     bounds = settings.thresholds().resolve(speed.b_min)
-    planned = plan_partitions(list(source), costs, bounds, goals=goals)
-    release(source)
+    planned = plan_partitions(partitions, costs, bounds, goals=goals)
     return _Shown(planned, costs)
 
 
@@ -252,8 +252,6 @@ def _machine(shown: _Shown) -> list[str]:
     costs += f", a text {_milliseconds(planned.text_seconds)} of a worker"
     if shown.pool:
         machine = "{device} ({hardware}), {precision}, ".format(**shown.pool) + machine
-    if shown.calibrated_texts is not None:
-        machine += f"; measured now on {counted(shown.calibrated_texts, 'text')}"
     return [machine, costs]
 
 
