@@ -30,7 +30,6 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -38,9 +37,8 @@ import pyarrow as pa
 from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool, PoolFacts
-from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts
+from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, load_tokenizer
 from surge_dagster.engine.files.rows import invalid_row
-from surge_dagster.engine.model.folder import tokenizer_file
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.waiting import wait_for_thread
 from surge_dagster.service.errors import Refusal, too_long, unusable_text
@@ -122,12 +120,9 @@ class TextTokens:
         self._space = space
         self._prompt_bytes = len(space.prompt.encode())
         self._tokenizer: TextTokenizer | None = None
-        takes_ids = facts.tokenizer and facts.truncation_side
-        file = tokenizer_file(Path(space.model_path)) if takes_ids else None
-        if file is not None:
-            own = TokenizerFacts(file.read_text("utf-8"), facts.truncation_side)
-            tokenizer = TextTokenizer(own, space)
-            if tokenizer.digest == facts.tokenizer.split()[0]:
+        if facts.tokenizer and facts.truncation_side:
+            tokenizer = load_tokenizer(space, facts.truncation_side)
+            if tokenizer and tokenizer.digest == facts.tokenizer.split()[0]:
                 self._tokenizer = tokenizer
         self.makes_ids = self._tokenizer is not None
 

@@ -190,12 +190,12 @@ class TextTokenizer:
         return text
 
 
-def load_tokenizer(space: Space) -> TextTokenizer | None:
+def load_tokenizer(space: Space, truncation_side: str = "right") -> TextTokenizer | None:
     """Return the tokenizer of a model's folder; None if it has no fast one."""
     file = tokenizer_file(Path(space.model_path))
     if file is None:
         return None
-    return TextTokenizer(TokenizerFacts(file.read_text("utf-8")), space)
+    return TextTokenizer(TokenizerFacts(file.read_text("utf-8"), truncation_side), space)
 
 
 def digest_of_tokens(tokens: list[Any]) -> str:
