@@ -21,12 +21,12 @@ from typing import Annotated, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import BaseModel, Field, ValidationError
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import Cancelled, TransientError
-from surge_dagster.engine.files.formats import file_name
+from surge_dagster.engine.files.formats import file_name, open_published
+from surge_dagster.engine.files.rows import matrix_of
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Failure
@@ -191,9 +191,10 @@ def results(
         reasons: why partitions were refused, by key.
     """
     tokenize = TextTokens(pool.space, pool.start())
+    store = LocalStore(scratch)
     lines = read_raw_lines(file.path)
     for key, lines_of_partition in groupby(lines, lambda numbered: file.key_of(numbered[0])):
-        rows = _read_rows(scratch / file_name(pool.space.name, key))
+        rows = _read_rows(store, pool.space, key)
         for number, raw in lines_of_partition:
             line = parse_line(raw)
             try:
@@ -222,12 +223,12 @@ def _near_unusable_text(reason: str) -> Refusal:
     return Refusal(400, "unusable_text", message, "input")
 
 
-def _read_rows(path: Path) -> Iterator[tuple[np.ndarray, bool]]:
-    """Yield the vectors of a file, each with whether its text was truncated."""
-    for batch in pq.ParquetFile(path).iter_batches(columns=["truncated", "embedding"]):
-        values = batch["embedding"].flatten().to_numpy()
-        vectors = values.reshape(len(batch), -1).astype(np.float32, copy=False)
-        yield from zip(vectors, batch["truncated"].to_pylist(), strict=True)
+def _read_rows(store: LocalStore, space: Space, key: str) -> Iterator[tuple[np.ndarray, bool]]:
+    """Yield the vectors of a partition, each with whether its text was truncated."""
+    with open_published(store, space, file_name(space.name, key)) as file:
+        for batch in file.read(columns=["truncated", "embedding"]):
+            vectors = matrix_of(batch).astype(np.float32, copy=False)
+            yield from zip(vectors, batch["truncated"].to_pylist(), strict=True)
 
 
 def _result(number: int, line: Line, status: int, body: BaseModel, headers: dict[str, str]) -> str:

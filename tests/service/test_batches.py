@@ -271,10 +271,10 @@ def test_batch_whose_vectors_are_damaged_is_encoded_anew(
     read = batch_run._read_rows
     failures = [OSError("Corrupt snappy compressed data")]
 
-    def read_damaged(path: Path) -> Iterator[tuple[np.ndarray, bool]]:
+    def read_damaged(*arguments: Any) -> Iterator[tuple[np.ndarray, bool]]:
         if failures:
             raise failures.pop()
-        return read(path)
+        return read(*arguments)
 
     monkeypatch.setattr(batch_run, "_read_rows", read_damaged)
     batch = ended(working, made(working, [line("a")]))
