@@ -11,12 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.encoder.worker.backends.base import (
-    Backend,
-    BackendSettings,
-    Progress,
-    Rows,
-)
+from surge_dagster.engine.encoder.worker.backends import Backend, BackendSettings, Progress, Rows
 from surge_dagster.engine.encoder.worker.loading import make_backend
 from surge_dagster.engine.model.spec import Space
 

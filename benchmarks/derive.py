@@ -37,8 +37,7 @@ from surge_dagster.engine.files.formats import (
     file_name,
     read_published_file,
 )
-from surge_dagster.engine.model.derivation import DerivedDtype
-from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.model.spec import DerivedDtype, Space
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store.local_store import LocalStore
 

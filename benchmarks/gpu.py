@@ -39,13 +39,13 @@ from benchmarks.paced_runs import drawn_texts, embed
 from surge_dagster import EncoderPool, EncodingSpec, open_source, open_store
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.worker import parity
-from surge_dagster.engine.encoder.worker.backends.base import (
+from surge_dagster.engine.encoder.worker.backends import (
     BackendSettings,
     LaunchedChunk,
     Rows,
     encode_texts,
 )
-from surge_dagster.engine.encoder.worker.sentence_model import (
+from surge_dagster.engine.encoder.worker.parity import (
     load_reference,
     reference_vectors,
 )
@@ -329,7 +329,7 @@ def _measure_passes(
     kind = names["passes"]
     started = time.perf_counter()
     backend: Any = (load_packed if kind == "packed" else load_torch)(space, settings)
-    vectors, _ = encode_texts(backend, parity.PARITY_TEXTS, space.dimension, space.dtype)
+    vectors, _ = encode_texts(backend, parity.PARITY_TEXTS, space)
     bench.say(
         "passes",
         **names,
@@ -350,8 +350,8 @@ def _compare_company(bench: Bench, backend: Any, space: Space, names: dict[str, 
     times = bench.size(20, 2)
     few = parity.PARITY_TEXTS * times
     many = parity.PARITY_TEXTS * (3 * times)
-    one, _ = encode_texts(backend, few, space.dimension, space.dtype)
-    other, _ = encode_texts(backend, many, space.dimension, space.dtype)
+    one, _ = encode_texts(backend, few, space)
+    other, _ = encode_texts(backend, many, space)
     equal = (one == other[: len(one)]).all(axis=1)
     short = backend.prepare(few).lengths <= LONGEST_IN_CELLS
     shares = {"short": float(equal[short].mean()), "longer": float(equal[~short].mean())}

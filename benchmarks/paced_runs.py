@@ -23,13 +23,9 @@ import pyarrow as pa
 from benchmarks.synthetic import draw_texts
 from surge_dagster import EmbeddingRun, EncoderPool, EncodingSpec, RunReport
 from surge_dagster.engine.encoder.arena import Slot
-from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics
 from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.encoder.worker.backends.base import (
-    BackendSettings,
-    Progress,
-    Rows,
-)
+from surge_dagster.engine.encoder.schedule import EncodeCall, EncodeMetrics
+from surge_dagster.engine.encoder.worker.backends import BackendSettings, Progress, Rows
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.plan.calibrating import learning
 from surge_dagster.engine.run.report import Event

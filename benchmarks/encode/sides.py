@@ -32,7 +32,7 @@ from benchmarks.encode.peers import (
 from benchmarks.harness import Document, cpu_instructions, first_line, say, seconds_of
 from benchmarks.paced_runs import embed
 from surge_dagster import EncoderPool, EncodingSpec, open_source, open_store
-from surge_dagster.engine.encoder.calls import EncodeMetrics
+from surge_dagster.engine.encoder.schedule import EncodeMetrics
 
 REFERENCE = "sentence-transformers"
 PEERS: dict[str, Callable[[Setting], Peer]] = {

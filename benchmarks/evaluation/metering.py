@@ -20,7 +20,7 @@ from typing import Any
 
 from surge_dagster import EncoderPool
 from surge_dagster.engine.encoder.arena import Arena, Slot
-from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics
+from surge_dagster.engine.encoder.schedule import EncodeCall, EncodeMetrics
 
 _SAMPLE_SECONDS = 0.02
 _BLOCK_BYTES = 512

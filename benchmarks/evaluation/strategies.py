@@ -37,7 +37,7 @@ from benchmarks.harness import Document, in_own_process, temporary_folder
 from benchmarks.paced_runs import DIMENSION, drawn_partitions, embed, paced_pool
 from benchmarks.synthetic import LOG_SIGMA, partition_sizes
 from surge_dagster import EncoderPool
-from surge_dagster.engine.encoder.calls import EncodeCall
+from surge_dagster.engine.encoder.schedule import EncodeCall
 from surge_dagster.engine.files import rows
 from surge_dagster.engine.run.report import Event, SuperBatchReport
 from surge_dagster.engine.run.thresholds import Thresholds

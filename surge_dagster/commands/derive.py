@@ -9,7 +9,7 @@ import typer
 from surge_dagster.commands.settings import describes_space, space_to_read, takes_settings
 from surge_dagster.config.settings import Settings
 from surge_dagster.engine.derived.derive import DeriveRun
-from surge_dagster.engine.model.derivation import DerivedDtype
+from surge_dagster.engine.model.spec import DerivedDtype
 from surge_dagster.engine.output.current_space import named_space
 from surge_dagster.engine.run.report import Failure
 from surge_dagster.terminal import Json, Quiet, complain, print_json, progress_bar, terminable

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from surge_dagster.consumers.settings import Secret
-from surge_dagster.engine.model.derivation import DerivedDtype
+from surge_dagster.engine.model.spec import DerivedDtype
 from surge_dagster.engine.store import StorageOptions
 from surge_dagster.engine.store.gcp import GcpOptions
 from surge_dagster.engine.store.object_client import NO_ENDPOINT

@@ -57,7 +57,7 @@ from surge_dagster.engine.encoder.pool import DEFAULT_HANG_TIMEOUT_SECONDS, Enco
 from surge_dagster.engine.encoder.speed import LEAST_B_MIN
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.feed.change_files import DEFAULT_KEEP_DAYS
-from surge_dagster.engine.model.code import EXPECTED, TRUSTED
+from surge_dagster.engine.model.digest import EXPECTED, TRUSTED
 from surge_dagster.engine.model.locating import DEFAULT_MODEL
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, Space

@@ -35,8 +35,8 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.encoder.arena import Arena, Slot
-from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool, PoolFacts
+from surge_dagster.engine.encoder.schedule import EncodeMetrics
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, load_tokenizer
 from surge_dagster.engine.files.rows import invalid_row
 from surge_dagster.engine.model.spec import Space

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
+from surge_dagster.engine.encoder.worker.backends import hash_vectors
 from tests.command import Command, write_partition
 from tests.small_catalogs import read_embedded
 

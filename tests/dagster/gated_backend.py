@@ -14,8 +14,7 @@ from typing import Any
 
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.worker.backends.base import Progress, Rows
-from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
+from surge_dagster.engine.encoder.worker.backends import HashBackend, Progress, Rows
 
 
 def use_gated_backend() -> None:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from surge_dagster import EncoderPool, EncoderResource
-from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
+from surge_dagster.engine.encoder.worker.backends import hash_vectors
 from surge_dagster.engine.errors import ConfigError
 from tests.dagster.conftest import NAMES, Workbench, execute, values_of
 from tests.pages import code_blocks

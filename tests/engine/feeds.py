@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
+from surge_dagster.engine.encoder.worker.backends import hash_vectors
 from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.feed.changes import Changes, changes
 from surge_dagster.engine.feed.row_comparison import RowChanges

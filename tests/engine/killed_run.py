@@ -28,8 +28,8 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.encoder.arena import Slot
-from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.schedule import EncodeCall
 from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run.embedding_run import EmbeddingRun

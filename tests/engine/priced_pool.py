@@ -54,13 +54,11 @@ class PricedPool:
         def encode(texts: list[str]) -> tuple[float, float]:
             return sum(len(text) // 4 for text in texts), C_IPC + C_TEXT * len(texts)
 
-        self._speeds.measure(encode, anew=anew)
-        self.speed = self._speeds.read()
+        self.speed = self._speeds.measure(encode, anew=anew)
         return self.speed
 
     def learn(self, calls: Sequence[Call]) -> None:
-        self._speeds.learn(calls)
-        self.speed = self._speeds.read()
+        self.speed = self._speeds.learn(calls)
 
 
 def catalog(sizes: list[int]) -> dict[str, list[tuple[str, str]]]:

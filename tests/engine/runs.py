@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.encoder.arena import Arena, Slot
-from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.schedule import EncodeCall, EncodeMetrics
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.run import thresholds as thresholds_module

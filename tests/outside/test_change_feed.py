@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
+from surge_dagster.engine.encoder.worker.backends import hash_vectors
 from surge_dagster.engine.feed.changes import Changes, changes
 from surge_dagster.engine.sources import Selection
 from surge_dagster.engine.store import open_store

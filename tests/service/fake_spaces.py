@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
+from surge_dagster.engine.encoder.worker.backends import hash_vectors
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.service.errors import Refusal
 from surge_dagster.service.lane import Encoded, Promise, promise_of

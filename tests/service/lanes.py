@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
+from surge_dagster.engine.encoder.worker.backends import hash_vectors
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.service.lane import Encoded, Lane, Promise
 

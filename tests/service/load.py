@@ -13,7 +13,7 @@ from http.client import HTTPConnection, HTTPException
 
 import numpy as np
 
-from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
+from surge_dagster.engine.encoder.worker.backends import hash_vectors
 from surge_dagster.engine.model.spec import EncodingSpec
 from tests.waiting import until
 

@@ -17,7 +17,7 @@ from typing import Any
 import openai
 import pytest
 
-from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
+from surge_dagster.engine.encoder.worker.backends import hash_vectors
 from tests.service.load import SPEC
 from tests.service.nginx import documented_proxy
 from tests.service.service_process import service_process

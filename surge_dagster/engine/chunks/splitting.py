@@ -8,7 +8,6 @@ other tokens than each of them, and is cut again if it is too long.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from tokenizers import Tokenizer
 from surge_dagster.engine.chunks.boundaries import sections
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.chunk_rule import ChunkFormat
-from surge_dagster.engine.model.digest import canonical_json
+from surge_dagster.engine.model.digest import json_sha256
 from surge_dagster.engine.model.folder import tokenizer_file
 from surge_dagster.engine.model.spec import Space
 
@@ -253,4 +252,4 @@ def splitter_digest() -> str:
         for capacity in _PROBE_CHARACTERS
         for text in _PROBES
     ]
-    return hashlib.sha256(canonical_json(cuts)).hexdigest()[:16]
+    return json_sha256(cuts)[:16]

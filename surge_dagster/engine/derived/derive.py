@@ -35,8 +35,7 @@ from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, 
 from surge_dagster.engine.files.facts import WRITER, desired_version
 from surge_dagster.engine.files.formats import PublishedFile, file_name, usable_file
 from surge_dagster.engine.files.rows import embedding_array, embedding_type, invalid_row, matrix_of
-from surge_dagster.engine.model.derivation import DerivedDtype
-from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.model.spec import DerivedDtype, Space
 from surge_dagster.engine.output.current_space import keep_current
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import claim_derived

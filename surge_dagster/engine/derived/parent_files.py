@@ -14,8 +14,7 @@ from surge_dagster.engine.derived.conversion import cut
 from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.files.formats import PublishedFile, open_listed, usable_file
 from surge_dagster.engine.files.rows import matrix_of
-from surge_dagster.engine.model.derivation import DerivedDtype, Ranges
-from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.model.spec import DerivedDtype, Ranges, Space
 from surge_dagster.engine.output.freshness import Found, Freshness, OutputState
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.store.store import Store

@@ -13,17 +13,19 @@ worker may still write to goes back to the arena only when the worker has finish
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import mmap
 import os
+import queue
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.encoder.known_vectors import KnownVectors
 from surge_dagster.engine.encoder.protocol import SlotLayout, slot_arrays
 from surge_dagster.engine.errors import Cancelled
 from surge_dagster.engine.support.columns import value_parts
@@ -39,13 +41,39 @@ _COPIED_WITH_GIL_BYTES = 64 * 1024
 _MOVED_ROWS = 256
 
 
+@dataclass(frozen=True, slots=True)
+class KnownVectors:
+    """The vectors that some of the rows have which are appended together.
+
+    Attributes:
+        rows: their places among the appended ones, int64 [n], ascending.
+        matrix: [n, dimension], of the slot's type.
+        truncated: of their texts, bool [n].
+    """
+
+    rows: np.ndarray
+    matrix: np.ndarray
+    truncated: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def between(self, start: int, stop: int) -> KnownVectors | None:
+        """Return those of rows start..stop, which count from 0 then; None if there are none."""
+        first, end = np.searchsorted(self.rows, (start, stop)).tolist()
+        if first == end:
+            return None
+        part = slice(first, end)
+        return KnownVectors(self.rows[part] - start, self.matrix[part], self.truncated[part])
+
+
 class ArenaClosed(RuntimeError):
     """The arena is closed, so it has no slots."""
 
 
 class Arena:
     """A fixed number of equal slots in shared memory, from `EncoderPool.arena`; `on_close` is
-    called once."""
+    called once, and closes the file `fd`."""
 
     def __init__(
         self,
@@ -57,11 +85,6 @@ class Arena:
         dtype: str,
         on_close: Callable[[Arena], None] | None = None,
     ) -> None:
-        if min(slots, max_texts, max_bytes) < 1:
-            raise ValueError(
-                "slots, max_texts and max_bytes are at least 1, "
-                f"not {slots}, {max_texts}, {max_bytes}"
-            )
         self.layout = SlotLayout(
             max_texts=max_texts, max_bytes=max_bytes, dimension=dimension, dtype=dtype
         )
@@ -76,9 +99,10 @@ class Arena:
             raise
         self._address = np.frombuffer(self._memory, np.uint8).ctypes.data
         self._on_close = on_close
-        self._changed = threading.Condition()
-        self._free = list(range(slots))[::-1]
-        self._closed = False
+        self.is_closed = False
+        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for index in range(slots):
+            self._free.put(index)
 
     def acquire(self, cancelled: Callable[[], bool] | None = None) -> Slot:
         """Return an empty slot, and wait until one is free.
@@ -87,35 +111,31 @@ class Arena:
             Cancelled: `cancelled()` is true.
             ArenaClosed: there will be none.
         """
-        with self._changed:
-            while True:
-                if self._closed:
-                    raise ArenaClosed("the arena is closed")
-                if self._free:
-                    return Slot(self, self._memory, self._free.pop())
-                if cancelled is not None and cancelled():
-                    raise Cancelled("gave up waiting for a slot")
-                self._changed.wait(_POLL_SECONDS)
+        seconds = 0.0
+        while not self.is_closed:
+            with contextlib.suppress(queue.Empty):
+                return Slot(self, self._memory, self._free.get(timeout=seconds))
+            if cancelled is not None and cancelled():
+                raise Cancelled("gave up waiting for a slot")
+            seconds = _POLL_SECONDS
+        raise ArenaClosed("the arena is closed")
 
     def close(self) -> None:
-        """Frees the memory when its last view ends, and wakes up threads that wait for a slot."""
-        with self._changed:
-            if self._closed:
-                return
-            self._closed = True
-            self._changed.notify_all()
-        if self._on_close is not None:
-            self._on_close(self)
+        """Frees the memory when its last view ends; threads that wait for a slot give up."""
+        if self.is_closed:
+            return
+        self.is_closed = True
         # The mapping lives as long as its last view: Arrow tables may still point into it.
-        os.close(self.fd)
+        if self._on_close is None:
+            os.close(self.fd)
+        else:
+            self._on_close(self)
 
     def _take_back(self, index: int) -> None:
         size = self.layout.slot_bytes
         if _madvise(self._address + index * size, size, mmap.MADV_REMOVE):
             raise OSError(ctypes.get_errno(), "the memory of a slot cannot be given back")
-        with self._changed:
-            self._free.append(index)
-            self._changed.notify()
+        self._free.put(index)
 
     def __enter__(self) -> Arena:
         return self
@@ -141,7 +161,7 @@ class Slot:
         self._arrays.offsets[0] = 0
         self._rows = 0
         self.text_bytes = 0
-        self._pins = 0
+        self._pins = 1  # that of its acquirer
         self._released = False
         self._is_known = np.zeros(arena.layout.max_texts, np.bool_)
         self._lock = threading.Lock()
@@ -285,9 +305,7 @@ class Slot:
             if self._released:
                 return
             self._released = True
-            if self._pins:
-                return
-        self.arena._take_back(self.index)
+        self.unpin()
 
     def pin(self) -> None:
         """Keeps the slot from being acquired again while a worker may write to it."""
@@ -295,10 +313,10 @@ class Slot:
             self._pins += 1
 
     def unpin(self) -> None:
-        """Undoes one `pin`; the last one completes a `release` that was called in between."""
+        """Undoes one `pin`; the last one gives the memory of a released slot back."""
         with self._lock:
             self._pins -= 1
-            if self._pins or not self._released:
+            if self._pins:
                 return
         self.arena._take_back(self.index)
 

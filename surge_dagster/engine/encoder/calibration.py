@@ -7,18 +7,16 @@ can be deleted at any time. Workers write the cosine and the token budget. The p
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from typing import Any
 
 from surge_dagster.engine.encoder.devices import library_versions
-from surge_dagster.engine.model.digest import canonical_json
+from surge_dagster.engine.model.digest import json_sha256
 from surge_dagster.engine.support import disk_cache
 
-MEASURING_LOCK = "calibration/.measuring"
 # Increased when the way this package drives a backend, the parity texts or the rows of observations
 # change, so that older cached answers are not used.
-_REVISION = 11
+_REVISION = 12
 OBSERVATIONS = 256  # kept of each kind
 
 
@@ -40,14 +38,10 @@ class Calibration:
 
     def observe(self, name: str, rows: Iterable[Iterable[float]]) -> None:
         """Add rows of numbers to those kept under a name; the newest stay."""
-        with disk_cache.lock("calibration/.lock"):
-            document = disk_cache.read_json(self.name) or {}
-            added = [list(row) for row in rows]
-            document[name] = [*document.get(name, []), *added][-OBSERVATIONS:]
-            disk_cache.write_json(self.name, document)
+        added = [list(row) for row in rows]
+        self.write(**{name: [*self.observations(name), *added][-OBSERVATIONS:]})
 
 
 def cache_key(*facts: object) -> str:
     """Return 32 hex digits over `facts`, the libraries' versions and this package's revision."""
-    document = [_REVISION, library_versions(), [str(fact) for fact in facts]]
-    return hashlib.sha256(canonical_json(document)).hexdigest()[:32]
+    return json_sha256([_REVISION, library_versions(), [str(fact) for fact in facts]])[:32]

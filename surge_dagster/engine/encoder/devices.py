@@ -9,6 +9,7 @@ This module does not import torch: the versions of libraries come from package m
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -38,6 +39,61 @@ class DeviceChoice:
     @property
     def on_cpu(self) -> bool:
         return self.devices[0] == "cpu"
+
+    @property
+    def hardware(self) -> str:
+        """Return what encodes, for people: "2 x NVIDIA L4", "16 CPU cores", or "" if unknown."""
+        if self.on_cpu:
+            return counted(usable_cores(), "CPU core")
+        try:
+            facts = [(gpu / "information").read_text() for gpu in _GPUS.iterdir()]
+        except OSError:
+            return ""
+        models = re.findall(r"^Model:\s*(.+?)\s*$", "\n".join(facts), re.MULTILINE)
+        if not models:
+            return ""
+        count = len(set(self.devices))
+        return (f"{count} x " if count > 1 else "") + " or ".join(sorted(set(models)))
+
+    def precision(self, requested: str) -> str:
+        """ "auto" is fp32 on the CPU and fp16 on GPUs."""
+        if requested == "auto":
+            return "fp32" if self.on_cpu else "fp16"
+        if requested not in PRECISIONS:
+            raise ConfigError(
+                f"precision is auto or one of {', '.join(PRECISIONS)}, not {requested!r}"
+            )
+        if self.on_cpu and requested == "fp16":
+            raise ConfigError("precision fp16 needs a GPU; use fp32, or bf16 where the CPU has it")
+        return requested
+
+    @property
+    def threads(self) -> int:
+        return max(1, usable_cores() // len(self.devices))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Thread counts, so that all workers together use each core once."""
+        launching = self.threads
+        tokenizing = launching
+        if not self.on_cpu:
+            launching = min(launching, _LAUNCHING_CORES)
+            tokenizing = max(1, (usable_cores() - _LAUNCHING_CORES) // len(self.devices))
+        settings = {
+            "OMP_NUM_THREADS": str(launching),
+            "MKL_NUM_THREADS": str(launching),
+            "RAYON_NUM_THREADS": str(tokenizing),
+            "TOKENIZERS_PARALLELISM": "true",
+        }
+        if not self.on_cpu:
+            settings |= {"OMP_WAIT_POLICY": "PASSIVE", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+            settings["TORCHINDUCTOR_CACHE_DIR"] = str(disk_cache.place("compiled"))
+            # Without it batches of different lengths fragment the GPU's memory. Newer versions of
+            # torch use the first name.
+            names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+            requested = [os.environ[name] for name in names if name in os.environ]
+            settings |= dict.fromkeys(names, [*requested, "expandable_segments:True"][0])
+        return settings
 
 
 def choose_devices(requested: str | Sequence[str]) -> DeviceChoice:
@@ -70,21 +126,6 @@ def choose_devices(requested: str | Sequence[str]) -> DeviceChoice:
     return DeviceChoice(tuple(devices), "as requested")
 
 
-def hardware(choice: DeviceChoice) -> str:
-    """Return what encodes, for people: "2 x NVIDIA L4", "16 CPU cores", or "" if unknown."""
-    if choice.on_cpu:
-        return counted(usable_cores(), "CPU core")
-    try:
-        facts = [(gpu / "information").read_text() for gpu in _GPUS.iterdir()]
-    except OSError:
-        return ""
-    models = re.findall(r"^Model:\s*(.+?)\s*$", "\n".join(facts), re.MULTILINE)
-    if not models:
-        return ""
-    count = len(set(choice.devices))
-    return (f"{count} x " if count > 1 else "") + " or ".join(sorted(set(models)))
-
-
 def device_names(requested: str | Sequence[str]) -> list[str]:
     """The names in "cuda:0, cuda:1" or in a list of such texts."""
     names = [requested] if isinstance(requested, str) else requested
@@ -96,45 +137,6 @@ def device_kind(name: str) -> str | None:
     if re.fullmatch(r"cuda:\d+", name):
         return "cuda"
     return name if name in ("auto", "cpu", "cuda") else None
-
-
-def choose_precision(requested: str, choice: DeviceChoice) -> str:
-    """ "auto" is fp32 on the CPU and fp16 on GPUs."""
-    if requested == "auto":
-        return "fp32" if choice.on_cpu else "fp16"
-    if requested not in PRECISIONS:
-        raise ConfigError(f"precision is auto or one of {', '.join(PRECISIONS)}, not {requested!r}")
-    if choice.on_cpu and requested == "fp16":
-        raise ConfigError("precision fp16 needs a GPU; use fp32, or bf16 where the CPU has it")
-    return requested
-
-
-def worker_environment(choice: DeviceChoice) -> dict[str, str]:
-    """Thread counts, so that all workers together use each core once."""
-    threads = str(worker_threads(choice))
-    settings = {
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "RAYON_NUM_THREADS": threads,
-        "TOKENIZERS_PARALLELISM": "true",
-    }
-    if not choice.on_cpu:
-        tokenizing = max(1, usable_cores() - _LAUNCHING_CORES) // len(choice.devices)
-        launching = str(min(worker_threads(choice), _LAUNCHING_CORES))
-        settings["RAYON_NUM_THREADS"] = str(max(1, tokenizing))
-        settings |= {"OMP_NUM_THREADS": launching, "MKL_NUM_THREADS": launching}
-        settings |= {"OMP_WAIT_POLICY": "PASSIVE", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        settings["TORCHINDUCTOR_CACHE_DIR"] = str(disk_cache.place("compiled"))
-        # Without it batches of different lengths fragment the GPU's memory. Newer versions of torch
-        # use the first name.
-        names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-        requested = [os.environ[name] for name in names if name in os.environ]
-        settings |= dict.fromkeys(names, [*requested, "expandable_segments:True"][0])
-    return settings
-
-
-def worker_threads(choice: DeviceChoice) -> int:
-    return max(1, usable_cores() // len(choice.devices))
 
 
 def _usable_gpus() -> tuple[list[str], str]:
@@ -176,7 +178,13 @@ def _torch_has_cuda() -> bool:
 @lru_cache(maxsize=1)
 def library_versions() -> dict[str, str]:
     """Of the libraries that compute vectors; "" where one is not installed."""
-    return {name: _version(name) for name in _PACKAGES}
+    from importlib import metadata  # imported here to keep the start of workers short
+
+    versions = dict.fromkeys(_PACKAGES, "")
+    for name in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
 
 
 @lru_cache(maxsize=1)
@@ -202,12 +210,3 @@ def usable_cores() -> int:
     except (OSError, ValueError):
         pass
     return cores
-
-
-def _version(name: str) -> str:
-    import importlib.metadata  # imported here to keep the start of workers short
-
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

@@ -1,7 +1,7 @@
 """The thread that owns the workers of a pool: it starts them, assigns chunks, and replaces them.
 
-Only this thread changes workers and jobs, so nothing is locked: other threads put a request into a
-queue and write one byte to wake it. It ends only when every worker has ended or, where even SIGKILL
+Only this thread changes workers and calls, so nothing is locked: other threads put a request into a
+queue and wake it. It ends only when every worker has ended or, where even SIGKILL
 does not end one, was given up.
 
 A worker that dies, fails, or shows no progress for too long is replaced, and its unfinished chunks
@@ -17,7 +17,6 @@ import logging
 import os
 import queue
 import selectors
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from surge_dagster.engine.encoder import protocol
 from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.quarantine import MAX_LOSSES
-from surge_dagster.engine.encoder.schedule import Chunk, Job, Schedule
+from surge_dagster.engine.encoder.schedule import Chunk, EncodeCall, Schedule
 from surge_dagster.engine.encoder.worker_process import WorkerProcess, WorkerSeat, describe_exit
 from surge_dagster.engine.errors import ConfigError, EncoderError
 from surge_dagster.engine.support.waiting import wait_for_thread
@@ -58,15 +57,12 @@ class Dispatcher:
         self._hang_timeout_seconds = hang_timeout_seconds
         self._max_respawns = max_respawns
         self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._wake_reader, self._wake_writer = socket.socketpair()
-        self._wake_reader.setblocking(False)
-        self._wake_writer.setblocking(False)
+        self._wake = os.eventfd(0)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
+        self._selector.register(self._wake, selectors.EVENT_READ, None)
         self._workers: dict[int, WorkerProcess] = {}
         self._losses: dict[int, int] = {seat.index: 0 for seat in seats}
-        self._schedule = Schedule(len(seats))
-        self._arenas: dict[int, int] = {}  # a duplicate of the descriptor of each
+        self._schedule = Schedule()
         self._stopping = False
         self._ended = False
         self._posting = threading.Lock()
@@ -78,22 +74,17 @@ class Dispatcher:
 
     # Called from other threads.
 
-    def encode(self, job: Job) -> None:
-        """Starts a job; its `done` is set at its end."""
-        self._post(lambda: self._accept(job))
+    def encode(self, call: EncodeCall) -> None:
+        """Starts a call; its `done` is set at its end."""
+        self._post(lambda: self._accept(call))
 
-    def abandon(self, job: Job) -> None:
-        """Ends a job early; chunks that workers have are finished, and keep the slot until then."""
-        self._post(lambda: self._cancel(job, None))
-
-    def add_arena(self, arena: Arena) -> None:
-        """Registers an arena; workers get its memory before their first chunk of it."""
-        # A duplicate: the arena may be closed before a worker has received it.
-        descriptor = os.dup(arena.fd)
-        self._post(lambda: self._add_arena(arena.key, descriptor))
+    def abandon(self, call: EncodeCall) -> None:
+        """Ends a call early; workers finish their chunks, which keep the slot until then."""
+        self._post(lambda: self._cancel(call, None))
 
     def drop_arena(self, arena: Arena) -> None:
-        self._post(lambda: self._drop_arena(arena.key))
+        """Closes the file of a closed arena, which this thread may be sending to a worker."""
+        self._post(lambda: self._drop_arena(arena))
 
     def worker_pids(self) -> list[int]:
         """Of the running workers, by seat."""
@@ -103,7 +94,7 @@ class Dispatcher:
         return sum(worker.ready for worker in list(self._workers.values()))
 
     def close(self) -> None:
-        """Ends all workers and then the thread; unfinished jobs fail."""
+        """Ends all workers and then the thread; unfinished calls fail."""
         if self._thread.is_alive():
             self._post(self._stop)
             wait_for_thread(self._thread)
@@ -114,8 +105,7 @@ class Dispatcher:
                 request()  # the dispatcher's thread has ended, so this one may change its state
                 return
             self._requests.put(request)
-            with contextlib.suppress(BlockingIOError):  # a full buffer has woken the thread already
-                self._wake_writer.send(b"\0")
+            os.eventfd_write(self._wake, 1)
 
     # Everything below runs in the dispatcher's own thread.
 
@@ -138,14 +128,13 @@ class Dispatcher:
 
     def _read(self, key: selectors.SelectorKey) -> None:
         if key.data is None:
-            with contextlib.suppress(BlockingIOError):
-                self._wake_reader.recv(4096)
+            os.eventfd_read(self._wake)
             return
         worker: WorkerProcess = key.data
         if self._workers.get(worker.seat.index) is not worker:
             return  # it was lost earlier in this round
         if key.fileobj is worker.output:
-            if not worker.read_output():
+            if worker.read_output() == b"":
                 self._selector.unregister(worker.output)
             return
         received = protocol.receive(worker.connection)
@@ -155,34 +144,23 @@ class Dispatcher:
             self._handle(worker, received[0])
 
     def _serve_requests(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._requests.get_nowait()()
+        while not self._requests.empty():
+            self._requests.get()()
 
-    def _accept(self, job: Job) -> None:
+    def _accept(self, call: EncodeCall) -> None:
         if self.failure is not None:
-            job.error = self.failure
-            job.done.set()
+            call.error = self.failure
+            call.done.set()
         else:
-            self._schedule.add(job)
+            self._schedule.calls.append(call)
 
-    def _add_arena(self, key: int, descriptor: int) -> None:
-        if self._ended:
-            os.close(descriptor)
-        else:
-            self._arenas[key] = descriptor
-
-    def _drop_arena(self, key: int) -> None:
-        descriptor = self._arenas.pop(key, None)
-        if descriptor is not None:
-            os.close(descriptor)
-            for worker in self._workers.values():
-                worker.drop_arena(key)
+    def _drop_arena(self, arena: Arena) -> None:
+        os.close(arena.fd)
+        for worker in self._workers.values():
+            worker.drop_arena(arena.key)
 
     def _stop(self) -> None:
         self._stopping = True
-        if self.failure is None:
-            self.failure = EncoderError("the encoder pool is closed")
 
     # Messages of workers.
 
@@ -200,7 +178,7 @@ class Dispatcher:
         elif message["op"] == "done":
             chunk = worker.assigned.pop(0)
             self._losses[worker.seat.index] = 0
-            chunk.job.add(chunk, Costs(**message["costs"]), message["ended_at"])
+            chunk.call.add(chunk, Costs(**message["costs"]), message["ended_at"])
             self._release(chunk)
         elif message["op"] == "refused":
             if message["config"]:
@@ -214,8 +192,8 @@ class Dispatcher:
             self._replace(worker, message)
 
     def _release(self, chunk: Chunk) -> None:
-        chunk.job.slot.unpin()
-        self._schedule.end_if_finished(chunk.job)
+        chunk.call.slot.unpin()
+        self._schedule.end_if_finished(chunk.call)
 
     # Work for workers.
 
@@ -232,19 +210,18 @@ class Dispatcher:
                     self._assign(worker, chunk)
 
     def _assign(self, worker: WorkerProcess, chunk: Chunk) -> None:
-        descriptor = self._arenas.get(chunk.job.slot.arena.key)
-        if descriptor is None:
+        if chunk.call.slot.arena.is_closed:
             self._cancel(
-                chunk.job,
+                chunk.call,
                 EncoderError("the arena was closed while one of its slots was being encoded"),
             )
         else:
-            worker.assign(chunk, descriptor)
+            worker.assign(chunk)
 
-    def _cancel(self, job: Job, error: Exception | None) -> None:
+    def _cancel(self, call: EncodeCall, error: Exception | None) -> None:
         """Workers still finish the chunks that they have."""
-        job.abandon()
-        self._schedule.end(job, error)
+        call.drop_rest()
+        self._schedule.end(call, error)
 
     # Supervision: start, loss and end of workers.
 
@@ -267,7 +244,7 @@ class Dispatcher:
         code = self._end(worker)
         if self.failure is not None:
             for chunk in chunks:
-                chunk.job.slot.unpin()
+                chunk.call.slot.unpin()
             return
 
         index = worker.seat.index
@@ -280,16 +257,16 @@ class Dispatcher:
             reason = _failure_text(worker, report)
         summary = reason.splitlines()[0]
         for chunk in chunks:
-            chunk.job.lose(chunk, summary)
+            chunk.call.lose(chunk, summary)
             self._release(chunk)
 
         if self._losses[index] > self._max_respawns:
             self._give_up(worker, reason, chunks)
             return
-        for job in {chunk.job for chunk in chunks if chunk.job.quarantine.losses > MAX_LOSSES}:
+        for call in {chunk.call for chunk in chunks if chunk.call.quarantine.losses > MAX_LOSSES}:
             many = f"{reason} ({MAX_LOSSES} workers in one SuperBatch)"
-            self._cancel(job, EncoderError(worker.with_output(many)))
-        again = sum(not chunk.job.abandoned for chunk in chunks)
+            self._cancel(call, EncoderError(worker.with_output(many)))
+        again = sum(not chunk.call.abandoned for chunk in chunks)
         log.warning("%s; it is replaced, and %d chunks are encoded again", summary, again)
         self._spawn(worker.seat)
 
@@ -334,14 +311,14 @@ class Dispatcher:
         log.warning("%s", worker.with_output(f"worker {worker.pid} hung"))
 
     def _fail(self, error: Exception) -> None:
-        """Ends the pool: every job, and the thread that waits for the start, gets the error."""
+        """Ends the pool: every call, and the thread that waits for the start, gets the error."""
         if self.failure is None:
             self.failure = error
-        for job in self._schedule.jobs:
-            self._cancel(job, self.failure)
+        for call in list(self._schedule.calls):
+            self._cancel(call, self.failure)
         self.started.set()
         for worker in self._workers.values():
-            worker.kill()
+            worker.process.kill()
 
     def _unregister(self, worker: WorkerProcess) -> None:
         for source in (worker.connection, worker.output):
@@ -357,24 +334,21 @@ class Dispatcher:
                 self._unregister(worker)
                 worker.end(0)
                 for chunk in worker.assigned:
-                    chunk.job.slot.unpin()
+                    chunk.call.slot.unpin()
         finally:
             # Whatever happened above, no later request may wait for this thread.
             self._workers.clear()
             with self._posting:
                 self._ended = True
             self._serve_requests()
-            for key in list(self._arenas):
-                self._drop_arena(key)
             self._selector.close()
-            self._wake_reader.close()
-            self._wake_writer.close()
+            os.close(self._wake)
 
 
 def _takes_no_second(worker: WorkerProcess) -> bool:
     """Whether the worker's first chunk may end it, or may never end."""
     return any(
-        chunk.quarantined is not None or chunk.job.abandoned for chunk in worker.assigned[:1]
+        chunk.quarantined is not None or chunk.call.abandoned for chunk in worker.assigned[:1]
     )
 
 

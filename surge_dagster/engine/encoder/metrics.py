@@ -6,8 +6,8 @@ from the record.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from operator import add, attrgetter
+from dataclasses import asdict, astuple, dataclass
+from operator import add
 from typing import Any
 
 
@@ -48,13 +48,12 @@ class Costs:
     publish_seconds: float = 0.0
 
     def plus(self, other: Costs) -> Costs:
-        return Costs(*map(add, _amounts(self), _amounts(other)))
+        return Costs(*map(add, astuple(self), astuple(other)))
 
     def as_dict(self) -> dict[str, Any]:
         """All amounts, and the ratios that follow from them."""
-        amounts = dict(zip(_NAMES, _amounts(self), strict=True))
         ratios = {"padding_ratio": self.padding_ratio, "overlap_ratio": self.overlap_ratio}
-        return amounts | ratios
+        return asdict(self) | ratios
 
     @property
     def texts_per_second(self) -> float | None:
@@ -88,6 +87,4 @@ def overlap_ratio(io_seconds: float, encode_seconds: float) -> float:
     return 1.0 - max(0.0, io_seconds - encode_seconds) / io_seconds
 
 
-_NAMES = tuple(field.name for field in fields(Costs))
-_amounts = attrgetter(*_NAMES)
 NO_COSTS = Costs()

@@ -27,17 +27,10 @@ import pyarrow as pa
 
 from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.encoder.calibration import Calibration
-from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics, copy_of
-from surge_dagster.engine.encoder.devices import (
-    choose_devices,
-    choose_precision,
-    hardware,
-    worker_environment,
-    worker_threads,
-)
+from surge_dagster.engine.encoder.devices import choose_devices
 from surge_dagster.engine.encoder.dispatcher import Dispatcher
 from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.encoder.schedule import Job
+from surge_dagster.engine.encoder.schedule import EncodeCall, EncodeMetrics, copy_of
 from surge_dagster.engine.encoder.speed import Call, Speed, SpeedRecord
 from surge_dagster.engine.encoder.worker_process import WorkerSeat
 from surge_dagster.engine.errors import ConfigError, EncoderError
@@ -68,7 +61,6 @@ class PoolFacts:
     """
 
     backend: str
-    precision: str
     lowest_cosine: float | None
     tokenizer: str
     saturation_tokens: int
@@ -124,13 +116,13 @@ class EncoderPool:
         choice = choose_devices(devices)
         self._choice = choice
         self.device = ",".join(dict.fromkeys(choice.devices))
-        self.hardware = hardware(choice)
+        self.hardware = choice.hardware
         self.workers = len(choice.devices)
         self.start_seconds = 0.0
         self._backend = backend
         self._niceness = niceness
-        self.precision = choose_precision(precision, choice)
-        self._settings = {"precision": self.precision, "threads": worker_threads(choice)}
+        self.precision = choice.precision(precision)
+        self._settings = {"precision": self.precision, "threads": choice.threads}
         self._hang_timeout_seconds = hang_timeout_seconds
         self._max_respawns = max_respawns
         self._starting = threading.RLock()
@@ -174,14 +166,14 @@ class EncoderPool:
                     self.space.name,
                     self.device,
                     self._facts.device_reason,
-                    self._facts.precision,
+                    self.precision,
                     speed.texts_per_second,
                 )
             return self._facts
 
     def _start_workers(self) -> PoolFacts:
         message = {"op": "load", "space": asdict(self.space), "backend": self._backend}
-        environment = worker_environment(self._choice)
+        environment = self._choice.environment
         seats = list[WorkerSeat]()
         for index, device in enumerate(self._choice.devices):
             load = message | {"settings": self._settings | {"device": device}}
@@ -199,12 +191,8 @@ class EncoderPool:
             log.warning("%s", note)
         reasons = (self._choice.reason, self.hardware, ready[0]["detail"], *notes)
         return PoolFacts(
-            backend=ready[0]["backend"],
-            precision=self.precision,
+            **ready[0]["facts"],
             lowest_cosine=min(filter(None, cosines), default=None),
-            tokenizer=ready[0]["tokenizer"],
-            saturation_tokens=ready[0]["saturation_tokens"],
-            truncation_side=ready[0]["truncation_side"],
             notes=notes,
             device_reason="; ".join(filter(None, reasons)),
             calibration=Calibration(ready[0]["calibration"]),
@@ -232,16 +220,14 @@ class EncoderPool:
         if self._speeds is None:
             devices = ",".join(self._choice.devices)
             self._speeds = SpeedRecord(self.calibration, devices, self.workers)
-        self._speeds.measure(self._time, anew=anew)
-        self._speed = self._speeds.read()
+        self._speed = self._speeds.measure(self._time, anew=anew)
         return self._speed
 
     def learn(self, calls: Sequence[Call]) -> None:
         """Let `speed` follow the calls of a run."""
         self.start()
         assert self._speeds is not None
-        self._speeds.learn(calls)
-        self._speed = self._speeds.read()
+        self._speed = self._speeds.learn(calls)
 
     @property
     def worker_pids(self) -> list[int]:
@@ -265,17 +251,14 @@ class EncoderPool:
 
     def arena(self, *, slots: int, max_texts: int, max_bytes: int) -> Arena:
         """Close it when its vectors are no longer needed."""
-        dispatcher = self.dispatcher()
-        arena = Arena(
+        return Arena(
             slots=slots,
             max_texts=max_texts,
             max_bytes=max_bytes,
             dimension=self.space.dimension,
             dtype=self.space.dtype,
-            on_close=dispatcher.drop_arena,
+            on_close=self.dispatcher().drop_arena,
         )
-        dispatcher.add_arena(arena)
-        return arena
 
     def submit(
         self,
@@ -302,12 +285,12 @@ class EncoderPool:
             EncoderError: the pool failed; the message holds the last output of the failed worker.
         """
         dispatcher = self.dispatcher()
-        job = Job(slot, borders, rows, holds_ids)
-        if job.rows:
-            dispatcher.encode(job)
+        call = EncodeCall(slot, self.workers, dispatcher.abandon, borders, rows, holds_ids)
+        if call.rows:
+            dispatcher.encode(call)
         else:
-            job.done.set()
-        return EncodeCall(job, self.workers, dispatcher.abandon)
+            call.done.set()
+        return call
 
     def encode(self, slot: Slot) -> EncodeMetrics:
         """Fill the slot's matrix with the vectors of its texts.

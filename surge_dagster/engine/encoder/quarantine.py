@@ -96,7 +96,9 @@ class Quarantine:
         skipped = 0
         while self._waiting:
             rows = self._waiting.popleft()
-            failed = [group for group in self._failed_groups if _overlaps(group, rows)]
+            failed = [
+                one for one in self._failed_groups if one[0] < rows.stop and rows.start < one[1]
+            ]
             if not failed:
                 return rows, skipped
             first, end = failed[0]
@@ -115,7 +117,3 @@ class Quarantine:
         place = int(np.searchsorted(self._borders, row, side="right"))
         end = int(self._borders[place]) if place < len(self._borders) else self._rows
         return int(self._borders[place - 1]), end
-
-
-def _overlaps(group: tuple[int, int], rows: QuarantinedRows) -> bool:
-    return group[0] < rows.stop and rows.start < group[1]

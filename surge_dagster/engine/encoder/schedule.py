@@ -1,8 +1,8 @@
-"""How the rows of encode calls are shared out: jobs, their chunks, and each worker's next chunk.
+"""How the rows of encode calls are shared out: calls, their chunks, and each worker's next chunk.
 
 Idle workers pull chunks; nothing is assigned in advance, so a slow or lost device costs little.
 With several workers a chunk is a part of the remaining rows, so chunks shrink and all workers
-finish together. Chunks come from the oldest job that has rows; the next job's follow without a
+finish together. Chunks come from the oldest call that has rows; the next call's follow without a
 pause. A chunk is batched by itself, so it must hold many texts of each length; it is also what a
 dying worker loses.
 
@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.metrics import NO_COSTS, Costs
 from surge_dagster.engine.encoder.quarantine import FailedRow, Quarantine, QuarantinedRows
+from surge_dagster.engine.support.waiting import wait_in_turns
 
 ROW_WEIGHT = 32
 # A worker has one chunk under way and one waiting: together three quarters of its part of the
@@ -50,31 +52,54 @@ QUEUED_CHUNKS = ChunkSizes(texts=131_072, largest=8 << 20, smallest=512 << 10)
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows of a job that one worker encodes together; `quarantined` ones without other chunks."""
+    """Rows of a call that one worker encodes together; `quarantined` ones without other chunks."""
 
-    job: Job
+    call: EncodeCall
     start: int
     stop: int
     quarantined: QuarantinedRows | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class EncodeMetrics:
+    """What an encode call cost, and which of its texts failed.
+
+    Attributes:
+        failed: one text of each group that has texts that end every worker.
+    """
+
+    costs: Costs = NO_COSTS
+    workers: int = 1
+    failed: tuple[FailedRow, ...] = ()
+
+    def plus(self, later: EncodeMetrics) -> EncodeMetrics:
+        """Of two calls for one slot, one after the other."""
+        costs = self.costs.plus(later.costs)
+        return replace(later, costs=costs, failed=self.failed + later.failed)
+
+
 @dataclass(slots=True, eq=False)
-class Job:
-    """The state of one encode call: rows that are not assigned, and the costs of the finished
-    chunks.
+class EncodeCall:
+    """One encode call: rows that are not assigned, the costs of the finished chunks, and what its
+    caller waits for.
 
     Only the dispatcher's thread changes it; `done` is set when `error` or the costs are final. Rows
     count from 0: where only some rows of the slot are encoded, they are places in `chosen`.
 
     Attributes:
+        workers: of the pool.
+        on_abandon: lets the dispatcher end the call.
         borders, chosen, holds_ids: `borders`, `rows` and `holds_ids` of `EncoderPool.submit`.
         ends: total weight of the rows before each row, int64 [rows + 1].
-        started_at: when its first chunk was assigned, or the job before it ended.
+        finished_rows: how many rows have their vectors or have failed by now.
+        started_at: when its first chunk was assigned, or the call before it ended.
         ended_at: when the last of its chunks that was answered ended.
         encoded: ranges of rows that have their vectors.
     """
 
     slot: Slot
+    workers: int
+    on_abandon: Callable[[EncodeCall], None]
     borders: np.ndarray | None = None
     chosen: np.ndarray | None = None
     holds_ids: bool = False
@@ -109,24 +134,44 @@ class Job:
             borders = None if borders is None else np.searchsorted(self.chosen, borders)
         self.quarantine = Quarantine(borders, self.rows)
 
+    def result(self, timeout_seconds: float | None = None) -> EncodeMetrics | None:
+        """Wait for the end of the call, or raise what ended the pool; None after the timeout."""
+        if not wait_in_turns(self.done.wait, timeout_seconds):
+            return None
+        if self.error is not None:
+            raise copy_of(self.error)
+        return self.metrics
+
+    def abandon(self) -> None:
+        """Ends the call without encoding further rows; `encoded` lists the rows that have vectors.
+
+        Workers finish the chunks that they have, and these keep the slot from being used again
+        until then, but this method does not wait for them.
+        """
+        self.on_abandon(self)
+        wait_in_turns(self.done.wait)
+
     @property
-    def failed(self) -> tuple[FailedRow, ...]:
-        """With their rows in the slot; one of each failed group."""
+    def metrics(self) -> EncodeMetrics:
+        costs = replace(
+            self.costs,
+            texts_computed=self.rows,
+            encode_seconds=self.encode_seconds,
+            replays=self.replays,
+        )
         failed = self.quarantine.failed
-        if self.chosen is None:
-            return tuple(failed)
-        return tuple(FailedRow(int(self.chosen[one.row]), one.reason) for one in failed)
+        if self.chosen is not None:
+            failed = [FailedRow(int(self.chosen[one.row]), one.reason) for one in failed]
+        return EncodeMetrics(costs, self.workers, tuple(failed))
 
-    @property
-    def finished(self) -> bool:
-        return self.finished_rows >= self.rows
+    # Everything below is called in the dispatcher's thread.
 
-    def take(self, workers: int, sizes: ChunkSizes) -> Chunk | None:
+    def take(self, sizes: ChunkSizes) -> Chunk | None:
         """Return the next unassigned rows; None if there are none."""
         if self.next_row >= self.rows:
             return None
         start = self.next_row
-        self.next_row = chunk_end(self.ends, start, workers, sizes)
+        self.next_row = chunk_end(self.ends, start, self.workers, sizes)
         return Chunk(self, start, self.next_row)
 
     def take_quarantined(self) -> Chunk | None:
@@ -151,7 +196,7 @@ class Job:
         else:
             self.finished_rows += self.quarantine.narrow(chunk.quarantined, reason)
 
-    def abandon(self) -> None:
+    def drop_rest(self) -> None:
         self.abandoned = True
         self.next_row = self.rows
         self.quarantine.clear()
@@ -160,16 +205,8 @@ class Job:
 class Schedule:
     """Chooses the next chunk of each worker."""
 
-    def __init__(self, workers: int) -> None:
-        self._workers = workers
-        self._jobs: list[Job] = []
-
-    @property
-    def jobs(self) -> list[Job]:
-        return list(self._jobs)
-
-    def add(self, job: Job) -> None:
-        self._jobs.append(job)
+    def __init__(self) -> None:
+        self.calls: list[EncodeCall] = []
 
     def next_chunk(self, *, idle: bool, is_queue: bool = False) -> Chunk | None:
         """Return the next chunk for a worker, or None.
@@ -178,50 +215,50 @@ class Schedule:
         lost with it.
         """
         sizes = QUEUED_CHUNKS if is_queue else CHUNKS
-        for job in self.jobs:
+        for call in list(self.calls):
             chunk = None
-            if idle and job.quarantine:
-                chunk = job.take_quarantined()
-                self.end_if_finished(job)  # all quarantined rows may belong to failed groups
-            chunk = chunk or job.take(self._workers, sizes)
+            if idle and call.quarantine:
+                chunk = call.take_quarantined()
+                self.end_if_finished(call)  # all quarantined rows may belong to failed groups
+            chunk = chunk or call.take(sizes)
             if chunk is not None:
-                if job.started_at is None:
-                    job.started_at = time.monotonic()
+                if call.started_at is None:
+                    call.started_at = time.monotonic()
                 return chunk
         return None
 
-    def end_if_finished(self, job: Job) -> None:
-        if job.finished and not job.done.is_set():
-            self.end(job)
+    def end_if_finished(self, call: EncodeCall) -> None:
+        if call.finished_rows >= call.rows:
+            self.end(call)
 
-    def end(self, job: Job, error: Exception | None = None) -> None:
-        """Remove a job, set its `encode_seconds` and wake its caller.
+    def end(self, call: EncodeCall, error: Exception | None = None) -> None:
+        """Remove a call, set its `encode_seconds` and wake its caller.
 
-        Time counts for one job only: later jobs start at this one's end, and earlier ones, if this
-        one ends first, start later by its time. With several workers the ends may come in any
-        order, so each job has at least the seconds that its own forward passes took.
+        Time counts for one call only: later calls start at this one's end, and earlier ones, if
+        this one ends first, start later by its time. With several workers the ends may come in any
+        order, so each call has at least the seconds that its own forward passes took.
         """
-        if job not in self._jobs:
-            return  # canceled before; its workers only finish their chunks
-        job.error = error
-        place = self._jobs.index(job)
-        ended_at = job.ended_at or time.monotonic()
-        if job.started_at is not None:
-            job.encode_seconds = max(
-                ended_at - job.started_at, job.costs.forward_seconds / self._workers
+        if call not in self.calls:
+            return  # ended or canceled before; its workers only finish their chunks
+        call.error = error
+        place = self.calls.index(call)
+        ended_at = call.ended_at or time.monotonic()
+        if call.started_at is not None:
+            call.encode_seconds = max(
+                ended_at - call.started_at, call.costs.forward_seconds / call.workers
             )
-            for earlier in self._jobs[:place]:
+            for earlier in self.calls[:place]:
                 if earlier.started_at is not None:
-                    earlier.started_at += job.encode_seconds
-        for later in self._jobs[place + 1 :]:
+                    earlier.started_at += call.encode_seconds
+        for later in self.calls[place + 1 :]:
             if later.started_at is not None:
                 later.started_at = max(later.started_at, ended_at)
-        del self._jobs[place]
-        job.done.set()
+        del self.calls[place]
+        call.done.set()
 
 
 def chunk_end(ends: np.ndarray, start: int, workers: int, sizes: ChunkSizes) -> int:
-    """Return the end of the chunk that begins at row `start`; `ends` as in `Job`."""
+    """Return the end of the chunk that begins at row `start`; `ends` as in `EncodeCall`."""
     weight: float = sizes.largest
     if workers > 1:
         part = float(ends[-1] - ends[start]) / (workers * _CHUNKS_PER_WORKER)
@@ -229,3 +266,8 @@ def chunk_end(ends: np.ndarray, start: int, workers: int, sizes: ChunkSizes) -> 
     # the last row before which there is at most this weight
     stop = int(np.searchsorted(ends, ends[start] + weight, side="right")) - 1
     return min(len(ends) - 1, start + sizes.texts, max(stop, start + 1))
+
+
+def copy_of(error: Exception) -> Exception:
+    """Return the same error as a new object: each thread that raises it adds its traceback."""
+    return type(error)(str(error))

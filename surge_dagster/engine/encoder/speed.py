@@ -243,16 +243,16 @@ class SpeedRecord:
         self._small_name = f"small calls of runs {devices}"
         self._start = self._kept(self._start_name)
 
-    def measure(self, encode: EncodeTexts, *, anew: bool = False) -> None:
+    def measure(self, encode: EncodeTexts, *, anew: bool = False) -> Speed:
         """Time the start's calls if none are kept, or `anew`, which forgets those of runs too."""
-        if self._start and not anew:
-            return
-        self._start = time_start(encode, self._most_words)
-        start = [astuple(call) for call in self._start]
-        empty = {self._runs_name: [], self._small_name: []}
-        self._calibration.write(**{self._start_name: start}, **empty)
+        if anew or not self._start:
+            self._start = time_start(encode, self._most_words)
+            start = [astuple(call) for call in self._start]
+            empty = {self._runs_name: [], self._small_name: []}
+            self._calibration.write(**{self._start_name: start}, **empty)
+        return self.read()
 
-    def learn(self, calls: Sequence[Call]) -> None:
+    def learn(self, calls: Sequence[Call]) -> Speed:
         """Keep the calls of a run: small ones apart, so that many nights with few changes do not
         push out the large ones."""
         largest = max([call.texts for call in (*self._kept(self._runs_name), *calls)], default=0)
@@ -260,6 +260,7 @@ class SpeedRecord:
         small = [astuple(call) for call in calls if call.texts < largest / RAMP]
         self._calibration.observe(self._runs_name, large)
         self._calibration.observe(self._small_name, small)
+        return self.read()
 
     def read(self) -> Speed:
         of_runs = [*self._kept(self._small_name), *self._kept(self._runs_name)]
@@ -272,14 +273,15 @@ class SpeedRecord:
 def time_start(encode: EncodeTexts, most_words: int = _MOST_WORDS) -> list[Call]:
     """Time the three calls of a start; a slow model is timed with fewer texts."""
     encode(speed_texts(1, *_SHORT))  # libraries set themselves up in their first pass
-    few = _faster_of_two(encode, _FEW_SHORT, _SHORT)
+    few = _longer_call(encode, _FEW_SHORT, _SHORT, most_words=0)
     many = _longer_call(encode, _FEW_SHORT, _SHORT, most_words)
     long = _longer_call(encode, _FEW_LONG, _LONG, most_words)
     return [few, many, long]
 
 
 def _longer_call(encode: EncodeTexts, texts: int, words: tuple[int, int], most_words: int) -> Call:
-    """Return a call with so many times four times the texts that it takes long enough."""
+    """Return a call with so many times four times the texts that it takes long enough, or has the
+    most words; the faster one of two."""
     call = _timed(encode, texts, words)
     enough_seconds = _TOO_LONG_SECONDS  # two sizes tell a call from its texts
     while call.seconds < enough_seconds and 4 * texts * words[1] <= most_words:
@@ -289,11 +291,6 @@ def _longer_call(encode: EncodeTexts, texts: int, words: tuple[int, int], most_w
     if call.seconds > _TOO_LONG_SECONDS:
         return call
     return min(call, _timed(encode, texts, words), key=lambda each: each.seconds)
-
-
-def _faster_of_two(encode: EncodeTexts, texts: int, words: tuple[int, int]) -> Call:
-    calls = [_timed(encode, texts, words) for _ in range(2)]
-    return min(calls, key=lambda call: call.seconds)
 
 
 def _timed(encode: EncodeTexts, count: int, words: tuple[int, int]) -> Call:

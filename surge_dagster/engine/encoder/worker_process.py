@@ -6,13 +6,12 @@ import contextlib
 import logging
 import os
 import re
-import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from surge_dagster.engine.encoder import protocol
@@ -22,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _OUTPUT_BYTES = 8 << 10  # that error messages show
 _READ_BYTES = 64 << 10
-_REST_OF_OUTPUT_SECONDS = 0.2
+_LAST_READS = 4  # a full pipe has one or two
 # Ending a process that holds much memory, or a device, takes a while; most end within milliseconds.
 _KILLED_SECONDS = 5.0
 _WORKER_MODULE = "surge_dagster.engine.encoder.worker.main"
@@ -42,8 +41,8 @@ class WorkerSeat:
     index: int
     device: str
     load_message: protocol.Message
-    environment: dict[str, str] = field(default_factory=dict)
-    niceness: int = 0
+    environment: dict[str, str]
+    niceness: int
 
 
 class WorkerProcess:
@@ -97,13 +96,13 @@ class WorkerProcess:
         if progress is not None:
             self._progress = progress
 
-    def assign(self, chunk: Chunk, descriptor: int) -> None:
-        """The descriptor is that of the arena's memory file; a worker gets it once."""
-        arena = chunk.job.slot.arena
+    def assign(self, chunk: Chunk) -> None:
+        """A worker gets the memory file of an arena once."""
+        arena = chunk.call.slot.arena
         if not self.assigned:
             self.note_progress()
         self.assigned.append(chunk)
-        chunk.job.slot.pin()
+        chunk.call.slot.pin()
         if arena.key not in self.known_arenas:
             self.known_arenas.add(arena.key)
             described = {
@@ -112,29 +111,31 @@ class WorkerProcess:
                 "slots": arena.slots,
                 "layout": asdict(arena.layout),
             }
-            self._send(described, (descriptor,))
-        place = {
+            self._send(described, (arena.fd,))
+        described = {
+            "op": "encode",
             "arena": arena.key,
-            "slot": chunk.job.slot.index,
+            "slot": chunk.call.slot.index,
             "start": chunk.start,
             "stop": chunk.stop,
+            "chosen": chunk.call.chosen is not None,
+            "holds_ids": chunk.call.holds_ids,
         }
-        kind = {"chosen": chunk.job.chosen is not None, "holds_ids": chunk.job.holds_ids}
-        self._send({"op": "encode", **kind, **place})
+        self._send(described)
 
     def drop_arena(self, key: int) -> None:
         if key in self.known_arenas:
             self.known_arenas.discard(key)
             self._send({"op": "drop", "arena": key})
 
-    def read_output(self) -> bool:
-        """Reads what the worker printed; False once it can print no more."""
+    def read_output(self) -> bytes | None:
+        """Read what the worker printed: None if nothing yet, b"" once it can print no more."""
         try:
             printed = os.read(self.output.fileno(), _READ_BYTES)
         except BlockingIOError:
-            return True
+            return None
         self._printed = (self._printed + printed)[-_OUTPUT_BYTES:]
-        return bool(printed)
+        return printed
 
     def with_output(self, reason: str) -> str:
         lines = self._printed.decode(errors="replace").splitlines()
@@ -143,16 +144,9 @@ class WorkerProcess:
             return f"{reason}; it printed nothing"
         return "\n".join([reason, "Its last output:", *shown])
 
-    def kill(self) -> None:
-        self._signal(signal.SIGKILL)
-
     def abort(self) -> None:
         """Let a process that seems to hang print the stacks of its threads and end, if it can."""
-        self._signal(signal.SIGABRT)
-
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(number)
+        self.process.send_signal(signal.SIGABRT)
 
     def wait(self, seconds: float) -> int | None:
         """Return the exit code; None if the process has not ended by then."""
@@ -170,12 +164,10 @@ class WorkerProcess:
         """
         code = self.wait(grace_seconds)
         if code is None:
-            self.kill()
+            self.process.kill()
             code = self.wait(_KILLED_SECONDS)
-        # A process that it started may print without end.
-        deadline = time.monotonic() + _REST_OF_OUTPUT_SECONDS
-        while self.read_output() and self._has_output() and time.monotonic() < deadline:
-            pass
+        for _ in range(_LAST_READS):  # a process that it started may print without end
+            self.read_output()
         self.connection.close()
         self.output.close()
         if code is None:
@@ -190,11 +182,6 @@ class WorkerProcess:
         # A process that has died is noticed in one place only: at the end of its connection.
         with contextlib.suppress(OSError):
             protocol.send(self.connection, message, descriptors)
-
-    def _has_output(self) -> bool:
-        poll = select.poll()
-        poll.register(self.output, select.POLLIN)
-        return bool(poll.poll(0))
 
 
 def _started(connection: socket.socket, seat: WorkerSeat) -> subprocess.Popen[bytes]:

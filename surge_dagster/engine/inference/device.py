@@ -1,58 +1,65 @@
 """What a backend needs of a device: copies that do not stop it, and marks in its stream of work.
 
 Work on a GPU is only queued. A mark is reached when all work queued before it is done; until then a
-buffer that this work reads or writes belongs to the device.
+buffer that this work reads or writes belongs to the device. On the CPU work is done when it is
+queued: packed passes are compared there.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
 
-class Mark(Protocol):
+class Mark:
+    """A place in a device's stream; on the CPU it is reached at once."""
+
+    def __init__(self) -> None:
+        self.at = time.perf_counter()
+
     @property
-    def is_reached(self) -> bool: ...
+    def is_reached(self) -> bool:
+        return True
 
     def wait(self) -> None:
         """Until the device has reached the mark."""
 
     def seconds_since(self, earlier: Any) -> float:
         """Of the device, between two marks that it has reached."""
-        ...
+        return self.at - earlier.at
 
 
-class Device(Protocol):
-    """A device and the one stream of work that a worker queues on it.
+class Device:
+    """The CPU, and what holds for each device with the one stream of work that a worker queues.
 
     Attributes:
         queues: whether work is only queued; else it is done when the call returns.
     """
 
-    torch_device: torch.device
-    name: str
-    queues: bool
+    queues = False
+    torch_device = torch.device("cpu")
+    name = "cpu"
 
     def upload(self, array: np.ndarray) -> torch.Tensor:
         """A copy on the device; the array may be changed at once."""
-        ...
+        return torch.from_numpy(array.copy())
 
     def landing(self, vectors: torch.Tensor) -> torch.Tensor:
         """A buffer of the host, like these, that the device writes to without stopping."""
-        ...
+        return torch.empty(vectors.shape, dtype=vectors.dtype)
 
     def mark(self) -> Mark:
         """In the stream, behind everything queued so far."""
-        ...
+        return Mark()
 
     def free_memory(self) -> None:
         """Return what the device's allocator keeps in reserve."""
 
 
-class _CudaMark:
+class _CudaMark(Mark):
     def __init__(self) -> None:
         # A thread that spins while it waits takes a core from the tokenizer.
         self.event = torch.cuda.Event(enable_timing=True, blocking=True)
@@ -69,7 +76,7 @@ class _CudaMark:
         return earlier.event.elapsed_time(self.event) / 1e3
 
 
-class CudaDevice:
+class CudaDevice(Device):
     queues = True
 
     def __init__(self, name: str) -> None:
@@ -84,48 +91,13 @@ class CudaDevice:
         # torch keeps pinned memory for the next chunk, once the device is done with it
         return torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True)
 
-    def mark(self) -> _CudaMark:
+    def mark(self) -> Mark:
         return _CudaMark()
 
     def free_memory(self) -> None:
         torch.cuda.empty_cache()
 
 
-class _HostMark:
-    is_reached = True
-
-    def __init__(self) -> None:
-        self.at = time.perf_counter()
-
-    def wait(self) -> None:
-        pass
-
-    def seconds_since(self, earlier: Any) -> float:
-        return self.at - earlier.at
-
-
-class HostDevice:
-    """The CPU, on which work is done when it is queued: packed passes are compared here."""
-
-    torch_device = torch.device("cpu")
-    name = "cpu"
-    queues = False
-
-    def upload(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array.copy())
-
-    def landing(self, vectors: torch.Tensor) -> torch.Tensor:
-        return torch.empty(vectors.shape, dtype=vectors.dtype)
-
-    def mark(self) -> _HostMark:
-        return _HostMark()
-
-    def free_memory(self) -> None:
-        pass
-
-
 def open_device(name: str) -> Device:
     """Return "cpu", or "cuda:N"."""
-    if name == "cpu":
-        return HostDevice()
-    return CudaDevice(name)
+    return Device() if name == "cpu" else CudaDevice(name)

@@ -57,7 +57,11 @@ def packed_attention(
             between tokens of two texts, else 0. Such texts are shorter than the window.
     """
     if apart is not None:
-        return _in_cells(query, key, value, apart, scale)
+        size = apart.shape[-1]
+        cells = (each[0].unflatten(1, (-1, size)).transpose(0, 1) for each in (query, key, value))
+        mask = apart.expand(-1, query.shape[1], -1, -1)
+        attended = functional.scaled_dot_product_attention(*cells, attn_mask=mask, scale=scale)
+        return attended.transpose(1, 2).flatten(0, 1)[None].contiguous()
     if not query.is_cuda:
         return _text_by_text(query, key, value, borders, scale, is_causal, window)
     flat = (states.transpose(1, 2)[0] for states in (query, key, value))
@@ -76,20 +80,6 @@ def packed_attention(
 @packed_attention.register_fake
 def _(query: torch.Tensor, *_: Any) -> torch.Tensor:
     return query.new_empty(query.shape[0], query.shape[2], query.shape[1], query.shape[3])
-
-
-def _in_cells(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    apart: torch.Tensor,
-    scale: float,
-) -> torch.Tensor:
-    size = apart.shape[-1]
-    cells = (states[0].unflatten(1, (-1, size)).transpose(0, 1) for states in (query, key, value))
-    mask = apart.expand(-1, query.shape[1], -1, -1)
-    attended = functional.scaled_dot_product_attention(*cells, attn_mask=mask, scale=scale)
-    return attended.transpose(1, 2).flatten(0, 1)[None].contiguous()
 
 
 def _text_by_text(

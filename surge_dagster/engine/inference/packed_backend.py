@@ -22,22 +22,21 @@ import numpy as np
 import torch
 
 from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.encoder.worker.backends.base import (
+from surge_dagster.engine.encoder.worker.backends import (
     BackendSettings,
     LaunchedChunk,
     Progress,
     Rows,
+    encode_texts,
 )
-from surge_dagster.engine.encoder.worker.sentence_model import reference_vectors
+from surge_dagster.engine.encoder.worker.parity import reference_vectors
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.inference.device import Device, Mark, open_device
-from surge_dagster.engine.inference.model_parts import tokenizer_facts
 from surge_dagster.engine.inference.packed_attention import PACKED_ATTENTION, has_varlen_attention
-from surge_dagster.engine.inference.packed_pooling import POOLING_MODES, PackedPooling, modes_of
 from surge_dagster.engine.inference.packing import CELL, LONGEST_IN_CELLS, Pack, pack_texts
 from surge_dagster.engine.inference.token_backend import RunPass, TokenBackend
-from surge_dagster.engine.inference.torch_backend import load_model
+from surge_dagster.engine.inference.torch_backend import load_model, tokenizer_facts
 from surge_dagster.engine.model.spec import Space
 
 if TYPE_CHECKING:
@@ -47,6 +46,7 @@ log = logging.getLogger(__name__)
 
 _TOKEN_BUDGET = 65_536
 _BUDGETS = (65_536, 131_072, 262_144)
+POOLING_MODES = ("cls", "lasttoken", "max", "mean", "mean_sqrt_len_tokens", "weightedmean")
 _FEATURES = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "apart"})
 
 
@@ -228,21 +228,17 @@ class PackedBackend(TokenBackend):
     ) -> dict[str, Any]:
         prompt_length = 0 if module.include_prompt else self._prompt_length
         embeddings = features["token_embeddings"][0]
-        pooling = PackedPooling(embeddings, borders, positions, prompt_length)
-        vectors = [pooling.pool(mode) for mode in modes_of(module)]
+        vectors = [
+            pooled(mode, embeddings, borders.long(), positions, prompt_length)
+            for mode in _modes_of(module)
+        ]
         return features | {"sentence_embedding": torch.cat(vectors, dim=-1)}
 
     def _try(self, tokens: int = 1) -> None:
-        """Run a pass of either kind, of about so many tokens: texts in cells, and longer ones."""
-        longer = min(2 * LONGEST_IN_CELLS, self._space.max_length)
-        counts = [max(1, tokens // length - 1) for length in (1, longer)]
-        lengths = np.repeat([1, longer], counts)
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        ids = np.full(offsets[-1], self._pad_id, np.int32)
-        vectors = np.empty((len(lengths), self._space.dimension), self._space.dtype)
-        rows = Rows.of_all(vectors, np.empty(len(lengths), np.uint8))
-        truncated = np.zeros(len(lengths), np.bool_)
-        self.forward(Tokens(ids, offsets, truncated, self._pad_id), rows, lambda: None)
+        """Run passes of at least so many tokens of either kind: texts in cells, and longer ones."""
+        longer = 2 * LONGEST_IN_CELLS
+        texts = ["a"] * tokens + ["a " * longer] * (1 + tokens // longer)
+        encode_texts(self, texts, self._space)
 
     def _compile_layers(self) -> bool:
         """Compile the model's layers, all of one kind, into one function; return if it works."""
@@ -295,8 +291,56 @@ def _take_packed_texts(model: SentenceTransformer) -> int:
     return _first_position(module)
 
 
+def pooled(
+    mode: str,
+    embeddings: torch.Tensor,
+    borders: torch.Tensor,
+    positions: torch.Tensor,
+    prompt_length: int,
+) -> torch.Tensor:
+    """Pool texts that lie one behind the other, as sentence-transformers pools padded ones.
+
+    Sums of a text are made in the order of its tokens. Nothing waits for the device.
+
+    Args:
+        embeddings: of all tokens, [tokens, dimension].
+        borders: the first token of each text and the number of tokens, int64 [texts + 1].
+        positions: of each token in its text, [tokens].
+        prompt_length: first tokens of each text that do not count.
+    """
+
+    def reduced(values: torch.Tensor, kind: str = "sum", nothing: float = 0.0) -> torch.Tensor:
+        if prompt_length:
+            values = values.masked_fill((positions < prompt_length)[:, None], nothing)
+        return torch.segment_reduce(
+            values, kind, offsets=borders, axis=0, initial=nothing, unsafe=True
+        )
+
+    lengths = borders.diff()
+    if mode == "cls":
+        has_more = lengths > prompt_length
+        return embeddings[borders[:-1] + has_more * prompt_length]
+    if mode == "lasttoken":
+        return embeddings[borders[1:] - 1]
+    if mode == "max":
+        return reduced(embeddings, "max", -torch.inf)
+    if mode == "weightedmean":
+        weights = (positions + 1).float()[:, None]
+        weighted = reduced(embeddings * weights)
+        return (weighted / reduced(weights).clamp(min=1e-9)).to(embeddings.dtype)
+    counts = (lengths - prompt_length).clamp(min=1e-9)[:, None].float()
+    divisor = counts.sqrt() if mode == "mean_sqrt_len_tokens" else counts
+    return (reduced(embeddings.float()) / divisor).to(embeddings.dtype)
+
+
+def _modes_of(pooling: Any) -> tuple[str, ...]:
+    """Return the modes of a sentence-transformers' `Pooling`, whose vectors are concatenated."""
+    mode = pooling.pooling_mode
+    return (mode,) if isinstance(mode, str) else tuple(mode)
+
+
 def _can_pool(part: Any) -> bool:
-    return type(part).__name__ == "Pooling" and set(modes_of(part)) <= set(POOLING_MODES)
+    return type(part).__name__ == "Pooling" and set(_modes_of(part)) <= set(POOLING_MODES)
 
 
 def _first_position(module: torch.nn.Module) -> int:

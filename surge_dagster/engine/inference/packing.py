@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from surge_dagster.engine.inference.passes import longest_first
+from surge_dagster.engine.inference.token_backend import longest_first
 
 TILE = 128
 CELL = 64

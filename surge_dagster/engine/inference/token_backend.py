@@ -1,9 +1,15 @@
-"""TokenBackend, the base of backends that tokenize texts and run forward passes in limited memory.
+"""TokenBackend, the base of backends that tokenize texts and run forward passes in limited memory,
+and PaddedBackend, whose passes have texts of nearly equal length.
 
 The memory of a pass is not known beforehand: it depends on the model, the kernels and other users
 of the device. A pass that runs out of memory halves the token budget for the rest of the worker's
 life and is run again in halves, down to a single text. A single text that does not fit is tried
 once more when no other pass is under way; if it still does not fit, the error says so.
+
+Texts of equal token length share a padded pass, cut at a token budget: no padding, and each pass
+has the size where the device is just full. The rest of a length group is filled with slightly
+shorter texts as long as their padding costs less than another pass. Equal chunks get equal batches.
+Largest passes come first, so that streams end together.
 """
 
 from __future__ import annotations
@@ -16,16 +22,15 @@ from collections import deque
 from collections.abc import Callable, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
 import numpy as np
 
 from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.encoder.worker.backends.base import Progress, Rows, is_out_of_memory
+from surge_dagster.engine.encoder.worker.backends import Progress, Rows, is_out_of_memory
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, Tokens
 from surge_dagster.engine.errors import EncoderError
-from surge_dagster.engine.inference.passes import plan_batches
 
 log = logging.getLogger(__name__)
 
@@ -181,6 +186,74 @@ class TokenBackend(ABC):
                 f"its pass had 1 row and ran alone ({error}); use a smaller max_length, a smaller "
                 "model, or a device with more memory"
             ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """Rows that share a forward pass.
+
+    Attributes:
+        length: tokens that each row is padded to.
+        exact: whether every row has this length without padding.
+    """
+
+    rows: np.ndarray
+    length: int
+    exact: bool
+
+    @property
+    def tokens(self) -> int:
+        return len(self.rows) * self.length
+
+    @property
+    def padded_tokens(self) -> int:
+        return self.tokens
+
+    def halves(self) -> list[TokenBatch]:
+        half = len(self.rows) // 2
+        return [replace(self, rows=self.rows[:half]), replace(self, rows=self.rows[half:])]
+
+
+def longest_first(lengths: np.ndarray) -> np.ndarray:
+    """Row numbers by descending length."""
+    # A stable sort keeps rows of equal length in order, so the plan depends only on the lengths.
+    return np.argsort(-lengths, kind="stable")
+
+
+def plan_batches(lengths: np.ndarray, token_budget: int, pass_tokens: int = 0) -> list[TokenBatch]:
+    """Cut rows of these token lengths into batches; a text over the budget has its own.
+
+    `pass_tokens` is the fixed cost of a pass, in tokens; 0 allows no padding.
+    """
+    if len(lengths) == 0:
+        return []
+    order = longest_first(lengths)
+    # An empty text has no tokens with some tokenizers: such a row is computed as one token of
+    # padding.
+    ordered = np.maximum(lengths[order], 1)
+    borders = [*(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(order)]
+    batches: list[TokenBatch] = []
+    start = group = 0
+    while start < len(order):
+        length = int(ordered[start])
+        end = min(len(order), start + max(1, token_budget // length))
+        stop = start
+        padding = 0
+        while stop < end:
+            take = min(borders[group], end) - stop
+            padding += take * (length - int(ordered[stop]))
+            # Shorter rows are added only while their padding is cheaper than the pass that they
+            # save.
+            if padding > pass_tokens:
+                break
+            stop += take
+            if stop == borders[group]:
+                group += 1
+        exact = int(lengths[order[stop - 1]]) == length
+        batches.append(TokenBatch(order[start:stop], length, exact))
+        start = stop
+    batches.sort(key=lambda batch: (-batch.tokens, -batch.length))
+    return batches
 
 
 class PaddedBackend(TokenBackend):

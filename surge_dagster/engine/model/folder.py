@@ -19,8 +19,15 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.model.code import UntrustedCode, is_snapshot, trusted_code, untrusted
-from surge_dagster.engine.model.digest import model_digest, own_files, read_document
+from surge_dagster.engine.model.digest import (
+    UntrustedCode,
+    is_snapshot,
+    model_digest,
+    own_files,
+    read_document,
+    trusted_code,
+    untrusted,
+)
 from surge_dagster.engine.model.prompts import CONFIG_FILE, Prompts, read_prompts
 
 log = logging.getLogger(__name__)
@@ -117,9 +124,15 @@ def describe_model(folder: Path, trusted: str | None = None) -> ModelFacts:
     """Read a model folder's configs, and compute the digest of its files."""
     code = trusted_code(folder, trusted)
     modules = _read_modules(folder, with_code=code is not None)
-    _refuse_routers(folder, modules)
+    for module in modules:
+        if module.kind in _ROUTERS:
+            raise ConfigError(
+                f"{folder} has a {module.kind}, which sends queries through modules of their own; "
+                "use another model"
+            )
     own = read_document(folder / CONFIG_FILE) or {}
-    digest = model_digest(_model_files(folder, modules), folder, code)
+    files = own_files(folder).union(*(module.files for module in modules))
+    digest = model_digest(files, folder, code)
     root = modules[0].folder
     config = read_document(root / "config.json") or {}
     longest = _longest_length(config)
@@ -133,22 +146,6 @@ def describe_model(folder: Path, trusted: str | None = None) -> ModelFacts:
         normalizes=any(module.kind == "Normalize" for module in modules),
         dimension=_dimension(folder, modules, config, own),
     )
-
-
-def _refuse_routers(folder: Path, modules: list[ModelModule]) -> None:
-    for module in modules:
-        if module.kind in _ROUTERS:
-            raise ConfigError(
-                f"{folder} has a {module.kind}, which sends queries through modules of their own; "
-                "use another model"
-            )
-
-
-def _model_files(folder: Path, modules: list[ModelModule]) -> set[Path]:
-    files = own_files(folder)
-    for module in modules:
-        files |= module.files
-    return files
 
 
 def tokenizer_file(folder: Path) -> Path | None:
@@ -191,15 +188,12 @@ def _read_modules(folder: Path, with_code: bool = False) -> list[ModelModule]:
             f"{listing} cannot be read ({error!r}); download the model again"
         ) from error
     for module_type, _ in links:
-        if not with_code:
-            _require_library(listing, module_type)
+        if not with_code and not module_type.startswith(_LIBRARY):
+            raise untrusted(
+                folder,
+                f"lists a module of type {module_type!r} in modules.json, which is code of its own",
+            )
     return [_module(_kind(module_type), place) for module_type, place in links]
-
-
-def _require_library(listing: Path, module_type: str) -> None:
-    if not module_type.startswith(_LIBRARY):
-        why = f"lists a module of type {module_type!r} in {listing.name}, which is code of its own"
-        raise untrusted(listing.parent, why)
 
 
 def _kind(module_type: str) -> str:

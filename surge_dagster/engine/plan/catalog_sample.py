@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from surge_dagster.engine.encoder.speed import Call, Speed
-from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_tokens
+from surge_dagster.engine.encoder.worker.backends import hash_tokens
 from surge_dagster.engine.encoder.worker.tokenization import load_tokenizer
 from surge_dagster.engine.errors import DataError, SurgeError
 from surge_dagster.engine.model.spec import Space

@@ -25,8 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.encoder.arena import Slot
-from surge_dagster.engine.encoder.known_vectors import KnownVectors
+from surge_dagster.engine.encoder.arena import KnownVectors, Slot
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.run.superbatch import (
     PartitionToRead,

@@ -327,7 +327,7 @@ class EmbeddingRun:
         report = self.report
         report.device = pool.device
         report.hardware = pool.hardware
-        report.precision = started.precision
+        report.precision = pool.precision
         report.encoder_notes = list(started.notes)
         report.workers = pool.workers
         report.b_min = bounds.b_min

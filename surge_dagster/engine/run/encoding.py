@@ -24,9 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from surge_dagster.engine.encoder.arena import ArenaClosed, Slot
-from surge_dagster.engine.encoder.calls import EncodeCall, EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.quarantine import FailedRow
+from surge_dagster.engine.encoder.schedule import EncodeCall, EncodeMetrics
 from surge_dagster.engine.encoder.speed import Speed
 from surge_dagster.engine.errors import Cancelled, EncoderError
 from surge_dagster.engine.run.events import EventStream

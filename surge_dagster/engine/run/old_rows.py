@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.encoder.known_vectors import KnownVectors
+from surge_dagster.engine.encoder.arena import KnownVectors
 from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.files.facts import InvalidFile
 from surge_dagster.engine.files.formats import open_published

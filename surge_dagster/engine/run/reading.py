@@ -24,7 +24,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.encoder.known_vectors import KnownVectors
+from surge_dagster.engine.encoder.arena import KnownVectors
 from surge_dagster.engine.errors import DataError, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.run.aggregator import Aggregator
 from surge_dagster.engine.run.observer import PublicationObserver

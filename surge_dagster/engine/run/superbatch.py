@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.encoder.arena import Slot
-from surge_dagster.engine.encoder.calls import EncodeMetrics
+from surge_dagster.engine.encoder.schedule import EncodeMetrics
 from surge_dagster.engine.files.facts import FileFacts, VectorFacts, desired_version
 from surge_dagster.engine.files.formats import PublishedFile, file_name
 from surge_dagster.engine.files.rows import FileRows, in_words, schema

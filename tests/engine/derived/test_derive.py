@@ -15,8 +15,7 @@ import pytest
 from surge_dagster.engine.derived.conversion import convert, cut
 from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.errors import ConfigError, TransientError
-from surge_dagster.engine.model.derivation import DERIVED_DTYPES, DerivedDtype
-from surge_dagster.engine.model.spec import EncodingSpec, Space
+from surge_dagster.engine.model.spec import DERIVED_DTYPES, DerivedDtype, EncodingSpec, Space
 from surge_dagster.engine.output.current_space import read_current
 from surge_dagster.engine.output.spaces import find_space, list_spaces
 from surge_dagster.engine.run.report import Failure

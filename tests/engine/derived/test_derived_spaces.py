@@ -17,8 +17,7 @@ from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.parquet import FileWriter, read_facts
-from surge_dagster.engine.model.derivation import DERIVED_DTYPES, DerivedDtype
-from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.model.spec import DERIVED_DTYPES, DerivedDtype, Space
 from surge_dagster.engine.readers.search import search
 from surge_dagster.engine.verify.switching import SwitchRefused, switch_space
 from surge_dagster.engine.verify.verification import Compared, Violation, verify

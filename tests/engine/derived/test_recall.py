@@ -11,8 +11,7 @@ from surge_dagster.engine.derived import recall
 from surge_dagster.engine.derived.conversion import cut
 from surge_dagster.engine.derived.recall import measure_recall, recall_of
 from surge_dagster.engine.files.formats import usable_file
-from surge_dagster.engine.model.derivation import DerivedDtype
-from surge_dagster.engine.model.spec import EncodingSpec, Space
+from surge_dagster.engine.model.spec import DerivedDtype, EncodingSpec, Space
 from surge_dagster.engine.output.freshness import OutputState
 from tests.spaces import KEYS, ROWS, Spaces
 

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.encoder.worker.backends.base import (
+from surge_dagster.engine.encoder.worker.backends import (
     BackendSettings,
+    HashBackend,
     LaunchedChunk,
     Progress,
     Rows,
 )
-from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
 from surge_dagster.engine.model.spec import Space
 
 

@@ -65,8 +65,6 @@ def beyond_signals(*pids: int) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(subprocess.Popen, "send_signal", withhold)
             patch.setattr(worker_process, "_KILLED_SECONDS", 0.2)
-            # As if a child process still printed.
-            patch.setattr(worker_process.WorkerProcess, "_has_output", lambda *_: True)
             yield
     finally:
         for pid in pids:

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from surge_dagster.engine.encoder.worker.backends.base import (
+from surge_dagster.engine.encoder.worker.backends import (
     Backend,
     BackendSettings,
     Progress,

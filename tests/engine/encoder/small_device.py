@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.encoder.worker.backends.base import Rows
+from surge_dagster.engine.encoder.worker.backends import Rows
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
-from surge_dagster.engine.inference.passes import TokenBatch
-from surge_dagster.engine.inference.token_backend import PaddedBackend, RunPass
+from surge_dagster.engine.inference.token_backend import PaddedBackend, RunPass, TokenBatch
 from surge_dagster.engine.model.spec import EncodingSpec
 
 DIMENSION = 4

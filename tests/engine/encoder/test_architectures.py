@@ -17,10 +17,10 @@ import pytest
 
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.worker import parity
-from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, Rows
+from surge_dagster.engine.encoder.worker.backends import Backend, BackendSettings, Rows
 from surge_dagster.engine.encoder.worker.loading import load_backend, make_backend
-from surge_dagster.engine.encoder.worker.sentence_model import load_reference
-from surge_dagster.engine.inference.reference_backend import ReferenceBackend
+from surge_dagster.engine.encoder.worker.parity import load_reference
+from surge_dagster.engine.inference.torch_backend import ReferenceBackend
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.encoder.conftest import tiny_model
 

@@ -17,7 +17,7 @@ from surge_dagster.engine.encoder.schedule import (
     CHUNKS,
     QUEUED_CHUNKS,
     ChunkSizes,
-    Job,
+    EncodeCall,
     Schedule,
     chunk_end,
 )
@@ -40,22 +40,23 @@ def test_chunks_cover_all_rows_within_their_size_limits(
         start = stop
 
 
-def _job(rows: int, borders: list[int] | None = None) -> Job:
+def _call(rows: int, borders: list[int] | None = None, workers: int = 1) -> EncodeCall:
     slot: Any = type(
         "Slot", (), {"offsets": 47 * np.arange(rows + 1), "__len__": lambda self: rows}
     )()
-    return Job(slot, None if borders is None else np.array(borders))
+    starts = None if borders is None else np.array(borders)
+    return EncodeCall(slot, workers, lambda _: None, starts)
 
 
 @pytest.mark.parametrize("speeds", [(1, 1), (4, 1), (4, 2, 1, 1)])
 def test_workers_of_different_speeds_finish_together(speeds: tuple[int, ...]) -> None:
     """Simulates workers that pull chunks: rows of 79 weighted bytes, speeds in texts per tick."""
-    job = _job(100_000)
+    call = _call(100_000, workers=len(speeds))
     idle_since = [(0.0, worker) for worker in range(len(speeds))]
     ended = [0.0] * len(speeds)
     while idle_since:
         now, worker = heapq.heappop(idle_since)
-        chunk = job.take(len(speeds), CHUNKS)
+        chunk = call.take(CHUNKS)
         if chunk is not None:
             ended[worker] = now + (chunk.stop - chunk.start) / speeds[worker]
             heapq.heappush(idle_since, (ended[worker], worker))
@@ -63,9 +64,9 @@ def test_workers_of_different_speeds_finish_together(speeds: tuple[int, ...]) ->
 
 
 def test_chunks_shrink_towards_the_end() -> None:
-    job = _job(100_000)
+    call = _call(100_000, workers=4)
     sizes = []
-    while (chunk := job.take(4, CHUNKS)) is not None:
+    while (chunk := call.take(CHUNKS)) is not None:
         sizes.append(chunk.stop - chunk.start)
     assert sum(sizes) == 100_000
     assert sizes == sorted(sizes, reverse=True)
@@ -74,8 +75,8 @@ def test_chunks_shrink_towards_the_end() -> None:
 
 def test_workers_that_queue_get_larger_chunks() -> None:
     """A GPU would be done with 8,192 short texts before it has heard of the next ones."""
-    schedule = Schedule(1)
-    schedule.add(_job(400_000))
+    schedule = Schedule()
+    schedule.calls.append(_call(400_000))
     sizes = []
     for is_queue in (False, True):
         chunk = schedule.next_chunk(idle=True, is_queue=is_queue)
@@ -84,17 +85,16 @@ def test_workers_that_queue_get_larger_chunks() -> None:
     assert sizes == [8_192, 106_184]
 
 
-def test_time_of_a_job_that_ends_before_the_one_ahead_of_it_is_counted_once(
+def test_time_of_a_call_that_ends_before_the_one_ahead_of_it_is_counted_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A small last call is encoded while another worker is still busy with the call before."""
     now = 100.0
     monkeypatch.setattr("surge_dagster.engine.encoder.schedule.time.monotonic", lambda: now)
-    schedule = Schedule(2)
-    first = _job(300)
-    small = _job(1)
-    schedule.add(first)
-    schedule.add(small)
+    schedule = Schedule()
+    first = _call(300, workers=2)
+    small = _call(1, workers=2)
+    schedule.calls += [first, small]
     assert schedule.next_chunk(idle=True) is not None
     now = 110.0
     assert schedule.next_chunk(idle=True) is not None
@@ -102,7 +102,7 @@ def test_time_of_a_job_that_ends_before_the_one_ahead_of_it_is_counted_once(
     schedule.end(small)
     now = 130.0
     schedule.end(first)
-    assert [job.encode_seconds for job in (first, small)] == [29.0, 1.0]
+    assert [call.encode_seconds for call in (first, small)] == [29.0, 1.0]
 
 
 @settings(max_examples=60, deadline=None)
@@ -116,28 +116,28 @@ def test_only_groups_with_failing_texts_fail_and_every_other_row_is_encoded(
 ) -> None:
     harmful = {row for row in bad if row < rows}
     borders = None if groups is None else sorted({0, *(row for row in groups if row < rows)})
-    job = _job(rows, borders)
-    job.quarantine.add(0, rows)
-    job.next_row = rows
+    call = _call(rows, borders)
+    call.quarantine.add(0, rows)
+    call.next_row = rows
     encoded = np.zeros(rows, bool)
     losses = 0
-    while (chunk := job.take_quarantined()) is not None:
+    while (chunk := call.take_quarantined()) is not None:
         if any(chunk.start <= row < chunk.stop for row in harmful):
-            job.lose(chunk, "ended")
+            call.lose(chunk, "ended")
             losses += 1
         else:
             assert not encoded[chunk.start : chunk.stop].any()
             encoded[chunk.start : chunk.stop] = True
-            job.add(chunk, NO_COSTS, ended_at=0.0)
-    assert job.finished
+            call.add(chunk, NO_COSTS, ended_at=0.0)
+    assert call.finished_rows >= call.rows
 
     def group(row: int) -> int:
         return row if borders is None else int(np.searchsorted(borders, row, side="right"))
 
     failed_groups = {group(row) for row in harmful}
-    assert {group(failed.row) for failed in job.quarantine.failed} == failed_groups
-    assert {failed.row for failed in job.quarantine.failed} <= harmful
-    assert len(job.quarantine.failed) == len(failed_groups)
+    assert {group(failed.row) for failed in call.quarantine.failed} == failed_groups
+    assert {failed.row for failed in call.quarantine.failed} <= harmful
+    assert len(call.quarantine.failed) == len(failed_groups)
     assert all(encoded[row] or group(row) in failed_groups for row in range(rows))
     assert losses <= 6 * len(failed_groups)
 

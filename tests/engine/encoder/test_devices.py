@@ -9,8 +9,6 @@ import pytest
 from surge_dagster.engine.encoder import devices
 from surge_dagster.engine.encoder.devices import (
     choose_devices,
-    choose_precision,
-    hardware,
 )
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
@@ -26,7 +24,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_auto_takes_every_visible_gpu(two_gpus: None) -> None:
     assert choose_devices("auto").devices == ("cuda:0", "cuda:1")
-    assert choose_precision("auto", choose_devices("auto")) == "fp16"
+    assert choose_devices("auto").precision("auto") == "fp16"
 
 
 @pytest.mark.parametrize(
@@ -49,7 +47,7 @@ def test_auto_falls_back_to_the_cpu_and_says_what_was_missing(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(devices, "_torch_has_cuda", lambda: False)
     assert "without CUDA" in choose_devices("auto").reason
-    assert choose_precision("auto", choice) == "fp32"
+    assert choice.precision("auto") == "fp32"
 
 
 def test_gpus_are_counted_by_the_files_of_the_driver(
@@ -67,13 +65,13 @@ def test_hardware_is_named_for_people(
 ) -> None:
     monkeypatch.setattr(devices, "_GPUS", tmp_path / "gpus")
     monkeypatch.setattr(devices, "usable_cores", lambda: 16)
-    assert [hardware(choose_devices(name)) for name in ("cpu", "cuda")] == ["16 CPU cores", ""]
+    assert [choose_devices(name).hardware for name in ("cpu", "cuda")] == ["16 CPU cores", ""]
     for bus in ("0000:1a:00.0", "0000:3b:00.0"):
         (tmp_path / "gpus" / bus).mkdir(parents=True)
         (tmp_path / "gpus" / bus / "information").write_text(
             "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 42\n"
         )
-    names = [hardware(choose_devices(name)) for name in ("cuda", "cuda:1")]
+    names = [choose_devices(name).hardware for name in ("cuda", "cuda:1")]
     assert names == ["2 x NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"]
 
 
@@ -108,15 +106,15 @@ def test_workers_of_gpus_leave_cores_to_launching_and_keep_what_they_compile(
     for name in names:
         with monkeypatch.context() as patch:
             patch.setenv(name, "backend:cudaMallocAsync")
-            settings = devices.worker_environment(choose_devices("cuda"))
+            settings = choose_devices("cuda").environment
             assert [settings[one] for one in names] == ["backend:cudaMallocAsync"] * 2
-    settings = devices.worker_environment(choose_devices("cuda"))
+    settings = choose_devices("cuda").environment
     assert settings["RAYON_NUM_THREADS"] == "6"
     assert settings["OMP_NUM_THREADS"] == "4"
     assert settings["OMP_WAIT_POLICY"] == "PASSIVE"
     assert {settings[name] for name in names} == {"expandable_segments:True"}
     assert settings["TORCHINDUCTOR_CACHE_DIR"].startswith(str(disk_cache.cache_root()))
-    on_cpu = devices.worker_environment(choose_devices("cpu"))
+    on_cpu = choose_devices("cpu").environment
     assert (on_cpu["RAYON_NUM_THREADS"], on_cpu["OMP_NUM_THREADS"]) == ("16", "16")
     assert not {"OMP_WAIT_POLICY", "PYTORCH_ALLOC_CONF", "TORCHINDUCTOR_CACHE_DIR"} & set(on_cpu)
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows
+from surge_dagster.engine.encoder.worker.backends import BackendSettings, Rows
 from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts
 from surge_dagster.engine.errors import ConfigError

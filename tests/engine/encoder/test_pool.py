@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder import schedule
-from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
+from surge_dagster.engine.encoder.schedule import EncodeMetrics
+from surge_dagster.engine.encoder.worker.backends import hash_vectors
 from surge_dagster.engine.errors import EncoderError
 from surge_dagster.engine.model.spec import EncodingSpec
 from tests.engine.encoder.conftest import column, encode, filled_slot

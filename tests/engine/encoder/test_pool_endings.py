@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder.schedule import CHUNKS
-from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
+from surge_dagster.engine.encoder.worker.backends import hash_vectors
 from surge_dagster.engine.errors import EncoderError
 from tests.engine.encoder.conftest import column, encode, filled_slot
 from tests.engine.encoder.faulty_pools import faulty_pool, wait_for_end, with_harm

@@ -12,7 +12,7 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker import parity
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, encode_texts
+from surge_dagster.engine.encoder.worker.backends import BackendSettings, encode_texts
 from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.prompts import CONFIG_FILE, Task
@@ -33,7 +33,7 @@ def _vectors(spec: EncodingSpec, task: Task) -> np.ndarray:
     settings = BackendSettings(device="cpu", precision="fp32", threads=1)
     loaded = load_backend(space, settings, "torch")
     assert loaded.lowest_cosine is not None and loaded.lowest_cosine >= FLOOR
-    return encode_texts(loaded.backend, TEXTS, space.dimension, space.dtype)[0]
+    return encode_texts(loaded.backend, TEXTS, space)[0]
 
 
 def test_prompts_of_the_settings_take_the_place_of_the_models(tmp_path: Path) -> None:

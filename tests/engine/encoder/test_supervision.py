@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder import dispatcher, schedule
-from surge_dagster.engine.encoder.calls import EncodeMetrics
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
+from surge_dagster.engine.encoder.schedule import EncodeMetrics
+from surge_dagster.engine.encoder.worker.backends import hash_vectors
 from surge_dagster.engine.errors import EncoderError
 from tests.engine.encoder.conftest import encode, filled_slot
 from tests.engine.encoder.faulty_pools import SPEC, beyond_signals, faulty_pool, with_harm
@@ -153,7 +153,7 @@ def test_error_inside_the_pool_ends_every_call(
         raise KeyError("broken")
 
     with EncoderPool(SPEC, devices="cpu") as pool:
-        monkeypatch.setattr(schedule.Job, "add", fail)
+        monkeypatch.setattr(schedule.EncodeCall, "add", fail)
         for _ in range(2):
             with pytest.raises(EncoderError, match="the encoder pool failed inside: KeyError"):
                 encode(pool, ["harmless"])

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, encode_texts
+from surge_dagster.engine.encoder.worker.backends import BackendSettings, encode_texts
 from surge_dagster.engine.encoder.worker.loading import load_backend
-from surge_dagster.engine.encoder.worker.sentence_model import load_reference, reference_vectors
+from surge_dagster.engine.encoder.worker.parity import load_reference, reference_vectors
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.model.code import UntrustedCode
+from surge_dagster.engine.model.digest import UntrustedCode
 from surge_dagster.engine.model.spec import EncodingSpec, space_from_json
 from tests.engine.encoder.conftest import tiny_model
 
@@ -70,7 +70,7 @@ def trusted(folder: Path) -> EncodingSpec:
 def test_model_runs_with_the_code_that_its_refusal_names(folder: Path) -> None:
     space = trusted(folder).resolve()
     loaded = load_backend(space, BackendSettings("cpu", "fp32", 2, 500), "auto")
-    vectors, _ = encode_texts(loaded.backend, _TEXTS, space.dimension, space.dtype)
+    vectors, _ = encode_texts(loaded.backend, _TEXTS, space)
     assert loaded.lowest_cosine is not None
     assert loaded.lowest_cosine >= 0.99999
     expected = reference_vectors(load_reference(space, "cpu"), space, _TEXTS)

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder import schedule
-from surge_dagster.engine.encoder.devices import choose_devices, worker_threads
+from surge_dagster.engine.encoder.devices import choose_devices
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker import parity
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows
+from surge_dagster.engine.encoder.worker.backends import BackendSettings, Rows
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.inference.torch_backend import load_torch
 from surge_dagster.engine.model.spec import EncodingSpec
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.timeout(400)
 
 FLOOR = 0.99999
 # Those of a pool's worker.
-_SETTINGS = BackendSettings("cpu", "fp32", worker_threads(choose_devices("cpu")))
+_SETTINGS = BackendSettings("cpu", "fp32", choose_devices("cpu").threads)
 
 
 def test_vectors_equal_sentence_transformers_for_texts_of_all_lengths(

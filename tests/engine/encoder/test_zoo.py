@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder.worker import parity
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, encode_texts
+from surge_dagster.engine.encoder.worker.backends import BackendSettings, encode_texts
 from surge_dagster.engine.encoder.worker.loading import load_backend, loaded_tokenizer
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.inference.torch_backend import load_torch
@@ -96,13 +96,13 @@ def _compare(space: Space, encode: Callable[..., Any], precisions: tuple[str, ..
             else load_torch(space, settings)
         )
         floor = parity.LOWEST_COSINE[precision]
-        found, _ = encode_texts(backend, texts(), space.dimension, space.dtype)
+        found, _ = encode_texts(backend, texts(), space)
         assert parity.lowest_cosine(found, expected) >= floor
         assert np.allclose(
             np.linalg.norm(found, axis=1), np.linalg.norm(expected, axis=1), rtol=0.02, atol=1e-4
         )
         for row in (1, 3, 20):
-            alone, _ = encode_texts(backend, texts()[row : row + 1], space.dimension, space.dtype)
+            alone, _ = encode_texts(backend, texts()[row : row + 1], space)
             assert parity.lowest_cosine(alone, expected[row : row + 1]) >= floor
 
 
@@ -132,7 +132,7 @@ def test_roberta_that_states_more_tokens_reads_those_that_it_has_positions_for(
     model.max_seq_length = 64
 
     backend = load_backend(space, BackendSettings("cpu", "fp32", 1, 200), "torch").backend
-    found, _ = encode_texts(backend, ["word " * 80, "a"], space.dimension, space.dtype)
+    found, _ = encode_texts(backend, ["word " * 80, "a"], space)
     assert space.max_length == 64
     assert parity.lowest_cosine(found, model.encode(["word " * 80, "a"])) >= 0.99999
 

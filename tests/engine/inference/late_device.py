@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from surge_dagster.engine.inference.device import HostDevice
+from surge_dagster.engine.inference.device import Device
 
 
-class LateDevice(HostDevice):
+class LateDevice(Device):
     """A device whose copies to the host happen when a mark behind them is waited for, as late as
     they may.
 

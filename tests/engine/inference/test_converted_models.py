@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings
+from surge_dagster.engine.encoder.worker.backends import BackendSettings
 from surge_dagster.engine.encoder.worker.loading import load_backend
+from surge_dagster.engine.encoder.worker.tokenization import TokenizerFacts
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.inference import converted_models
-from surge_dagster.engine.inference.converted_models import converted_model
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.encoder.conftest import tiny_model
 from tests.extras import require
@@ -35,21 +34,23 @@ def static(tmp_path_factory: pytest.TempPathFactory) -> Space:
     ).resolve()
 
 
-def _write_as_if_converted(space: Space, folder: Path) -> dict:
-    for name in ("model.xml", "model.bin", "tokenizer.json"):
+def _write_as_if_converted(space: Space, folder: Path) -> TokenizerFacts:
+    for name in ("model.xml", "model.bin"):
         (folder / name).touch()
-    return {"truncation_side": "right", "pad_id": 0}
+    return TokenizerFacts("{}")
 
 
 def test_conversion_that_fails_leaves_nothing(
     cache: Path, static: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(space: Space, folder: Path) -> dict:
+    def fail(space: Space, folder: Path) -> TokenizerFacts:
         raise ConfigError("cannot be converted")
 
-    monkeypatch.setattr(converted_models, "_convert", fail)
+    from surge_dagster.engine.inference import openvino_backend
+
+    monkeypatch.setattr(openvino_backend, "_convert", fail)
     with pytest.raises(ConfigError, match="cannot be converted"):
-        converted_model(static)
+        openvino_backend.converted_model(static)
     assert [path.name for path in cache.iterdir()] == [".lock"]
 
 
@@ -66,6 +67,8 @@ def test_model_that_cannot_be_converted_goes_through_torch(cache: Path, static: 
 def test_model_is_converted_once(
     cache: Path, static: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(converted_models, "_convert", _write_as_if_converted)
-    before = (converted_model(static) / "model.bin").stat().st_ino
-    assert (converted_model(static) / "model.bin").stat().st_ino == before
+    from surge_dagster.engine.inference import openvino_backend
+
+    monkeypatch.setattr(openvino_backend, "_convert", _write_as_if_converted)
+    before = (openvino_backend.converted_model(static) / "model.bin").stat().st_ino
+    assert (openvino_backend.converted_model(static) / "model.bin").stat().st_ino == before

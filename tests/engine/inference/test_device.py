@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings
+from surge_dagster.engine.encoder.worker.backends import BackendSettings
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec
 

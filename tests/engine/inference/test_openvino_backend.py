@@ -31,6 +31,6 @@ def test_two_streams_that_convert_types_first_at_the_same_time_do_not_deadlock()
 
 
 def test_openvino_cannot_report_its_use() -> None:
-    code = "import surge_dagster.engine.inference.quiet_openvino, openvino_telemetry"
+    code = "import surge_dagster.engine.inference.openvino_backend, openvino_telemetry"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "ModuleNotFoundError" in ended.stderr

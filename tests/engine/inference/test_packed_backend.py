@@ -17,12 +17,11 @@ import pytest
 from surge_dagster.engine.encoder import schedule
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker import loading, parity
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows, encode_texts
-from surge_dagster.engine.encoder.worker.sentence_model import load_reference, reference_vectors
+from surge_dagster.engine.encoder.worker.backends import BackendSettings, Rows, encode_texts
+from surge_dagster.engine.encoder.worker.parity import load_reference, reference_vectors
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.inference import torch_backend
-from surge_dagster.engine.inference.model_parts import tokenizer_facts
-from surge_dagster.engine.inference.torch_backend import load_model
+from surge_dagster.engine.inference.torch_backend import load_model, tokenizer_facts
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.encoder.conftest import TINY_MODELS, faulty_workers, filled_slot, tiny_model
 from tests.engine.odd_texts import ODD_WORDS
@@ -67,7 +66,7 @@ def _loaded(
 ) -> tuple[PackedBackend, Space, np.ndarray]:
     """The backend, on the CPU unless another device is given, its space, and sentence-transformers'
     own vectors."""
-    from surge_dagster.engine.inference.device import HostDevice
+    from surge_dagster.engine.inference.device import Device
     from surge_dagster.engine.inference.packed_backend import PackedBackend
 
     space = EncodingSpec(str(folder)).resolve()
@@ -77,7 +76,7 @@ def _loaded(
     assert facts is not None
     return (
         PackedBackend(
-            space, _settings(), model, facts, device or HostDevice(), is_compiled=is_compiled
+            space, _settings(), model, facts, device or Device(), is_compiled=is_compiled
         ),
         space,
         expected,
@@ -118,7 +117,7 @@ def test_packed_passes_give_the_vectors_of_sentence_transformers(name: str, tmp_
     for budget in (1, 200, 1_000_000):
         backend.token_budget = budget
         with HostWaits() as waits:
-            found, costs = encode_texts(backend, texts(), space.dimension, space.dtype)
+            found, costs = encode_texts(backend, texts(), space)
         assert waits.found == []
         assert parity.lowest_cosine(found, expected) >= parity.LOWEST_COSINE["fp32"]
         assert np.allclose(
@@ -197,13 +196,13 @@ def test_next_chunk_is_launched_before_this_one_is_read_and_neither_waits(tmp_pa
 def test_pooling_sums_the_tokens_of_each_text_in_order() -> None:
     import torch
 
-    from surge_dagster.engine.inference.packed_pooling import PackedPooling
+    from surge_dagster.engine.inference.packed_backend import pooled
 
     values = torch.tensor([[1e8], [1.0], [-1e8], [2.0], [3.0], [5.0]])
-    borders = torch.tensor([0, 3, 5, 6], dtype=torch.int32)
+    borders = torch.tensor([0, 3, 5, 6])
     positions = torch.tensor([0, 1, 2, 0, 1, 0])
 
-    found = PackedPooling(values, borders, positions, prompt_length=0).pool("mean")
+    found = pooled("mean", values, borders, positions, prompt_length=0)
 
     # 1e8 + 1 is 1e8 in fp32, so any other order gives the first text another mean
     assert found.ravel().tolist() == [0, 2.5, 5]
@@ -248,9 +247,9 @@ def test_layers_are_compiled_once_for_all_lengths(
         drawn = ["steel " * int(n) for n in rng.integers(0, 60, int(rng.integers(1, 30)))] + [
             "oak " * (5 * number)
         ]
-        encode_texts(backend, drawn, space.dimension, space.dtype)
+        encode_texts(backend, drawn, space)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled
-    found, _ = encode_texts(backend, texts(), space.dimension, space.dtype)
+    found, _ = encode_texts(backend, texts(), space)
     assert parity.lowest_cosine(found, expected) > 0.999999
 
 
@@ -290,5 +289,5 @@ def test_layers_that_do_not_compile_are_computed_as_they_are(
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: fail)
     backend, space, expected = _loaded(tiny_model("distilbert_mean", tmp_path), is_compiled=True)
     assert backend.detail.endswith("packed")
-    found, _ = encode_texts(backend, texts(), space.dimension, space.dtype)
+    found, _ = encode_texts(backend, texts(), space)
     assert parity.lowest_cosine(found, expected) > 0.999999

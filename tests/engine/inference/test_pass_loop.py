@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from surge_dagster.engine.encoder.worker.backends.base import is_out_of_memory
+from surge_dagster.engine.encoder.worker.backends import is_out_of_memory
 from surge_dagster.engine.errors import EncoderError
 from tests.engine.encoder.small_device import Device, SmallDeviceBackend, encode, expected_vectors
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surge_dagster.engine.inference.passes import longest_first, plan_batches
+from surge_dagster.engine.inference.token_backend import plan_batches
 
 _LENGTHS = st.lists(st.integers(0, 300), max_size=300)
 
@@ -23,7 +23,6 @@ def test_every_row_is_in_one_batch_within_the_budget_and_padding_is_bounded(
         assert batch.tokens <= budget or len(batch.rows) == 1
         assert batch.tokens - sum(max(1, tokens) for tokens in own) <= pass_tokens
         assert batch.exact == (min(own) == batch.length)
-        assert list(longest_first(np.array(lengths))[batch.first :][: len(own)]) == list(batch.rows)
 
 
 def test_short_texts_in_a_full_chunk_are_padded_by_less_than_three_percent() -> None:

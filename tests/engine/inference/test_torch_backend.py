@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder.worker import parity
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Rows
-from surge_dagster.engine.encoder.worker.sentence_model import reference_vectors
-from surge_dagster.engine.inference.model_parts import tokenizer_facts
-from surge_dagster.engine.inference.torch_backend import TorchBackend, load_model
+from surge_dagster.engine.encoder.worker.backends import BackendSettings, Rows
+from surge_dagster.engine.encoder.worker.parity import reference_vectors
+from surge_dagster.engine.inference.torch_backend import TorchBackend, load_model, tokenizer_facts
 from surge_dagster.engine.model.spec import EncodingSpec
 from tests.engine.encoder.conftest import tiny_model
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
+from surge_dagster.engine.encoder.worker.backends import hash_vectors
 from surge_dagster.engine.files import rows as file_rows
 from surge_dagster.engine.readers.search import search
 from surge_dagster.engine.store import open_store

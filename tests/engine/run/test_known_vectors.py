@@ -11,8 +11,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surge_dagster.engine.encoder.arena import Arena
-from surge_dagster.engine.encoder.known_vectors import KnownVectors
+from surge_dagster.engine.encoder.arena import Arena, KnownVectors
 from surge_dagster.engine.run.aggregator import Aggregator
 from surge_dagster.engine.run.superbatch import PartitionToRead, Segment, SuperBatch
 from surge_dagster.engine.run.thresholds import Bounds

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder.arena import Slot
-from surge_dagster.engine.encoder.calls import EncodeCall
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.schedule import EncodeCall
 from surge_dagster.engine.sources.partition import Partition
 from tests.engine.runs import (
     HeldCall,

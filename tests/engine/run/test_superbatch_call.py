@@ -13,10 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from surge_dagster.engine.encoder.arena import Slot
-from surge_dagster.engine.encoder.known_vectors import KnownVectors
+from surge_dagster.engine.encoder.arena import KnownVectors, Slot
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.encoder.worker.backends.hash_backend import hash_vectors
+from surge_dagster.engine.encoder.worker.backends import hash_vectors
 from surge_dagster.engine.run.encoding import SuperBatchCall
 from surge_dagster.engine.run.superbatch import PartitionToRead, Segment, SuperBatch
 from surge_dagster.engine.support.ledger import Ledger

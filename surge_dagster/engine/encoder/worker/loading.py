@@ -1,7 +1,14 @@
-"""The start of a worker: loads a model into a backend, and checks its vectors.
+"""The start of a worker: loads a model into a backend, checks its vectors, and finds the token
+budget of its passes.
 
 "auto" means the fastest installed backend that passes its checks: OpenVINO on a CPU, packed passes
 on a GPU in half precision, otherwise torch. Why a backend was not used is a note of the worker.
+
+Up to some number of tokens, the saturation point, a pass takes nearly the same time. It depends on
+the model, the kernels and the device; smaller passes waste the device, much larger ones only need
+memory and, on a CPU, caches. So a first start encodes the same texts, of one length, at three
+budgets, and takes the smallest budget within 3 % of the best rate. The better of two rounds counts.
+This takes some seconds; a model that is too slow for it keeps the backend's default.
 """
 
 from __future__ import annotations
@@ -15,20 +22,30 @@ from pathlib import Path
 from surge_dagster.engine.encoder.calibration import Calibration, cache_key
 from surge_dagster.engine.encoder.devices import library_versions, processor
 from surge_dagster.engine.encoder.worker import parity
-from surge_dagster.engine.encoder.worker.backends.base import Backend, BackendSettings, encode_texts
-from surge_dagster.engine.encoder.worker.token_budget import set_token_budget
+from surge_dagster.engine.encoder.worker.backends import (
+    Backend,
+    BackendSettings,
+    BudgetedBackend,
+    encode_texts,
+)
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.folder import describe_model
 from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.support import disk_cache
 
 REGISTERED_BACKENDS = {
-    "hash": "surge_dagster.engine.encoder.worker.backends.hash_backend:HashBackend",
+    "hash": "surge_dagster.engine.encoder.worker.backends:HashBackend",
     "packed": "surge_dagster.engine.inference.packed_backend:load_packed",
     "openvino": "surge_dagster.engine.inference.openvino_backend:OpenvinoBackend",
     "torch": "surge_dagster.engine.inference.torch_backend:load_torch",
 }
 _LONGEST_REASON = 1_000
 _PROBE_TEXT = "a text"
+# To find the token budget.
+_CLOSE_ENOUGH = 0.97
+_ROUNDS = 2
+_MOST_SECONDS = 6.0
+_BUDGET_TEXT = "cotton shirt, long sleeves, garden green, size 42"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +62,6 @@ def load_backend(space: Space, settings: BackendSettings, backend: str) -> Loade
     """Return the requested backend, or for "auto" the fastest one that passes its checks."""
     if space.is_hash or ":" in backend:
         loaded = make_backend(backend if ":" in backend else "hash", space, settings)
-        _probe(loaded, space)
         return Loaded(loaded, _calibration(space, loaded, settings))
 
     _check_files(space)
@@ -57,13 +73,10 @@ def load_backend(space: Space, settings: BackendSettings, backend: str) -> Loade
         try:
             return _attempt(space, name, settings, notes)
         except Exception as error:
-            notes.append(_note(following, name, error))
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            reason = lines[0][:_LONGEST_REASON]
+            notes.append(f"{following} is used instead of {name}: {reason}")
     return _attempt(space, names[-1], settings, notes)
-
-
-def _note(used: str, refused: str, error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return f"{used} is used instead of {refused}: {lines[0][:_LONGEST_REASON]}"
 
 
 def loaded_tokenizer(backend: Backend) -> str:
@@ -84,28 +97,24 @@ def _faster_backends(settings: BackendSettings) -> list[str]:
 
 
 def make_backend(name: str, space: Space, settings: BackendSettings) -> Backend:
-    """Import a backend and load the model into it."""
-    module, _, attribute = REGISTERED_BACKENDS.get(name, name).partition(":")
-    return getattr(importlib.import_module(module), attribute)(space, settings)
-
-
-def _attempt(space: Space, name: str, settings: BackendSettings, notes: list[str]) -> Loaded:
-    backend = make_backend(name, space, settings)
-    _probe(backend, space)
-    calibration = _calibration(space, backend, settings)
-    lowest = parity.check_parity(space, backend, settings, calibration)
-    set_token_budget(space, backend, settings, calibration)
-    return Loaded(backend, calibration, lowest, tuple(notes))
-
-
-def _probe(backend: Backend, space: Space) -> None:
-    """Encodes one text before anything else.
+    """Import a backend, load the model into it, and encode one text before anything else.
 
     Libraries set themselves up during their first pass, which is not always safe in two threads, so
     that pass runs alone. And a worker that is lost later was able to encode: the texts it was given
     are the likely cause.
     """
-    encode_texts(backend, [_PROBE_TEXT], space.dimension, space.dtype)
+    module, _, attribute = REGISTERED_BACKENDS.get(name, name).partition(":")
+    backend: Backend = getattr(importlib.import_module(module), attribute)(space, settings)
+    encode_texts(backend, [_PROBE_TEXT], space)
+    return backend
+
+
+def _attempt(space: Space, name: str, settings: BackendSettings, notes: list[str]) -> Loaded:
+    backend = make_backend(name, space, settings)
+    calibration = _calibration(space, backend, settings)
+    lowest = parity.check_parity(space, backend, settings, calibration)
+    set_token_budget(space, backend, settings, calibration)
+    return Loaded(backend, calibration, lowest, tuple(notes))
 
 
 def _calibration(space: Space, backend: Backend, settings: BackendSettings) -> Calibration:
@@ -116,6 +125,50 @@ def _calibration(space: Space, backend: Backend, settings: BackendSettings) -> C
     machine = f"{getattr(backend, 'machine', device)} {settings.threads}"
     key = cache_key(space.vectors_key, backend.name, backend.detail, settings.precision, machine)
     return Calibration(f"calibration/{key}.json")
+
+
+def set_token_budget(
+    space: Space, backend: Backend, settings: BackendSettings, calibration: Calibration
+) -> None:
+    """Give the backend the best budget for this machine, unless one was requested."""
+    if settings.token_budget is not None or not isinstance(backend, BudgetedBackend):
+        return
+    # Workers that start together measure once, and not concurrently.
+    with disk_cache.lock("calibration/.measuring"):
+        budget = calibration.read("token_budget")
+        if budget is None:
+            budget = measured_budget(backend, space)
+            calibration.write(token_budget=budget)
+    backend.token_budget = budget
+
+
+def measured_budget(backend: BudgetedBackend, space: Space) -> int:
+    """Return the smallest budget with nearly the best rate; the default if measuring takes long."""
+    default = backend.token_budget
+    budgets = backend.budget_candidates
+    length = int(backend.prepare([_BUDGET_TEXT]).lengths[0])
+    # Packed passes lie below their budget by a text; these few texts less keep all passes full.
+    texts = backend.streams * (budgets[-1] // length) - budgets[-1] // budgets[0]
+
+    first_rate = _tokens_per_second(backend, space, backend.streams * (budgets[0] // length))
+    if _ROUNDS * len(budgets) * texts * length / first_rate > _MOST_SECONDS:
+        return default
+
+    rates = dict.fromkeys(budgets, 0.0)
+    for _ in range(_ROUNDS):
+        for budget in budgets:
+            backend.token_budget = budget
+            rate = _tokens_per_second(backend, space, texts)
+            if backend.token_budget < budget:  # memory ran out
+                return backend.token_budget
+            rates[budget] = max(rates[budget], rate)
+    enough = _CLOSE_ENOUGH * max(rates.values())
+    return min(budget for budget, rate in rates.items() if rate >= enough)
+
+
+def _tokens_per_second(backend: BudgetedBackend, space: Space, texts: int) -> float:
+    _, costs = encode_texts(backend, [_BUDGET_TEXT] * texts, space)
+    return costs.padded_tokens / max(costs.forward_seconds, 1e-6)
 
 
 def _check_files(space: Space) -> None:

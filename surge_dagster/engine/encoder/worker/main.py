@@ -27,14 +27,13 @@ import numpy as np
 
 from surge_dagster.engine.encoder import protocol
 from surge_dagster.engine.encoder.protocol import SlotArrays, SlotLayout, slot_arrays
-from surge_dagster.engine.encoder.worker.backends.base import (
+from surge_dagster.engine.encoder.worker.backends import (
     Backend,
     BackendSettings,
     BudgetedBackend,
     LaunchedChunk,
     QueuingBackend,
     Rows,
-    TokenIds,
 )
 from surge_dagster.engine.encoder.worker.loading import load_backend, loaded_tokenizer
 from surge_dagster.engine.errors import ConfigError
@@ -46,15 +45,12 @@ _MAX_REPORT_CHARACTERS = 5_000
 
 @dataclass(slots=True)
 class _Work:
-    """A received chunk with its slot's arrays: the pool may drop an arena while a chunk of it is
-    still waiting here."""
+    """A received chunk with the memory of its slot: the pool may drop an arena while a chunk of it
+    is still waiting here."""
 
-    rows: np.ndarray
-    arrays: SlotArrays
-    holds_ids: bool
-    prepared: Any = None
-    tokenize_seconds: float = 0.0
-    error: BaseException | None = None
+    rows: Rows
+    prepared: Any
+    tokenize_seconds: float
 
 
 class _PoolEnded(Exception):
@@ -112,20 +108,16 @@ class Worker:
         self._answer(work, launched)
 
     def _take_prepared(self) -> _Work:
-        """Wait for the next chunk; raise what ended the reader, or what went wrong while a chunk
-        was tokenized."""
+        """Wait for the next chunk; raise what ended the reader, or went wrong in it."""
         work = self._prepared.get()
         if isinstance(work, BaseException):
             raise work
-        if work.error is not None:
-            raise work.error
         return work
 
     def _launch(self, backend: Backend, work: _Work) -> LaunchedChunk:
-        rows = Rows(work.arrays.matrix, work.arrays.truncated, work.rows)
         if isinstance(backend, QueuingBackend):
-            return backend.launch(work.prepared, rows, self._tick)
-        costs = backend.forward(work.prepared, rows, self._tick)
+            return backend.launch(work.prepared, work.rows, self._tick)
+        costs = backend.forward(work.prepared, work.rows, self._tick)
         return LaunchedChunk(is_done=lambda: True, finish=lambda: costs)
 
     def _answer(self, work: _Work, launched: LaunchedChunk) -> None:
@@ -144,29 +136,35 @@ class Worker:
         saturation_tokens = 0
         if isinstance(backend, BudgetedBackend):
             saturation_tokens = backend.token_budget * backend.streams
+        facts = {
+            "backend": backend.name,
+            "tokenizer": loaded_tokenizer(backend),
+            "saturation_tokens": saturation_tokens,
+            "truncation_side": getattr(backend, "truncation_side", ""),
+        }
         self._send(
             {
                 "op": "ready",
                 "queues": isinstance(backend, QueuingBackend),
-                "backend": backend.name,
                 "detail": backend.detail,
                 "calibration": loaded.calibration.name,
                 "lowest_cosine": loaded.lowest_cosine,
                 "notes": loaded.notes,
-                "tokenizer": loaded_tokenizer(backend),
-                "saturation_tokens": saturation_tokens,
-                "truncation_side": getattr(backend, "truncation_side", ""),
+                "facts": facts,
             }
         )
         return backend
 
     def _read(self, backend: Backend) -> None:
-        """Take messages until the connection ends; the main thread reports an error."""
+        """Take messages until the connection ends, or an error, such as that of a chunk's texts.
+
+        The main thread reports it after its answers to the chunks ahead.
+        """
         end: BaseException = _PoolEnded()
         try:
             while (received := protocol.receive(self._connection)) is not None:
                 self._take(backend, *received)
-        except BaseException as error:
+        except BaseException as error:  # a panic in Rust code is not an Exception
             end = error
         self._prepared.put(end)
 
@@ -185,17 +183,11 @@ class Worker:
             rows = np.arange(message["start"], message["stop"])
             if message["chosen"]:
                 rows = arrays.chosen[rows].astype(np.intp)
-            work = _Work(rows, arrays, message["holds_ids"])
-            # An error of this chunk must not be reported before the answers to the chunks ahead of
-            # it.
-            try:
-                started = time.perf_counter()
-                work.prepared = _prepare(backend, work)
-                work.tokenize_seconds = time.perf_counter() - started
-                self._tick()
-            except BaseException as error:  # a panic in Rust code is not an Exception
-                work.error = error
-            self._prepared.put(work)
+            started = time.perf_counter()
+            prepared = _prepare(backend, rows, arrays, message["holds_ids"])
+            self._tick()
+            results = Rows(arrays.matrix, arrays.truncated, rows)
+            self._prepared.put(_Work(results, prepared, time.perf_counter() - started))
 
     def _tick(self) -> None:
         self._progress += 1
@@ -215,12 +207,11 @@ class Worker:
             os._exit(1)  # the pool has ended
 
 
-def _prepare(backend: Backend, work: _Work) -> Any:
-    data = work.arrays.data
-    starts = work.arrays.offsets[work.rows]
-    stops = work.arrays.offsets[work.rows + 1]
-    if work.holds_ids:
-        assert isinstance(backend, TokenIds)
+def _prepare(backend: Any, rows: np.ndarray, arrays: SlotArrays, holds_ids: bool) -> Any:
+    data = arrays.data
+    starts = arrays.offsets[rows]
+    stops = arrays.offsets[rows + 1]
+    if holds_ids:
         return backend.prepare_ids(data, starts, stops)
     borders = zip(starts.tolist(), stops.tolist(), strict=True)
     return backend.prepare([str(data.data[start:stop], "utf-8") for start, stop in borders])

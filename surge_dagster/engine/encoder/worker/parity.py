@@ -4,21 +4,35 @@ A few texts that often break an implementation are encoded by the backend and by
 sentence-transformers' own methods in fp32; the lowest cosine between the two must reach the promise
 of the precision, and vectors must be as long: a cosine does not show a normalization too few or too
 many.
+
+Everything that sentence-transformers decides about a model (modules, prompts, special cases of the
+tokenizer) is taken from its loaded object and not decided again here.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
 from surge_dagster.engine.encoder.calibration import Calibration
-from surge_dagster.engine.encoder.worker.backends.base import (
-    Backend,
-    BackendSettings,
-    encode_texts,
-)
+from surge_dagster.engine.encoder.worker.backends import Backend, BackendSettings, encode_texts
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.model.digest import read_document, untrusted
+from surge_dagster.engine.model.prompts import CONFIG_FILE, stated_prompts
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.cosines import LOWEST_COSINE, cosines
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+# Small, because padding costs a CPU much. The library fails on a batch that has a single text of no
+# tokens, which the 16 texts of the parity check have not.
+_BATCH_TEXTS = 4
 
 # Half precision moves a length by less than one percent.
 _LENGTH_TOLERANCE = 0.05
@@ -57,13 +71,13 @@ def check_parity(
     """
     lowest = calibration.read("lowest_cosine")
     length = calibration.read("length")
-    if lowest is None or length is None:
-        vectors, _ = encode_texts(backend, PARITY_TEXTS, space.dimension, space.dtype)
-        reference = _reference(space)
+    if lowest is None:
+        vectors, _ = encode_texts(backend, PARITY_TEXTS, space)
+        # in fp32 and on the CPU: a device may have no room for the model a second time
+        reference = reference_vectors(load_reference(space, "cpu"), space, PARITY_TEXTS)
         lowest = lowest_cosine(vectors, reference)
         length = _length(vectors, reference)
-        facts = {"space": space.name, "backend": backend.detail}
-        calibration.write(lowest_cosine=lowest, length=length, **facts)
+        calibration.write(lowest_cosine=lowest, length=length, space=space.name)
 
     differs = f"{backend.detail} in {settings.precision} differs from sentence-transformers"
     remedy = "use another precision, or devices of another kind"
@@ -77,13 +91,6 @@ def check_parity(
     if abs(length - 1) > _LENGTH_TOLERANCE:
         raise ConfigError(f"{differs}: a vector is {length:.3g} times as long; {remedy}")
     return lowest
-
-
-def _reference(space: Space) -> np.ndarray:
-    """Return fp32 vectors, from the CPU: a device may have no room for the model a second time."""
-    from surge_dagster.engine.encoder.worker.sentence_model import load_reference, reference_vectors
-
-    return reference_vectors(load_reference(space, "cpu"), space, PARITY_TEXTS)
 
 
 def lowest_cosine(one: np.ndarray, other: np.ndarray) -> float:
@@ -100,3 +107,66 @@ def _length(ours: np.ndarray, theirs: np.ndarray) -> float:
     if not len(ratios):
         return 1.0
     return float(ratios[np.abs(ratios - 1).argmax()])
+
+
+def load_reference(space: Space, device: str) -> SentenceTransformer:
+    """Load sentence-transformers' own model in fp32, with the space's length and normalization."""
+    _quiet_libraries()
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    try:
+        model = SentenceTransformer(
+            space.model_path,
+            device=device,
+            local_files_only=True,
+            trust_remote_code=space.requested.trust_remote_code is not None,
+            model_kwargs={"use_safetensors": True, "torch_dtype": torch.float32},
+        )
+    except ValueError as error:
+        if "trust_remote_code" in str(error):
+            raise untrusted(Path(space.model_path), "needs code of its own") from error
+        raise
+    model.eval()
+    # Without the empty prompts that the library fills in, its own rule chooses among the prompts
+    # that the model states.
+    own = read_document(Path(space.model_path) / CONFIG_FILE) or {}
+    model.prompts = dict[str, str | None](stated_prompts(own, Path(space.model_path)))
+    first: Any = model[0]
+    if type(first).__name__ == "Transformer":
+        first.max_seq_length = space.max_length
+    if not space.normalize:
+        for name, module in list(model.named_children()):
+            if type(module).__name__ == "Normalize":
+                delattr(model, name)
+    return model
+
+
+def _quiet_libraries() -> None:
+    """Keep libraries from printing, and from asking the hub: all files are in the folder."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    warnings.filterwarnings("ignore")
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+
+
+def reference_vectors(model: SentenceTransformer, space: Space, texts: list[str]) -> np.ndarray:
+    """float32 [texts, dimension]; a prompt that was not requested is left to the library."""
+    encode = model.encode_document
+    prompt = space.requested.document_prompt
+    if space.task == "query":
+        encode = model.encode_query
+        prompt = space.requested.query_prompt
+    return encode(
+        texts,
+        prompt=prompt,
+        batch_size=_BATCH_TEXTS,
+        normalize_embeddings=space.normalize,
+        truncate_dim=space.dimension,
+        convert_to_numpy=True,
+        show_progress_bar=False,
+    ).astype("float32")

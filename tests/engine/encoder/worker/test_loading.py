@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Progress, Rows
-from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
+from surge_dagster.engine.encoder.worker.backends import (
+    BackendSettings,
+    HashBackend,
+    Progress,
+    Rows,
+)
 from surge_dagster.engine.encoder.worker.loading import load_backend
 from surge_dagster.engine.model.spec import EncodingSpec
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder.calibration import Calibration
-from surge_dagster.engine.encoder.worker import parity, sentence_model
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings
-from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend, hash_vectors
+from surge_dagster.engine.encoder.worker import parity
+from surge_dagster.engine.encoder.worker.backends import BackendSettings, HashBackend, hash_vectors
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.support.cosines import cosines
@@ -46,8 +45,8 @@ def test_vectors_of_another_length_are_refused_though_their_cosine_is_one(
     backend = HashBackend(space, _SETTINGS)
     theirs = hash_vectors(parity.PARITY_TEXTS, 8) / factor
     monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(sentence_model, "load_reference", lambda *_: None)
-    monkeypatch.setattr(sentence_model, "reference_vectors", lambda *_: theirs)
+    monkeypatch.setattr(parity, "load_reference", lambda *_: None)
+    monkeypatch.setattr(parity, "reference_vectors", lambda *_: theirs)
     calibration = Calibration(f"calibration/test-{factor}.json")
     if factor == 1:
         assert parity.check_parity(space, backend, _SETTINGS, calibration) == pytest.approx(1)

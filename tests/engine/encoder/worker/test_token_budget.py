@@ -15,9 +15,13 @@ import pytest
 
 from surge_dagster.engine.encoder.calibration import Calibration
 from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.encoder.worker.backends.base import BackendSettings, Progress, Rows
-from surge_dagster.engine.encoder.worker.backends.hash_backend import HashBackend
-from surge_dagster.engine.encoder.worker.token_budget import set_token_budget
+from surge_dagster.engine.encoder.worker.backends import (
+    BackendSettings,
+    HashBackend,
+    Progress,
+    Rows,
+)
+from surge_dagster.engine.encoder.worker.loading import set_token_budget
 from surge_dagster.engine.encoder.worker.tokenization import Tokens
 from surge_dagster.engine.inference.packing import pack_texts
 from surge_dagster.engine.model.spec import EncodingSpec, Space

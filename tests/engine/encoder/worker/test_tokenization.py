@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from surge_dagster.engine.encoder.worker import word_cache
+from surge_dagster.engine.encoder.worker import tokenization
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts
 from surge_dagster.engine.model.spec import EncodingSpec
 
@@ -169,7 +169,7 @@ def test_kept_words_are_bounded(document: str, monkeypatch: pytest.MonkeyPatch) 
     tokenizer = _tokenizer(document)
     words = tokenizer._words
     assert words is not None
-    monkeypatch.setattr(word_cache, "_MOST_WORDS", 50)
+    monkeypatch.setattr(tokenization, "_MOST_WORDS", 50)
     for number in range(20):
         texts = [f"item {number * 70 + row} and steel, {'z' * row}" for row in range(70)]
         assert _found(tokenizer, texts) == _expected(document, texts)

@@ -1,1 +1,0 @@
-"""Backends: the libraries that compute vectors, and the converted models of OpenVINO."""
