@@ -49,8 +49,6 @@ import openvino as ov  # noqa: E402
 ov.Type.f32.to_dtype()
 
 _TOKEN_BUDGET = 1_024
-# The fixed cost of a pass is small, but every new shape costs about as much as this many tokens.
-_PASS_TOKENS = 48
 _HINTS = {"fp32": ov.Type.f32, "bf16": ov.Type.bf16}
 _FOLDER = "openvino"
 _FACTS = "tokenizer_facts.json"
@@ -59,6 +57,8 @@ _FACTS = "tokenizer_facts.json"
 class OpenvinoBackend(PaddedBackend):
     name = "openvino"
     budget_candidates = (512, 1_024, 2_048)
+    # The fixed cost of a pass is small, but every new shape costs about as much as that.
+    pass_tokens = 48
 
     def __init__(self, space: Space, settings: BackendSettings) -> None:
         core = ov.Core()
@@ -87,7 +87,6 @@ class OpenvinoBackend(PaddedBackend):
         super().__init__(
             TextTokenizer(TokenizerFacts(**facts), space),
             token_budget=settings.token_budget or _TOKEN_BUDGET,
-            pass_tokens=_PASS_TOKENS,
             streams=settings.threads,
         )
 

@@ -259,19 +259,17 @@ def plan_batches(lengths: np.ndarray, token_budget: int, pass_tokens: int = 0) -
 class PaddedBackend(TokenBackend):
     """A `TokenBackend` whose passes are `plan_batches`' of texts of nearly equal length.
 
-    Args:
+    Attributes:
         pass_tokens: fixed cost of a pass, in tokens.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, *, pass_tokens: int, **settings: Any) -> None:
-        super().__init__(tokenizer, **settings)
-        self._pass_tokens = pass_tokens
+    pass_tokens: int
 
     def forward(self, prepared: Tokens, rows: Rows, progress: Progress) -> Costs:
         started = time.perf_counter()
         rows.truncated[rows.places] = prepared.truncated
         with self._passes(prepared, rows) as run_pass:
-            batches = plan_batches(prepared.lengths, self.token_budget, self._pass_tokens)
+            batches = plan_batches(prepared.lengths, self.token_budget, self.pass_tokens)
             work = self._compute(batches, run_pass, progress)
         return Costs(
             tokens=len(prepared.ids),

@@ -101,14 +101,15 @@ class TorchBackend(PaddedBackend):
         if device.queues:
             self.machine = device.name
             self.budget_candidates = (16_384, 65_536, 262_144)
+            self.pass_tokens = _CUDA_PASS_TOKENS
         else:
             self.budget_candidates = (512, 1_024, 2_048)
+            self.pass_tokens = _CPU_PASS_TOKENS
         self._embed = embedder(reference, space, facts.prompt_length)
         super().__init__(
             TextTokenizer(facts, space),
             token_budget=settings.token_budget
             or (_CUDA_TOKEN_BUDGET if device.queues else _CPU_TOKEN_BUDGET),
-            pass_tokens=_CUDA_PASS_TOKENS if device.queues else _CPU_PASS_TOKENS,
             free_memory=device.free_memory,
         )
 

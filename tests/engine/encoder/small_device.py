@@ -84,12 +84,11 @@ class SmallDeviceBackend(PaddedBackend):
     detail = "a simulated device"
     machine = "simulated"
     budget_candidates: tuple[int, ...] = (64, 256)
+    pass_tokens = 8
 
     def __init__(self, device: Device, *, token_budget: int, streams: int = 1) -> None:
         self.device = device
-        super().__init__(
-            word_tokenizer(), token_budget=token_budget, pass_tokens=8, streams=streams
-        )
+        super().__init__(word_tokenizer(), token_budget=token_budget, streams=streams)
 
     @contextlib.contextmanager
     def _passes(self, tokens: Tokens, rows: Rows) -> Iterator[RunPass]:
