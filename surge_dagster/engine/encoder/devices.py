@@ -180,7 +180,7 @@ def library_versions() -> dict[str, str]:
     """Of the libraries that compute vectors; "" where one is not installed."""
     from importlib import metadata  # imported here to keep the start of workers short
 
-    versions = dict.fromkeys(_PACKAGES, "")
+    versions: dict[str, str] = dict.fromkeys(_PACKAGES, "")
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)

@@ -273,15 +273,15 @@ class SpeedRecord:
 def time_start(encode: EncodeTexts, most_words: int = _MOST_WORDS) -> list[Call]:
     """Time the three calls of a start; a slow model is timed with fewer texts."""
     encode(speed_texts(1, *_SHORT))  # libraries set themselves up in their first pass
-    few = _longer_call(encode, _FEW_SHORT, _SHORT, most_words=0)
+    calls = [_timed(encode, _FEW_SHORT, _SHORT) for _ in range(2)]
+    few = min(calls, key=lambda call: call.seconds)
     many = _longer_call(encode, _FEW_SHORT, _SHORT, most_words)
     long = _longer_call(encode, _FEW_LONG, _LONG, most_words)
     return [few, many, long]
 
 
 def _longer_call(encode: EncodeTexts, texts: int, words: tuple[int, int], most_words: int) -> Call:
-    """Return a call with so many times four times the texts that it takes long enough, or has the
-    most words; the faster one of two."""
+    """Return a call with so many times four times the texts that it takes long enough."""
     call = _timed(encode, texts, words)
     enough_seconds = _TOO_LONG_SECONDS  # two sizes tell a call from its texts
     while call.seconds < enough_seconds and 4 * texts * words[1] <= most_words:

@@ -235,9 +235,9 @@ class PackedBackend(TokenBackend):
         return features | {"sentence_embedding": torch.cat(vectors, dim=-1)}
 
     def _try(self, tokens: int = 1) -> None:
-        """Run passes of at least so many tokens of either kind: texts in cells, and longer ones."""
-        longer = 2 * LONGEST_IN_CELLS
-        texts = ["a"] * tokens + ["a " * longer] * (1 + tokens // longer)
+        """Run passes of about so many tokens of either kind: texts in cells, and longer ones."""
+        longer = "a " * (2 * LONGEST_IN_CELLS)
+        texts = ["a"] * tokens + [longer] * max(1, tokens // CELL)
         encode_texts(self, texts, self._space)
 
     def _compile_layers(self) -> bool:

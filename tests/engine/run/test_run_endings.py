@@ -145,10 +145,10 @@ def test_stopped_run_publishes_what_is_encoded_of_a_superbatch(
 
     def stop_when_it_hangs() -> None:
         assert faulty_pool._dispatcher is not None
-        jobs = faulty_pool._dispatcher._schedule._jobs
-        while not (hung.exists() and jobs and jobs[0].finished_rows >= 8_000) and not stopped.wait(
-            0.01
-        ):
+        calls = faulty_pool._dispatcher._schedule.calls
+        while not (
+            hung.exists() and calls and calls[0].finished_rows >= 8_000
+        ) and not stopped.wait(0.01):
             pass
         run.stop()
 
