@@ -147,20 +147,16 @@ def _usable_gpus() -> tuple[list[str], str]:
         count = len(list(takewhile(re.compile(r"\s*(\d|GPU-|MIG-)").match, visible.split(","))))
         why_not = "CUDA_VISIBLE_DEVICES hides every GPU"
     else:
-        count, why_not = _installed_gpus(), "no NVIDIA GPU found"
+        why_not = "no NVIDIA GPU found"
+        try:
+            count = len(list(_GPUS.iterdir()))
+        except OSError:  # WSL does not have the driver's files
+            count = len(list(Path("/dev").glob("nvidia[0-9]*")))
     if count == 0:
         return [], why_not
     if not _torch_has_cuda():
         return [], f"torch {library_versions()['torch']} is built without CUDA"
     return [f"cuda:{index}" for index in range(count)], ""
-
-
-def _installed_gpus() -> int:
-    """Return their count by the driver's files, which WSL does not have."""
-    try:
-        return len(list(_GPUS.iterdir()))
-    except OSError:
-        return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def _torch_has_cuda() -> bool:

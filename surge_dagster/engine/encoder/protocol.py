@@ -27,7 +27,6 @@ import numpy as np
 Message = dict[str, Any]
 
 MAX_MESSAGE_BYTES = 64 << 10
-_MAX_DESCRIPTORS = 4
 _ALIGNMENT = 64
 
 
@@ -47,9 +46,7 @@ def send(connection: socket.socket, message: Message, descriptors: tuple[int, ..
 def receive(connection: socket.socket) -> tuple[Message, list[int]] | None:
     """The next message and its descriptors; None at the end of the connection."""
     try:
-        content, descriptors, _, _ = socket.recv_fds(
-            connection, MAX_MESSAGE_BYTES, _MAX_DESCRIPTORS
-        )
+        content, descriptors, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, 1)
     except ConnectionResetError:
         return None
     if not content:

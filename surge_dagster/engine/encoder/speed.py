@@ -147,7 +147,8 @@ def speed_of(
     """
     few, many, long = start
     costs = _costs_of_start(few, many, long)
-    learned = _large_calls(of_runs)[-_NEWEST_CALLS:]
+    largest = max((call.texts for call in of_runs), default=0.0)
+    learned = [call for call in of_runs if call.texts >= largest / RAMP][-_NEWEST_CALLS:]
     if learned:
         costs = _learned_costs(costs, learned, of_runs)
     counted = learned or [many]
@@ -214,11 +215,6 @@ def _weighted_median(values: Sequence[float], weights: Sequence[float]) -> float
     before = np.cumsum(np.array(weights)[order])
     middle = np.searchsorted(before, before[-1] / 2)
     return values[int(order[middle])]
-
-
-def _large_calls(of_runs: Sequence[Call]) -> list[Call]:
-    largest = max((call.texts for call in of_runs), default=0.0)
-    return [call for call in of_runs if call.texts >= largest / RAMP]
 
 
 def derived_b_min(texts_per_second: float) -> int:
