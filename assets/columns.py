@@ -24,6 +24,11 @@ def file_columns(settings: Settings, dtype: str, dimension: int | None) -> Mappi
         columns.append(dg.TableColumn("text", "string", "what was encoded"))
     columns.append(dg.TableColumn("text_hash", "fixed_size_binary[16]", "BLAKE2b of the text"))
     columns.append(dg.TableColumn("truncated", "bool", "whether the model reads only a part"))
+    if settings.chunks is not None:
+        columns.append(dg.TableColumn("document_id", _OF_SOURCE, "the document of the chunk"))
+        columns.append(dg.TableColumn("chunk", "int32", "its number in the document, from 0"))
+        columns.append(dg.TableColumn("start", "int64", "first character of the cut text"))
+        columns.append(dg.TableColumn("end", "int64", "character after its last one"))
     for name in settings.columns:
         columns.append(dg.TableColumn(name, _OF_SOURCE))
 

@@ -140,6 +140,10 @@ def search(
         bool,
         typer.Option("--removed", help="Also search partitions removed from the source."),
     ] = False,
+    documents: Annotated[
+        bool,
+        typer.Option("--documents", help="Print only the best chunk of each document."),
+    ] = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -159,7 +163,7 @@ def search(
 
     with start_pool(settings, spec, task="query") as pool:
         require_model(pool.space, space)
-        [hits] = search_space(store, pool, [text], k, space, removed=removed)
+        [hits] = search_space(store, pool, [text], k, space, removed=removed, documents=documents)
     for hit in hits:
         print(f"{hit.score:.3f}  {one_line(hit.key)}  {one_line(hit.id)}")
         print(f"       {one_line(hit.text)}")

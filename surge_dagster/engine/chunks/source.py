@@ -7,7 +7,6 @@ place are further columns. Everything after the source works with chunks as with
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -80,19 +79,18 @@ def _chunks(partition: Partition, splitter: Callable[[], Splitter]) -> Iterator[
     """Yield the chunks of a partition's documents, in their order."""
     cutter = splitter()
     first_row = 0
-    with closing(partition.read()) as batches:  # pyright: ignore[reportArgumentType]
-        for batch in batches:
-            documents = _documents(batch)
-            skipped = batch.skipped
-            for start, stop in _portions(documents):
-                try:
-                    chunks = cutter.split(documents[start:stop])
-                except NoRoom as error:
-                    row = start + error.place
-                    raise _refused(partition.key, batch, row, first_row, error, cutter) from None
-                yield _rows(batch, documents, start, chunks, skipped)
-                skipped = 0
-            first_row += len(batch)
+    for batch in partition.read():
+        documents = _documents(batch)
+        skipped = batch.skipped
+        for start, stop in _portions(documents):
+            try:
+                chunks = cutter.split(documents[start:stop])
+            except NoRoom as error:
+                row = start + error.place
+                raise _refused(partition.key, batch, row, first_row, error, cutter) from None
+            yield _rows(batch, documents, start, chunks, skipped)
+            skipped = 0
+        first_row += len(batch)
 
 
 def _refused(

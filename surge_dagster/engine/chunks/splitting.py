@@ -197,24 +197,25 @@ class Splitter:
         """Return the chunks, each with the last words of the one before it."""
         if not self._rule.overlap:
             return chunks
-        longer = [Chunk(self._begin(document, chunk.start), chunk.stop) for chunk in chunks]
+        longer = [chunks[0]]
+        for before, chunk in pairwise(chunks):
+            longer.append(Chunk(self._begin(document, before), chunk.stop))
         lengths = self._lengths(map(document.with_chunk, longer))
         return [
             more if tokens <= self.tokens else chunk
             for chunk, more, tokens in zip(chunks, longer, lengths, strict=True)
         ]
 
-    def _begin(self, document: Document, start: int) -> int:
-        """Return where the overlap before a chunk begins: with a word, if it has a beginning."""
-        first = max(document.start, start - 8 * _CHARACTERS_PER_TOKEN * self._rule.overlap)
-        before = document.text[first:start]
-        offsets = self._tokenizer.encode(before, add_special_tokens=False).offsets
+    def _begin(self, document: Document, chunk: Chunk) -> int:
+        """Return where the last words of a chunk begin that the next one repeats."""
+        text = document.text[chunk.start : chunk.stop]
+        offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
+        character = 0
         if len(offsets) > self._rule.overlap:
             character = offsets[-self._rule.overlap][0]
-            while 0 < character < len(before) and not before[character - 1].isspace():
-                character += 1
-            first += character
-        return first
+        while 0 < character < len(text) and not text[character - 1].isspace():
+            character += 1
+        return chunk.start + character
 
     def _lengths(self, texts: Iterable[str]) -> Iterator[int]:
         """Yield the tokens of each text with the prompt and special tokens."""

@@ -42,6 +42,7 @@ def search(
     space: Space | None = None,
     *,
     removed: bool = False,
+    documents: bool = False,
 ) -> list[list[Hit]]:
     """Return the `k` nearest rows of a space for each query, best first.
 
@@ -52,19 +53,26 @@ def search(
         pool: for queries: `EncoderPool(spec, task="query")`.
         space: one that is derived from the pool's; None is the pool's own.
         removed: also search partitions that were removed from the source and still have files.
+        documents: of a space with chunks, return only the best chunk of each document.
 
     Raises:
-        ConfigError: the pool encodes documents or into another space, or the space has no files.
+        ConfigError: the pool encodes documents or into another space, or the space has no files,
+            or with `documents` no chunks.
     """
     _require_queries(pool)
     space = space or _space_of(store, pool)
+    if documents and space.requested.chunks is None:
+        raise ConfigError(
+            f"the rows of the space {space.name} are not chunks of documents. Search it without "
+            "documents."
+        )
     files = Embeddings(store, space, removed=removed).files()
     if not files:
         raise ConfigError(
             f"{store.url!r} has no embeddings of the space {space.name}. Run `surge-dagster embed`."
         )
     vectors = _query_vectors(pool, queries, space)
-    nearest_of_each = [_Nearest(k) for _ in queries]
+    nearest_of_each = [_Nearest(k, documents=documents) for _ in queries]
     for file in files:
         with open_listed(store, space, file) as reader:
             for batch in reader.read():
@@ -120,9 +128,10 @@ def _value(column: pa.Array, row: int) -> Any:
 class _Nearest:
     """The `k` best hits of one query among the rows added so far."""
 
-    def __init__(self, k: int) -> None:
+    def __init__(self, k: int, *, documents: bool) -> None:
         self._k = k
-        # Best first, by text; by key and id if the file has no texts.
+        self._documents = documents
+        # Best first, by text or document; by key and id if the file has no texts.
         self._hits: dict[Hashable, Hit] = {}
 
     @property
@@ -136,13 +145,18 @@ class _Nearest:
             if len(found) == self._k or is_lower:
                 break
             hit = _hit(float(scores[row]), batch, row, key)
-            found.setdefault(hit.text or (key, hit.id), hit)
+            found.setdefault(self._identity(hit), hit)
 
         candidates = [*self._hits.items(), *found.items()]
         self._hits = {}
         for identity, hit in sorted(candidates, key=lambda candidate: -candidate[1].score):
             if len(self._hits) < self._k:
                 self._hits.setdefault(identity, hit)
+
+    def _identity(self, hit: Hit) -> Hashable:
+        if self._documents:
+            return hit.key, hit.columns["document_id"]
+        return hit.text or (hit.key, hit.id)
 
 
 def _hit(score: float, batch: pa.RecordBatch, row: int, key: str) -> Hit:
