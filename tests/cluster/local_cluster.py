@@ -23,12 +23,13 @@ from surge_dagster.config.run_setup import RunSetup
 from surge_dagster.config.settings import EncoderSettings, FileSettings
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.output.freshness import Freshness
-from surge_dagster.engine.run.report import Event
+from surge_dagster.engine.plan.dividing import Piece
 from surge_dagster.engine.support.waiting import in_background
 from tests.small_catalogs import assert_embedded, numbered_rows
 
 CATALOG = {f"p{number:02}": numbered_rows(f"p{number:02}", 5 + 7 * number) for number in range(12)}
 ONE_PARTITION = StretchSizes(seconds=0, least_seconds=0)  # in each stretch
+RANGES = StretchSizes(seconds=1, first_bytes_per_second=12_000)  # of a large partition
 MODEL = "hash://16"
 Task = tuple[str, int, Future[StretchOutcome]]
 
@@ -84,6 +85,10 @@ class LocalCluster:
                 self._machines[name] = Machine(self.setup, self.token)
         return {name: self._machines[name].facts() for name in names}
 
+    def given_to(self, machine: str) -> list[Piece]:
+        """The pieces that a machine was given, in their order."""
+        return [stretch.piece for name, stretch in self.given if name == machine]
+
     def request(self, machines: int) -> None:
         self.requested.append(machines)
 
@@ -134,9 +139,9 @@ def cluster_run(
     return ClusterRun(cluster.setup, source, pool, cluster.connect, sizes=sizes)
 
 
-def events_of(cluster: LocalCluster, pool: EncoderPool, kind: type[Event]) -> list[Any]:
-    """The events of one kind of a whole run."""
-    return [event for event in cluster_run(cluster, pool).events() if isinstance(event, kind)]
+def embed_all(cluster: LocalCluster, pool: EncoderPool) -> list[Any]:
+    """The events of a whole run."""
+    return list(cluster_run(cluster, pool).events())
 
 
 def assert_all_embedded(setup: RunSetup, pool: EncoderPool) -> None:

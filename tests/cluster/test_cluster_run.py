@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,17 +15,20 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.output.freshness import Freshness
 from surge_dagster.engine.plan.dividing import Piece
-from surge_dagster.engine.run.report import Failure, OldVectorSample, Receipt
+from surge_dagster.engine.run.report import OldVectorSample
 from surge_dagster.engine.run.staging import STAGING
 from tests.cluster.local_cluster import (
     CATALOG,
+    RANGES,
     LocalCluster,
     assert_all_embedded,
     cluster_run,
-    events_of,
+    embed_all,
 )
+from tests.engine.runs import failures, of_kind, receipts
 from tests.small_catalogs import (
     assert_embedded,
+    keys_of,
     numbered_rows,
     partition_folder,
     write_catalog,
@@ -36,16 +38,14 @@ from tests.small_catalogs import (
 # Each machine is a pool with processes of its own.
 pytestmark = [pytest.mark.usefixtures("no_leaks"), pytest.mark.processes]
 
-RANGES = StretchSizes(seconds=1, first_bytes_per_second=12_000)
-
 
 def test_machines_share_the_work(setup: RunSetup, pool: EncoderPool) -> None:
     cluster = LocalCluster(setup, ["a", "b"])
     run = cluster_run(cluster, pool)
-    receipts = [event.key for event in run.events() if isinstance(event, Receipt)]
+    published = receipts(run.events())
 
     assert_all_embedded(setup, pool)
-    assert Counter(receipts) == Counter(list(CATALOG))
+    assert keys_of(published) == list(CATALOG)
     assert run.report.partitions_written == 12
     assert run.report.machines == 2
     assert run.report.texts_encoded == sum(map(len, CATALOG.values()))
@@ -56,16 +56,15 @@ def test_machines_share_the_work(setup: RunSetup, pool: EncoderPool) -> None:
 
 
 def test_run_needs_no_machine_if_everything_is_fresh(setup: RunSetup, pool: EncoderPool) -> None:
-    list(cluster_run(LocalCluster(setup, ["a"]), pool).events())
+    embed_all(LocalCluster(setup, ["a"]), pool)
 
     run = cluster_run(LocalCluster(setup, []), pool)
-    actions = {event.action for event in run.events() if isinstance(event, Receipt)}
-    assert actions == {"fresh"}
+    assert len(receipts(run.events(), "fresh")) == 12
     assert run.report.partitions_skipped == 12
 
 
 def test_what_is_staged_of_fresh_partitions_is_removed(setup: RunSetup, pool: EncoderPool) -> None:
-    list(cluster_run(LocalCluster(setup, ["a"]), pool).events())
+    embed_all(LocalCluster(setup, ["a"]), pool)
     output = Path(setup.output)
     # as by a machine that ended late
     staged = output / STAGING / pool.space.name / "p01" / "v" / "0-3.parquet"
@@ -107,9 +106,9 @@ def test_machine_that_joins_late_gets_work(setup: RunSetup, pool: EncoderPool) -
         joined.set()
 
     cluster = LocalCluster(setup, ["a"], join)
-    list(cluster_run(cluster, pool).events())
+    embed_all(cluster, pool)
     assert_all_embedded(setup, pool)
-    assert "late" in {machine for machine, _ in cluster.given}
+    assert cluster.given_to("late")
 
 
 def test_machines_are_requested_for_all_remaining_work(setup: RunSetup, pool: EncoderPool) -> None:
@@ -143,13 +142,15 @@ def test_partition_of_many_stretches_is_encoded_by_several_machines(
             raise MachineLost("its host ended")
 
     cluster = LocalCluster(giant, ["a", "b", "c"], lose_one)
-    events = list(cluster_run(cluster, pool, RANGES).events())
-    receipts = [event.key for event in events if isinstance(event, Receipt)]
-    assert Counter(receipts) == Counter(["giant", "a", "b"])
+    published = receipts(cluster_run(cluster, pool, RANGES).events())
+    assert keys_of(published) == ["a", "b", "giant"]
 
-    ranges = [(name, given.piece.rows) for name, given in cluster.given if given.piece.rows]
-    assert len({name for name, _ in ranges}) == 3
-    assert len({rows.start for _, rows in ranges}) > 3
+    starts = set[int]()
+    for machine in "abc":
+        ranges = [piece.rows for piece in cluster.given_to(machine) if piece.rows]
+        assert ranges
+        starts.update(rows.start for rows in ranges)
+    assert len(starts) > 3
     for key, count in {"giant": 600, "a": 5, "b": 7}.items():
         rows = numbered_rows(key, count, words=12)
         assert_embedded(Path(giant.output), pool.space.name, key, rows)
@@ -162,7 +163,7 @@ def test_divided_partition_that_is_refused_fails_once(giant: RunSetup, pool: Enc
     write_rows(path, rows, row_group_size=100)
 
     run = cluster_run(LocalCluster(giant, ["a", "b"]), pool, RANGES)
-    [failure] = [event for event in run.events() if isinstance(event, Failure)]
+    [failure] = failures(run.events())
     assert failure.key == "giant"
     assert "'id-0'" in failure.reason
     assert run.report.partitions_written == 2
@@ -171,12 +172,12 @@ def test_divided_partition_that_is_refused_fails_once(giant: RunSetup, pool: Enc
 def test_machine_compares_old_vectors_once_for_all_its_stretches(
     setup: RunSetup, pool: EncoderPool
 ) -> None:
-    list(cluster_run(LocalCluster(setup, ["a"]), pool).events())
+    embed_all(LocalCluster(setup, ["a"]), pool)
     changed = {key: [*rows, (f"{key}-new", "a new text")] for key, rows in CATALOG.items()}
     write_catalog(Path(setup.source), changed, version="v2")
 
     cluster = LocalCluster(setup, ["a"])
-    samples = events_of(cluster, pool, OldVectorSample)
+    samples = of_kind(embed_all(cluster, pool), OldVectorSample)
 
     assert len(cluster.given) == 12
     assert len(samples) == 1
@@ -193,8 +194,7 @@ def test_stretch_that_is_stopped_before_it_begins_embeds_nothing(setup: RunSetup
     finally:
         machine._pool.close()
     assert not outcome.stopped
-    receipts = [event for event in outcome.events if isinstance(event, Receipt)]
-    assert len(receipts) == len(CATALOG)
+    assert len(receipts(outcome.events)) == len(CATALOG)
 
 
 @pytest.mark.parametrize("by", ["stop", "close"])
@@ -213,7 +213,7 @@ def test_stopped_run_ends_its_machines_and_the_next_one_goes_on(
     assert cluster.closed.is_set()
     assert run.report.partitions_written < 12
 
-    list(cluster_run(LocalCluster(setup, ["b"]), pool).events())
+    embed_all(LocalCluster(setup, ["b"]), pool)
     assert_all_embedded(setup, pool)
 
 
@@ -222,5 +222,5 @@ def test_failure_of_a_partition_comes_once(setup: RunSetup, pool: EncoderPool) -
     for file in path.glob("*.parquet"):
         file.write_bytes(b"no Parquet")
 
-    [failure] = events_of(LocalCluster(setup, ["a", "b"]), pool, Failure)
+    [failure] = failures(embed_all(LocalCluster(setup, ["a", "b"]), pool))
     assert failure.key == "p03"

@@ -18,33 +18,28 @@ from surge_dagster.cluster.machine import (
     require_alike,
     write_token,
 )
-from surge_dagster.cluster.stretches import StretchSizes
 from surge_dagster.config.run_setup import RunSetup
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.output.freshness import Freshness
 from surge_dagster.engine.plan.dividing import Piece
-from surge_dagster.engine.run.report import Failure, Receipt
+from surge_dagster.engine.run.report import Failure
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.version import __version__
 from tests.cluster.local_cluster import (
     CATALOG,
+    RANGES,
     LocalCluster,
     assert_all_embedded,
     cluster_run,
-    events_of,
+    embed_all,
     setup_in,
 )
-from tests.small_catalogs import (
-    assert_embedded,
-    numbered_rows,
-    write_catalog,
-)
+from tests.engine.runs import failures, receipts
+from tests.small_catalogs import assert_embedded, keys_of, numbered_rows, write_catalog
 
 # Each machine is a pool with processes of its own.
 pytestmark = [pytest.mark.usefixtures("no_leaks"), pytest.mark.processes]
-
-RANGES = StretchSizes(seconds=1, first_bytes_per_second=12_000)
 
 
 @dataclass(frozen=True)
@@ -87,14 +82,12 @@ def test_stretches_of_a_lost_machine_are_done_again_by_another(
         raise MachineLost("its host ended")
 
     cluster = LocalCluster(setup, ["a", "b"], lose_the_first)
-    run = cluster_run(cluster, pool)
-    events = list(run.events())
 
-    assert not [event for event in events if isinstance(event, Failure)]
+    assert failures(embed_all(cluster, pool)) == []
     assert_all_embedded(setup, pool)
     assert len(lost) == 2, "it had two stretches"
-    by_b = [given.piece.keys for machine, given in cluster.given if machine == "b"]
-    assert set(lost) <= set(by_b)
+    by_b = {piece.keys for piece in cluster.given_to("b")}
+    assert by_b.issuperset(lost)
 
 
 def test_what_a_lost_machine_has_published_is_not_encoded_again(
@@ -113,10 +106,8 @@ def test_what_a_lost_machine_has_published_is_not_encoded_again(
 
     cluster = LocalCluster(setup, ["a"], lose_after_the_work)
     run = cluster_run(cluster, pool)
-    receipts = [event for event in run.events() if isinstance(event, Receipt)]
 
-    assert {receipt.action for receipt in receipts} == {"encoded"}
-    assert len(receipts) == 12
+    assert len(receipts(run.events(), "encoded")) == 12
     assert run.published == CATALOG.keys()
     others = CATALOG.keys() - set(encoded_by_a)
     assert run.work["b"].texts == sum(len(CATALOG[key]) for key in others)
@@ -127,7 +118,7 @@ def test_only_the_partition_that_ends_every_machine_fails(
     setup: RunSetup, pool: EncoderPool, force: bool
 ) -> None:
     if force:
-        list(cluster_run(LocalCluster(setup, ["a"]), pool).events())
+        embed_all(LocalCluster(setup, ["a"]), pool)
         setup = replace(setup, force=True)
     neighbour = threading.Event()
 
@@ -140,13 +131,13 @@ def test_only_the_partition_that_ends_every_machine_fails(
 
     cluster = LocalCluster(setup, ["a"], end_with)
     run = cluster_run(cluster, pool)
-    [failure] = [event for event in run.events() if isinstance(event, Failure)]
+    [failure] = failures(run.events())
 
     assert failure.key == "p11"
     assert "three times" in failure.reason
     assert not failure.in_source
     assert run.report.partitions_written == 11
-    by_a = {given.piece.keys for machine, given in cluster.given if machine == "a"}
+    by_a = {piece.keys for piece in cluster.given_to("a")}
     assert by_a == {("p11",), ("p10",)}, "it had another stretch"
 
 
@@ -164,11 +155,10 @@ def test_what_one_machine_cannot_read_is_done_by_another(
     cluster = LocalCluster(giant, ["blind", "a"])
     cluster._machines["blind"] = listing(giant, listed)
     run = cluster_run(cluster, pool, RANGES)
-    failures = [event for event in run.events() if isinstance(event, Failure)]
 
-    assert failures == []
+    assert failures(run.events()) == []
     assert run.report.partitions_written == 15
-    assert "blind" in {machine for machine, _ in cluster.given}
+    assert cluster.given_to("blind")
 
 
 @pytest.mark.parametrize("why", ["bad data", "cannot be read"])
@@ -188,10 +178,10 @@ def test_bad_partition_in_ranges_leaves_out_no_machine(
     setup = setup_in(Path(giant.output).parent, ListedSetup, partitions=tuple(listed))
     cluster = LocalCluster(setup, ["a", "b", "c"])
     run = cluster_run(cluster, pool, RANGES)
-    failures = [event.key for event in run.events() if isinstance(event, Failure)]
+    failed = failures(run.events())
 
     assert cluster.names == ["a", "b", "c"]
-    assert failures == ["giant"]
+    assert keys_of(failed) == ["giant"]
     assert run.report.partitions_written == 14
     assert_all_embedded(setup, pool)
 
@@ -206,13 +196,12 @@ def test_key_that_comes_again_is_refused_and_its_first_rows_are_embedded(
     [again] = replace(setup_in(tmp_path), source=str(tmp_path / "again")).open_source()
 
     setup = setup_in(tmp_path, ListedSetup, partitions=(*listed, again, again))
-    events = list(cluster_run(LocalCluster(setup, ["a"]), pool).events())
-    [failure] = [event for event in events if isinstance(event, Failure)]
-    receipts = [event.key for event in events if isinstance(event, Receipt)]
+    events = embed_all(LocalCluster(setup, ["a"]), pool)
+    [failure] = failures(events)
 
     assert failure.key == "k"
     assert "the key comes again after it was closed" in failure.reason
-    assert sorted(receipts) == ["k", "other"]
+    assert keys_of(receipts(events)) == ["k", "other"]
     assert_embedded(Path(setup.output), pool.space.name, "k", first)
 
 
@@ -228,9 +217,9 @@ def test_partitions_that_fail_on_the_only_machine_fail_by_name(
         return embed(self, number, piece, freshness)
 
     monkeypatch.setattr(Machine, "embed", fail_bad)
-    failures = events_of(LocalCluster(setup, ["a"]), pool, Failure)
+    failed = failures(embed_all(LocalCluster(setup, ["a"]), pool))
 
-    assert {failure.key for failure in failures} == bad
+    assert set(keys_of(failed)) == bad
 
 
 @pytest.mark.parametrize(
@@ -252,11 +241,10 @@ def test_machine_whose_stretch_raises_is_left_out(
 
     cluster = LocalCluster(setup, ["wrong", "a"], fail)
     cluster.leave_out = leave_out
-    receipts = events_of(cluster, pool, Receipt)
 
-    assert len(receipts) == 12
+    assert len(receipts(embed_all(cluster, pool))) == 12
     assert cluster.names == ["a"]
-    assert sum(str(error) in message for message in caplog.messages) == 1
+    assert caplog.text.count(str(error)) == 1
 
 
 @pytest.mark.parametrize("machines", [["a"], ["a", "b"]])
@@ -268,7 +256,7 @@ def test_error_of_every_machine_ends_the_run(
 
     cluster = LocalCluster(setup, machines, fail)
     with pytest.raises(ConfigError, match="the output is read-only"):
-        list(cluster_run(cluster, pool).events())
+        embed_all(cluster, pool)
     assert cluster.closed.is_set()
 
 
@@ -289,7 +277,7 @@ def test_defect_of_this_package_ends_the_run(setup: RunSetup, pool: EncoderPool)
         raise AttributeError("no such attribute")
 
     with pytest.raises(AttributeError, match="no such attribute"):
-        list(cluster_run(LocalCluster(setup, ["a", "b"], fail), pool).events())
+        embed_all(LocalCluster(setup, ["a", "b"], fail), pool)
 
 
 def test_partition_that_is_read_in_another_version_is_done_by_another(
@@ -298,11 +286,11 @@ def test_partition_that_is_read_in_another_version_is_done_by_another(
     stale = stale_listing(setup)
     cluster = LocalCluster(setup, ["stale", "a"])
     cluster._machines["stale"] = listing(setup, stale)
-    receipts = events_of(cluster, pool, Receipt)
+    published = receipts(embed_all(cluster, pool))
 
-    assert "stale" in {machine for machine, _ in cluster.given}
-    assert len(receipts) == 12
-    assert "old" not in {receipt.source_version for receipt in receipts}
+    assert cluster.given_to("stale")
+    assert len(published) == 12
+    assert "old" not in {receipt.source_version for receipt in published}
 
 
 def test_partition_that_two_machines_read_in_another_version_fails(
@@ -312,11 +300,10 @@ def test_partition_that_two_machines_read_in_another_version_fails(
     cluster = LocalCluster(setup, ["stale", "stale too"])
     for name in cluster.names:
         cluster._machines[name] = listing(setup, stale)
-    failures = events_of(cluster, pool, Failure)
+    failed = failures(embed_all(cluster, pool))
 
-    assert {failure.key for failure in failures} == CATALOG.keys()
-    assert len(failures) == len(CATALOG)
-    assert "read version old, and this run listed" in failures[0].reason
+    assert keys_of(failed) == list(CATALOG)
+    assert "read version old, and this run listed" in failed[0].reason
 
 
 def test_machine_with_an_output_of_its_own_is_refused(giant: RunSetup, tmp_path: Path) -> None:
@@ -327,7 +314,7 @@ def test_machine_with_an_output_of_its_own_is_refused(giant: RunSetup, tmp_path:
 
 
 def test_token_of_a_run_is_removed_at_its_end(setup: RunSetup, pool: EncoderPool) -> None:
-    list(cluster_run(LocalCluster(setup, ["a"]), pool).events())
+    embed_all(LocalCluster(setup, ["a"]), pool)
     assert not (Path(setup.output) / ".cluster").exists()
 
 
