@@ -7,7 +7,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from surge_dagster.engine.run.encoding import Pace
 from surge_dagster.engine.run.following import Follower
 from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.store import open_store
-from surge_dagster.orchestration.launch import job_of
+from surge_dagster.orchestration.launch import config_of, job_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.resources import EncoderResource
 from tests.dagster import private_dagster
@@ -40,6 +40,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 NAMES = CatalogNames()
 MODEL = f"hash://{DIMENSION}"
+QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 # What code locations load, by their settings: the same in all tests that begin with the same ones.
 _DEFINITIONS: dict[str, dg.Definitions] = {}
 
@@ -51,11 +52,8 @@ class Ran:
     success: bool
 
     def _events(self, kind: dg.DagsterEventType) -> list[Any]:
-        return [
-            e.dagster_event
-            for e in self.instance.all_logs(self.run_id, of_type=kind)
-            if e.dagster_event
-        ]
+        logged = self.instance.all_logs(self.run_id, of_type=kind)
+        return [entry.dagster_event for entry in logged]
 
     def materialized(
         self, asset: dg.AssetKey = NAMES.embeddings
@@ -70,18 +68,9 @@ class Ran:
             found.pop(None, None)
         return found
 
-    def superbatches(self) -> list[dict[str, Any]]:
-        """Return the metadata of the run's events of SuperBatches."""
-        events = self._events(dg.DagsterEventType.ASSET_MATERIALIZATION)
-        return [
-            values_of(e.step_materialization_data.materialization)
-            for e in events
-            if e.asset_key == NAMES.superbatches
-        ]
-
     def sources(self) -> dict[str | None, str]:
         reported = self.materialized(NAMES.source_partitions)
-        return {key: (event.tags or {})["dagster/data_version"] for key, event in reported.items()}
+        return {key: data_version(event) for key, event in reported.items()}
 
     def checks(self) -> dict[str, dg.AssetCheckEvaluation]:
         return {check.check_name: check for check in self.evaluations()}
@@ -93,8 +82,7 @@ class Ran:
 
     def metrics(self) -> dict[str, Any]:
         """Metadata of the run's own check: the run report; numbers that it leaves out are 0."""
-        metadata = self.checks()[NAMES.run_check.name].metadata
-        return defaultdict(int, {name: value.value for name, value in metadata.items()})
+        return defaultdict(int, values_of(self.checks()[NAMES.run_check.name]))
 
     def summary(self) -> str:
         """Return the line in which the run's own check sums it up."""
@@ -124,11 +112,11 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """What a sensor's tick requested, why it requested nothing, and its cursor."""
+    """What a tick requested, why it requested nothing, and the cursor of a sensor."""
 
     run_requests: list[dg.RunRequest]
     skip_message: str
-    cursor: str | None
+    cursor: str | None = None
 
 
 @dataclass(slots=True)
@@ -152,13 +140,8 @@ class Workbench:
     def definitions(self) -> dg.Definitions:
         """The definitions that a code location loads with the current settings; its paths are
         relative to `root`."""
-        given = {
-            "source": "catalog",
-            "output": "output",
-            "model": MODEL,
-            **self.settings,
-        }
-        settings = load_settings(**given)
+        given = {"source": "catalog", "output": "output", "model": MODEL}
+        settings = load_settings(**given | self.settings)
         # JSON leaves out secrets
         name = f"{settings.model_dump_json()} {self.settings.get('alert_webhook')}"
         if name not in _DEFINITIONS:
@@ -166,12 +149,9 @@ class Workbench:
         return _DEFINITIONS[name]
 
     def write(self, key: str, rows: Rows | int = 3, version: str = "v1") -> None:
-        write_partition(
-            self.catalog,
-            key,
-            numbered_rows(key, rows) if isinstance(rows, int) else rows,
-            version=version,
-        )
+        if isinstance(rows, int):
+            rows = numbered_rows(key, rows)
+        write_partition(self.catalog, key, rows, version=version)
 
     def fill(self, keys: Iterable[str], rows: int = 3) -> None:
         for key in keys:
@@ -224,41 +204,36 @@ class Workbench:
 
     def refresh(self, **options: Any) -> Ran:
         """Launch `catalog_refresh`."""
-        return self.run("catalog_refresh", {"ops": {"refresh": {"config": options}}})
+        return self.run("catalog_refresh", config_of(NAMES.refresh_op, options))
 
     def embed_keys(self, tags: Mapping[str, str] | None = None, **options: Any) -> Ran:
         """Launch `embed_partitions` from its launchpad: no partition is chosen, the config names
         them."""
-        return self.run("embed_partitions", {"ops": {"embeddings": {"config": options}}}, tags)
+        return self.run("embed_partitions", config_of(NAMES.embeddings_op, options), tags)
 
     def embed(self, first: str, last: str, *, backfill: str | None = None, **options: Any) -> Ran:
         """Launch a range of partitions of the asset, like the UI."""
-        tags = {
-            "dagster/asset_partition_range_start": first,
-            "dagster/asset_partition_range_end": last,
-        }
+        tags = range_tags(first, last)
         if backfill:
             tags["dagster/backfill"] = backfill
-        return self.materialize(
-            {"ops": {"embeddings": {"config": options}}} if options else {}, tags
-        )
+        config = config_of(NAMES.embeddings_op, options) if options else {}
+        return self.materialize(config, tags)
 
     def tick(self, sensor: str = NAMES.sensor, cursor: str | None = None) -> Tick:
         definitions = self.definitions
         repository = definitions.get_repository_def()
         return evaluate(self.instance, repository, definitions.resources, sensor, cursor)
 
-    def scheduled(self, name: str = NAMES.schedule) -> list[dg.RunRequest] | str:
-        schedule = self.definitions.get_repository_def().get_schedule_def(name)
+    def scheduled(self) -> Tick:
+        """A tick of the nightly schedule."""
+        schedule = self.definitions.get_repository_def().get_schedule_def(NAMES.schedule)
         with dg.build_schedule_context(
             self.instance, resources=self.definitions.resources
         ) as context:
-            ticked = schedule.evaluate_tick(context)
-        return list(ticked.run_requests or []) or ticked.skip_message or ""
+            return tick_of(schedule.evaluate_tick(context))
 
     def nightly(self) -> Ran:
-        [request] = self.scheduled()
-        assert isinstance(request, dg.RunRequest)
+        [request] = self.scheduled().run_requests
         return self.run(NAMES.refresh_job, request.run_config, request.tags)
 
     def later(self, **time: float) -> Tick:
@@ -303,10 +278,9 @@ def execute(
     tags: Mapping[str, str] | None = None,
     **how: Any,
 ) -> Ran:
-    quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
     result = job.execute_in_process(
         instance=instance,
-        run_config={**(config or {}), **quiet},
+        run_config={**(config or {}), **QUIET},
         tags=dict(tags or {}),
         raise_on_error=False,
         **how,
@@ -330,7 +304,11 @@ def evaluate(
         instance, cursor, repository_def=repository, resources=resources
     ) as context:
         found = repository.get_sensor_def(sensor).evaluate_tick(context)
-    return Tick(list(found.run_requests or []), found.skip_message or "", found.cursor)
+        return replace(tick_of(found), cursor=found.cursor)
+
+
+def tick_of(found: Any) -> Tick:
+    return Tick(list(found.run_requests or []), found.skip_message or "")
 
 
 def stale_status(bench: Workbench, key: str, asset: dg.AssetKey = NAMES.embeddings) -> str:
@@ -350,20 +328,41 @@ def shown(bench: Workbench) -> tuple[set[str], set[str]]:
     """Return the partitions that the UI shows as materialized, and as failed."""
     keys = bench.instance.get_dynamic_partitions(NAMES.partitions_name)
     found = bench.instance.get_status_by_partition(NAMES.embeddings, keys, NAMES.partitions)
-    statuses = {key: status.value for key, status in (found or {}).items() if status}
-    done = {key for key, status in statuses.items() if status == "MATERIALIZED"}
-    failed = {key for key, status in statuses.items() if status == "FAILED"}
-    return done, failed
+    by_status = defaultdict[str, set[str]](set)
+    for key, status in (found or {}).items():
+        if status:
+            by_status[status.value].add(key)
+    return by_status["MATERIALIZED"], by_status["FAILED"]
 
 
-def values_of(event: dg.AssetMaterialization | dg.AssetObservation) -> dict[str, Any]:
+def values_of(
+    event: dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation,
+) -> dict[str, Any]:
     return {name: value.value for name, value in event.metadata.items()}
 
 
-def requested(found: Tick) -> list[list[str]]:
-    return [
-        request.run_config["ops"]["embeddings"]["config"]["keys"] for request in found.run_requests
-    ]
+def numbered_keys(count: int) -> list[str]:
+    return [f"p{number:02}" for number in range(count)]
+
+
+def data_version(event: dg.AssetMaterialization) -> str:
+    return (event.tags or {})["dagster/data_version"]
+
+
+def range_tags(first: str, last: str) -> dict[str, str]:
+    """The tags of a run whose partitions were chosen in the UI."""
+    return {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
+
+
+def options_of(request: dg.RunRequest) -> dict[str, Any]:
+    """The config of the only op of a requested run."""
+    [op] = request.run_config["ops"].values()
+    return op["config"]
+
+
+def requested(found: Tick) -> list[Any]:
+    """The partition keys that each requested run names, None for all."""
+    return [options_of(request)["keys"] for request in found.run_requests]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -23,7 +23,7 @@ from surge_dagster.definitions import embedding_catalog
 from surge_dagster.orchestration.launch import job_of
 from surge_dagster.orchestration.names import CatalogNames
 from tests.dagster import private_dagster
-from tests.dagster.conftest import NAMES, Workbench, evaluate, execute
+from tests.dagster.conftest import NAMES, Workbench, evaluate, execute, numbered_keys
 
 SECRET = "hunter2"
 SHOP = CatalogNames("shop")
@@ -132,7 +132,7 @@ def test_failed_run_is_posted_once_with_its_partitions(
     bench: Workbench, listener: Listener, ticks: Ticks
 ) -> None:
     bench.write("good")
-    bad = [f"bad{number:02}" for number in range(25)]
+    bad = numbered_keys(25)
     for key in bad:
         bench.write(key, [("x", None)])
 
@@ -188,10 +188,9 @@ def test_failed_run_of_any_job_is_posted_once_for_its_own_catalog(
     for each in ticks * 4:
         each.look()
 
-    posted = {alert["run_id"]: alert["catalog"] for alert in listener.alerts()}
+    posted = [(alert["run_id"], alert["catalog"]) for alert in listener.alerts()]
 
-    assert posted == {check: "shop", ours: "shop", theirs: "docs"}
-    assert len(listener.alerts()) == 3
+    assert sorted(posted) == sorted([(check, "shop"), (ours, "shop"), (theirs, "docs")])
 
 
 def test_failed_run_that_dagster_launches_again_is_not_posted(
@@ -316,10 +315,6 @@ def test_failing_ticks_of_another_code_location_are_not_posted(
     assert listener.posted == []
 
 
-def test_without_a_webhook_there_is_no_sensor(bench: Workbench) -> None:
-    assert not bench.definitions.get_repository_def().has_sensor_def(NAMES.alerts)
-
-
 @pytest.mark.parametrize("wrong", ["nobody", "error", "redirection", "silence"])
 def test_error_of_a_failed_delivery_does_not_contain_the_url(
     listener: Listener, monkeypatch: pytest.MonkeyPatch, wrong: str
@@ -334,7 +329,8 @@ def test_error_of_a_failed_delivery_does_not_contain_the_url(
 
     assert problem.startswith("the webhook ")
     assert SECRET not in problem
-    assert all(path == f"/{SECRET}" for path, _ in listener.posted), "redirections are not followed"
+    for path, _ in listener.posted:
+        assert path == f"/{SECRET}", "redirections are not followed"
 
 
 def test_slack_gets_the_failed_partitions_through_its_own_package(

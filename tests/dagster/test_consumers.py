@@ -18,6 +18,7 @@ from surge_dagster.engine.output.current_space import read_current, write_curren
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.heartbeats import HEARTBEAT_TAG
+from surge_dagster.orchestration.launch import config_of
 from tests.dagster.conftest import NAMES, Ran, Workbench, values_of
 from tests.small_catalogs import write_partition
 
@@ -63,7 +64,7 @@ def test_comparison_of_all_vectors_is_requested_in_the_run_config(
 
     assert bench.refresh().success
 
-    config = {"ops": {"lancedb": {"config": {"compare_everything": True}}}}
+    config = config_of("lancedb", {"compare_everything": True})
 
     check = bench.run(NAMES.hand_over_job, config).checks()[CHECK]
 

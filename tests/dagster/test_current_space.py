@@ -11,8 +11,9 @@ from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.current_space import CurrentSpace, read_current, write_current
 from surge_dagster.engine.output.spaces import find_space
 from surge_dagster.engine.store import open_store
+from surge_dagster.orchestration.launch import config_of
 from tests.dagster import private_dagster
-from tests.dagster.conftest import NAMES, Ran, Workbench, values_of
+from tests.dagster.conftest import NAMES, Ran, Workbench, data_version, values_of
 from tests.spaces import KEYS, ROWS, Spaces
 
 INS = {"embeddings": dg.AssetIn(key=NAMES.embeddings, input_manager_key="embeddings_input")}
@@ -33,8 +34,7 @@ def switch(bench: Workbench, space: str | None = None) -> Ran:
         own = find_space(open_store(bench.output), EncodingSpec(bench.settings["model"]))
         assert own is not None
         space = own.name
-    config = {"ops": {NAMES.current_space_op: {"config": {"space": space}}}}
-    return bench.run(NAMES.switch_job, config)
+    return bench.run(NAMES.switch_job, config_of(NAMES.current_space_op, {"space": space}))
 
 
 def test_downstream_asset_reads_the_new_space_only_after_the_switch(
@@ -73,7 +73,7 @@ def test_event_of_a_switch_names_the_space_that_leads_back(bench: Workbench, mad
     assert metrics["space"] == second
     assert metrics["previous_space"] == first
     assert metrics["partitions"] == len(KEYS)
-    assert (event.tags or {})["dagster/data_version"] == second
+    assert data_version(event) == second
     assert switch(bench, metrics["previous_space"]).success
     assert read_current(made.store) == CurrentSpace(first, second, 3)
 

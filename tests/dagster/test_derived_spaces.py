@@ -6,7 +6,7 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from tests.dagster.conftest import NAMES, Ran, Workbench, stale_status
+from tests.dagster.conftest import NAMES, Ran, Workbench, options_of, range_tags, stale_status
 from tests.spaces import KEYS, Spaces
 
 INT8, SHORT = NAMES.derived("int8"), NAMES.derived("float32_8")
@@ -58,7 +58,7 @@ def test_job_derives_what_is_stale_and_reports_each_file(bench: Workbench, made:
 
 
 def test_run_of_a_backfill_reports_fresh_partitions_too(bench: Workbench, made: Spaces) -> None:
-    tags = {"dagster/asset_partition_range_start": "a", "dagster/asset_partition_range_end": "b"}
+    tags = range_tags("a", "b")
 
     assert list(bench.materialize({}, tags, INT8).materialized(INT8)) == ["a", "b"]
     assert not bench.materialize({}, tags, INT8).materialized(INT8)
@@ -81,11 +81,8 @@ def test_derived_spaces_follow_runs_with_a_refused_partition(bench: Workbench) -
     assert lag(ran, INT8) == (True, "2 of 2 partitions up to date")
 
     bench.write("b", 3, version="v2")
-    both = {"dagster/asset_partition_range_start": "a", "dagster/asset_partition_range_end": "bad"}
-
-    assert not bench.materialize({}, both, NAMES.embeddings, INT8).materialized(INT8), (
-        "the check of embeddings blocks"
-    )
+    both = bench.materialize({}, range_tags("a", "bad"), NAMES.embeddings, INT8)
+    assert not both.materialized(INT8), "the check of embeddings blocks"
 
     [ran] = follow(bench)
     assert list(ran.materialized(INT8)) == ["b"]
@@ -144,11 +141,5 @@ def test_run_of_the_sensor_deletes_what_was_removed_if_that_is_set(
 ) -> None:
     bench.settings["removed_partitions"] = removed
     [request] = bench.tick(NAMES.hand_over_sensor).run_requests
-    config = {"delete_removed": removed == "delete"}
 
-    assert request.run_config == {"ops": {NAMES.derive_all_op: {"config": config}}}
-
-
-def test_without_the_setting_there_is_neither_asset_nor_job(bench: Workbench) -> None:
-    assert INT8 not in bench.definitions.resolve_asset_graph().get_all_asset_keys()
-    assert NAMES.derive_job not in {job.name for job in bench.definitions.resolve_all_job_defs()}
+    assert options_of(request) == {"delete_removed": removed == "delete"}

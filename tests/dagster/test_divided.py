@@ -6,14 +6,14 @@ The tests with processes of their own take their seconds for starting them.
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import chain
 
 import dagster as dg
 import pytest
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.orchestration import divided
-from tests.dagster.conftest import NAMES, Workbench, requested
+from tests.dagster.conftest import NAMES, Tick, Workbench, options_of, requested
 
 
 @pytest.fixture
@@ -34,45 +34,29 @@ def test_requested_runs_have_the_tags_of_the_settings(bench: Workbench, small_pi
     bench.fill("ab")
     for keys, count in (("ab", 1), ("cd", 2)):
         bench.fill(keys)
-        for requests in (bench.tick().run_requests, bench.scheduled()):
-            assert not isinstance(requests, str)
-            assert [each.tags["queue"] for each in requests] == ["night"] * count
-            assert [each.tags["dagster/priority"] for each in requests] == ["7"] * count
+        for found in (bench.tick(), bench.scheduled()):
+            assert len(found.run_requests) == count
+            for request in found.run_requests:
+                assert request.tags["queue"] == "night"
+                assert request.tags["dagster/priority"] == "7"
 
 
 def test_new_space_begun_by_one_partition_is_then_divided(
     bench: Workbench, small_pieces: None
 ) -> None:
     bench.fill("abcde")
-    named = {"ops": {"embeddings": {"config": {"keys": ["c"]}}}}
 
-    assert bench.run("embed_partitions", named).success
+    assert bench.embed_keys(keys=["c"]).success
 
     bench.settings |= {"max_runs": 2, "model": "hash://8"}
     with pytest.raises(ConfigError, match="launch catalog_refresh by hand once"):
         bench.tick()
 
-    assert bench.run("embed_partitions", named).success
+    assert bench.embed_keys(keys=["c"]).success
 
-    found = bench.tick()
-    assert requested(found) == [["a", "b"], ["d", "e"]] == nightly(bench)
-
-
-def options_of(request: dg.RunRequest) -> dict[str, Any]:
-    """The config of the op of a requested run of the whole catalog."""
-    return request.run_config["ops"]["refresh"]["config"]
-
-
-def named(request: dg.RunRequest) -> list[str] | None:
-    """The partition keys that a requested run of the whole catalog names, None for all."""
-    return options_of(request)["keys"]
-
-
-def nightly(bench: Workbench) -> list[list[str] | None] | str:
-    """The partition keys that each run of the nightly schedule names, None for all; or why it
-    requests none."""
-    requests = bench.scheduled()
-    return requests if isinstance(requests, str) else list(map(named, requests))
+    pieces = [["a", "b"], ["d", "e"]]
+    assert requested(bench.tick()) == pieces
+    assert requested(bench.scheduled()) == pieces
 
 
 def test_first_run_of_a_divided_refresh_reports_removed_partitions(
@@ -80,21 +64,24 @@ def test_first_run_of_a_divided_refresh_reports_removed_partitions(
 ) -> None:
     bench.settings["max_runs"] = 2
 
-    assert nightly(bench) == [None], "without a catalog one run fails, which is alerted"
+    assert requested(bench.scheduled()) == [None], (
+        "without a catalog one run fails, which is alerted"
+    )
 
     bench.fill("abcd")
 
-    requests = bench.scheduled()
+    found = bench.scheduled()
 
-    assert nightly(bench) == [["a", "b"], ["c", "d"]]
-    assert not isinstance(requests, str)
+    assert requested(found) == [["a", "b"], ["c", "d"]]
 
-    assert [options_of(each)["removed_partitions"] for each in requests] == ["report", "leave"]
+    first, second = map(options_of, found.run_requests)
+    assert first["removed_partitions"] == "report"
+    assert second["removed_partitions"] == "leave"
     assert bench.refresh().success
-    assert nightly(bench) == [None], "one run that finds nothing to do"
+    assert requested(bench.scheduled()) == [None], "one run that finds nothing to do"
 
     bench.instance.wipe_assets([NAMES.embeddings])
-    assert nightly(bench) == [["a", "b"], ["c", "d"]], "to be adopted"
+    assert requested(bench.scheduled()) == [["a", "b"], ["c", "d"]], "to be adopted"
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -109,13 +96,13 @@ def test_nightly_refresh_requests_no_partition_that_an_active_run_holds(
 
     bench.pretend(found, dg.DagsterRunStatus.QUEUED)
 
-    assert nightly(bench) == [["a", "b"]]
+    assert requested(bench.scheduled()) == [["a", "b"]]
 
     found.run_requests[:] = [first]
 
     bench.pretend(found, dg.DagsterRunStatus.STARTED)
 
-    assert "held by active runs" in str(nightly(bench))
+    assert "held by active runs" in bench.scheduled().skip_message
 
 
 def test_nightly_tick_that_is_evaluated_again_launches_only_the_rest(
@@ -125,28 +112,26 @@ def test_nightly_tick_that_is_evaluated_again_launches_only_the_rest(
     bench.settings["max_runs"] = 3
     bench.fill("abcdefgh")
 
-    requests = requests_of(bench)
+    found = bench.scheduled()
 
-    assert [each.run_key for each in requests_of(bench)] == [each.run_key for each in requests]
+    assert run_keys(bench.scheduled()) == run_keys(found)
 
-    config = requests[0].run_config
+    launched = found.run_requests[0]
+    config = launched.run_config
     bench.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.QUEUED, run_config=config)
 
-    again = requests_of(bench)
+    again = bench.scheduled()
 
-    rest = set("abcdefgh") - set(named(requests[0]) or ())
-
-    assert [key for each in again for key in named(each) or ()] == sorted(rest)
-
-    used = [requests[0].run_key, *(each.run_key for each in again)]
-    assert all(used)
-    assert len(set(used)) == len(used)
+    pieces = [options_of(launched)["keys"], *requested(again)]
+    assert sorted(chain.from_iterable(pieces)) == list("abcdefgh")
+    assert launched.run_key not in run_keys(again)
 
 
-def requests_of(bench: Workbench) -> list[dg.RunRequest]:
-    requests = bench.scheduled()
-    assert not isinstance(requests, str), requests
-    return requests
+def run_keys(found: Tick) -> list[str]:
+    keys = [request.run_key or "" for request in found.run_requests]
+    assert all(keys)
+    assert len(set(keys)) == len(keys)
+    return keys
 
 
 @pytest.mark.parametrize(

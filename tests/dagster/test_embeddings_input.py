@@ -14,7 +14,7 @@ from surge_dagster import Embeddings
 from surge_dagster.assets.embeddings_input import EmbeddingsInput
 from surge_dagster.engine.output.current_space import write_current
 from surge_dagster.resources import OutputStore
-from tests.dagster.conftest import NAMES, Ran, Workbench, execute
+from tests.dagster.conftest import NAMES, Ran, Workbench, execute, range_tags
 from tests.spaces import Spaces
 
 INS = {"embeddings": dg.AssetIn(key=NAMES.embeddings, input_manager_key="embeddings_input")}
@@ -70,10 +70,6 @@ class Downstream:
         return execute(self._bench.instance, definitions.resolve_job_def("downstream"), tags=tags)
 
 
-def span(first: str, last: str) -> dict[str, str]:
-    return {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
-
-
 @pytest.fixture
 def embedded(bench: Workbench) -> Workbench:
     """Three partitions of two rows, embedded; one has a key that Dagster does not take as it is."""
@@ -114,7 +110,7 @@ def test_an_asset_with_the_catalogs_partitions_gets_those_of_its_run(embedded: W
     registered = embedded.instance.get_dynamic_partitions("catalog")
 
     assert downstream.run({"dagster/partition": "b%2C 50%25"}).success
-    assert downstream.run(span(registered[0], registered[1])).success
+    assert downstream.run(range_tags(*registered[:2])).success
     assert downstream.given[0] == [("b, 50%", "id-0"), ("b, 50%", "id-1")]
     assert len(downstream.given[1]) == 4
     assert len({partition for partition, _ in downstream.given[1]}) == 2

@@ -14,7 +14,8 @@ import pytest
 from surge_dagster import EncoderPool, EncoderResource
 from surge_dagster.engine.encoder.worker.backends import hash_vectors
 from surge_dagster.engine.errors import ConfigError
-from tests.dagster.conftest import NAMES, Workbench, execute, values_of
+from surge_dagster.orchestration.launch import config_of
+from tests.dagster.conftest import NAMES, Workbench, execute, range_tags, values_of
 from tests.pages import code_blocks
 
 PAGE = Path(__file__).parents[2] / "docs" / "use.md"
@@ -211,13 +212,12 @@ class TestRuns:
         starts = count_starts(monkeypatch)
         assets = Assets()
         definitions = dg.Definitions.merge(bench.definitions, dg.Definitions(assets=assets.both))
-        span = "dagster/asset_partition_range_"
 
         ran = execute(
             bench.instance,
             definitions.resolve_implicit_global_asset_job_def(),
-            {"ops": {"embeddings": {"config": {"force": True}}}},
-            {f"{span}start": "a", f"{span}end": "b"},
+            config_of(NAMES.embeddings_op, {"force": True}),
+            range_tags("a", "b"),
             asset_selection=[NAMES.embeddings, *(asset.key for asset in assets.both)],
         )
 

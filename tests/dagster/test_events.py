@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import shutil
 import string
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,16 @@ from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
 from surge_dagster.orchestration.dagster_internals import Event
 from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.partition_keys import MOST_BYTES, with_short_keys
-from tests.dagster.conftest import NAMES, Workbench, run_op, shown, stale_status, values_of
+from tests.dagster.conftest import (
+    NAMES,
+    Workbench,
+    numbered_keys,
+    range_tags,
+    run_op,
+    shown,
+    stale_status,
+    values_of,
+)
 from tests.small_catalogs import assert_embedded, numbered_rows, partition_folder
 
 MATERIALIZATION, OBSERVATION = (
@@ -54,10 +64,10 @@ def assert_complete_record(bench: Workbench, keys: Sequence[str]) -> None:
 
 
 def test_a_run_leaves_a_complete_record_on_every_storage(recorded: Workbench) -> None:
-    keys = [f"p{number}" for number in range(12)]
+    keys = numbered_keys(12)
     recorded.fill(keys, 10)
     # in several SuperBatches, and put together while others are published
-    recorded.write("p2", 400)
+    recorded.write("p02", 400)
     recorded.settings |= {"b_min": 30, "b_max": 50}
 
     assert recorded.refresh().success
@@ -94,16 +104,17 @@ def events_of_every_kind() -> list[Event]:
 def as_read(bench: Workbench, run_id: str) -> dict[str, Any]:
     """Return what Dagster reads of a run's events in the ways in which its pages ask."""
     instance = bench.instance
-    logged = [entry.dagster_event for entry in instance.all_logs(run_id) if entry.dagster_event]
-    read: dict[str, Any] = {}
+    read = defaultdict[str, Any](list)
+    for entry in instance.all_logs(run_id):
+        if entry.dagster_event and entry.dagster_event.asset_key:
+            read[f"{entry.dagster_event.asset_key} log"].append(timeless(entry.dagster_event))
     for asset in (NAMES.source_partitions, NAMES.superbatches, NAMES.embeddings):
-        records = [
+        for record in (
             *instance.fetch_materializations(asset, limit=100).records,
             *instance.fetch_observations(asset, limit=100).records,
-        ]
-        entries = [record for record in records if record.run_id == run_id]
-        read[f"{asset} log"] = [timeless(event) for event in logged if event.asset_key == asset]
-        read[f"{asset} events"] = [timeless(record.event_log_entry) for record in entries]
+        ):
+            if record.run_id == run_id:
+                read[f"{asset} events"].append(timeless(record.event_log_entry))
         read[f"{asset} partitions"] = instance.get_materialized_partitions(asset)
         for kind in (MATERIALIZATION, OBSERVATION):
             storage = instance.event_log_storage
@@ -156,7 +167,7 @@ def test_postgres_has_room_for_the_longest_key_and_version(postgres_bench: Workb
     instance = postgres_bench.instance
     instance.add_dynamic_partitions(NAMES.partitions_name, [key])
     report_events(instance, None, events)
-    tags = {"dagster/partition": key, "dagster/asset_partition_range_start": key}
+    tags = {"dagster/partition": key, **range_tags(key, key)}
 
     postgres_bench.pretend_run("embed_partitions", dg.DagsterRunStatus.FAILURE, tags=tags)
 
@@ -289,7 +300,7 @@ def shown_entries(bench: Workbench) -> dict[str, dict[str, Any]]:
 
 def test_events_of_a_batch_have_times_of_their_own(bench: Workbench) -> None:
     """The page of events shows only one of several events of the same millisecond."""
-    bench.fill([f"p{number:02}" for number in range(60)])
+    bench.fill(numbered_keys(60))
 
     bench.refresh()
 

@@ -7,6 +7,7 @@ few seconds to start, and the daemons poll.
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +16,14 @@ import psutil
 import pytest
 
 from tests.dagster.camera import camera_on
+from tests.dagster.conftest import numbered_keys
 from tests.dagster.dev_server import DevServer, dev_server, eventually
 from tests.small_catalogs import numbered_rows, write_partition
 
 pytestmark = pytest.mark.processes
 
 ROWS = 20
+KEYS = numbered_keys(12)
 PLOTTED = ("texts_per_second", "duty_cycle", "overlap_ratio", "upload_seconds")
 
 
@@ -33,8 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path, cache_folder: Path) -> Iterator[DevServer]:
     """A server with a catalog of twelve partitions; the seventh blocks its run until the gate is
     open."""
-    for number in range(12):
-        write(folder, f"p{number:02}")
+    for key in KEYS:
+        write(folder, key)
     write_partition(
         folder / "catalog",
         "p06",
@@ -71,24 +74,6 @@ def write(folder: Path, key: str, rows: int = ROWS, version: str = "v1") -> None
     write_partition(folder / "catalog", key, numbered_rows(key, rows), version=version)
 
 
-def test_lineage_of_the_assets_is_shown(server: DevServer) -> None:
-    query = "{ assetNodes { assetKey { path } dependencyKeys { path } isExecutable } }"
-    nodes = {node["assetKey"]["path"][0]: node for node in server.ask(query)["assetNodes"]}
-
-    lineage = {
-        name: {key["path"][0] for key in node["dependencyKeys"]} for name, node in nodes.items()
-    }
-
-    assert lineage == {
-        "source_partitions": set(),
-        "superbatches": {"source_partitions"},
-        "embeddings": {"source_partitions", "superbatches"},
-        "next_space": {"source_partitions", "superbatches"},
-        "current_space": {"embeddings", "next_space"},
-    }
-    assert [name for name, node in nodes.items() if node["isExecutable"]] == ["embeddings"]
-
-
 @pytest.mark.timeout(120)
 def test_sensor_starts_a_run_whose_partitions_appear_one_by_one(
     server: DevServer, folder: Path
@@ -104,14 +89,14 @@ def test_sensor_starts_a_run_whose_partitions_appear_one_by_one(
     seen = eventually("the first partitions", lambda: server.partitions()["materialized"])
 
     assert server.status(run_id) == "STARTED"
-    assert set(seen) <= {f"p{number:02}" for number in range(6)}, "the seventh is still held up"
+    assert set(KEYS[:6]).issuperset(seen), "the seventh is still held up"
 
     (folder / "gate").touch()
     assert server.finished(run_id) == "SUCCESS"
 
     server.stop_sensor()
     assert len(server.runs()) == 1
-    assert server.partitions()["materialized"] == [f"p{number:02}" for number in range(12)]
+    assert server.partitions()["materialized"] == KEYS
     assert server.checked() == {"runId": run_id, "status": "SUCCEEDED"}
 
 
@@ -211,8 +196,6 @@ def test_backfill_is_one_run_that_encodes_what_is_missing(server: DevServer, fol
 def test_server_that_a_script_starts_heeds_sigint_and_sigterm(server: DevServer) -> None:
     [dev] = [process for process in server.processes() if "dev" in process.cmdline()]
     status = Path(f"/proc/{dev.pid}/status").read_text()
-    [ignored] = [
-        int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigIgn")
-    ]
+    [ignored] = re.findall(r"^SigIgn:\s+(\w+)$", status, re.MULTILINE)
 
-    assert not ignored & (1 << signal.SIGINT - 1 | 1 << signal.SIGTERM - 1)
+    assert not int(ignored, 16) & (1 << signal.SIGINT - 1 | 1 << signal.SIGTERM - 1)

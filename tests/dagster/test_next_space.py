@@ -13,7 +13,16 @@ from surge_dagster.engine.output.current_space import read_current, write_curren
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.records import read_catalogued
-from tests.dagster.conftest import NAMES, Ran, Workbench, execute, requested, shown, stale_status
+from tests.dagster.conftest import (
+    NAMES,
+    Ran,
+    Workbench,
+    data_version,
+    execute,
+    requested,
+    shown,
+    stale_status,
+)
 from tests.dagster.test_current_space import switch
 
 INS = {"embeddings": dg.AssetIn(key=NAMES.embeddings, input_manager_key="embeddings_input")}
@@ -31,10 +40,7 @@ def began(bench: Workbench) -> Workbench:
 
 
 def versions(ran: Ran, asset: dg.AssetKey = NAMES.embeddings) -> dict[str | None, str]:
-    return {
-        key: (event.tags or {})["dagster/data_version"]
-        for key, event in ran.materialized(asset).items()
-    }
+    return {key: data_version(event) for key, event in ran.materialized(asset).items()}
 
 
 def last_versions(bench: Workbench, asset: dg.AssetKey) -> dict[str, str]:
@@ -95,8 +101,7 @@ def test_switch_back_reports_the_files_of_the_first_space_again(bench: Workbench
     assert bench.refresh().success
     assert switch(bench).success
 
-    back = {"ops": {NAMES.current_space_op: {"config": {"space": space}}}}
-    assert versions(bench.run(NAMES.switch_job, back)) == first
+    assert versions(switch(bench, space)) == first
 
 
 def test_run_after_a_switch_elsewhere_reports_the_files_of_the_space(began: Workbench) -> None:

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from tests.dagster.conftest import Workbench, shown
+from tests.dagster.conftest import Workbench, numbered_keys, shown
 from tests.small_catalogs import partition_folder
 
 
@@ -52,7 +52,7 @@ def test_partition_that_was_repaired_is_embedded_by_the_next_night(second_night:
 
 
 def test_events_of_a_nightly_run_follow_its_work_and_not_the_catalog(bench: Workbench) -> None:
-    bench.fill([f"p{number:02}" for number in range(60)], 1)
+    bench.fill(numbered_keys(60), 1)
 
     assert bench.nightly().success
 

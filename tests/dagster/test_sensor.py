@@ -12,7 +12,8 @@ from surge_dagster.config.settings import load_settings
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, StoreUnavailable
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from tests.dagster.conftest import NAMES, Workbench, requested
+from surge_dagster.orchestration.launch import config_of
+from tests.dagster.conftest import NAMES, Workbench, range_tags, requested
 
 
 def test_new_partitions_are_registered_reported_and_embedded_in_one_run(bench: Workbench) -> None:
@@ -57,19 +58,15 @@ def test_message_of_a_tick_counts_each_partition_once(bench: Workbench) -> None:
     }
 
 
-RANGE = {"dagster/asset_partition_range_start": "a", "dagster/asset_partition_range_end": "b"}
-
-
-def naming(*keys: str) -> dict[str, Any]:
-    return {"ops": {"embeddings": {"config": {"keys": list(keys)}}}}
+NAMED = config_of(NAMES.embeddings_op, {"keys": ["b", "c%2C d"]})
 
 
 @pytest.mark.parametrize(
     ("job", "how", "free"),
     [
-        ("embed_partitions", {"run_config": naming("b", "c%2C d")}, ["a"]),
+        ("embed_partitions", {"run_config": NAMED}, ["a"]),
         ("embed_partitions", {"tags": {"dagster/partition": "b"}}, ["a", "c%2C d"]),
-        ("embed_partitions", {"tags": RANGE}, ["c%2C d"]),
+        ("embed_partitions", {"tags": range_tags("a", "b")}, ["c%2C d"]),
         ("catalog_refresh", {}, []),
     ],
     ids=["keys of the config", "partition of the UI", "range of the UI", "everything"],
@@ -160,7 +157,6 @@ def test_the_next_run_adopts_files_that_dagster_does_not_know(
     [ran] = bench.launch(found)
     assert ran.success
     assert ran.metrics()["texts_encoded"] == 0
-    assert all(event.metadata["action"].value == "fresh" for event in ran.materialized().values())
     assert bench.instance.get_materialized_partitions(NAMES.embeddings) == {"a", "b"}
     assert requested(bench.tick()) == []
 

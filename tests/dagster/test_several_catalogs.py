@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from surge_dagster import embedding_catalog
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.orchestration.names import CatalogNames
-from tests.dagster.conftest import Ran, Tick, Workbench, evaluate, execute
+from tests.dagster.conftest import NAMES, Ran, Tick, Workbench, evaluate, execute, options_of
 from tests.small_catalogs import numbered_rows, write_partition
 
 SHOP, DOCS = CatalogNames("shop"), CatalogNames("docs")
@@ -20,42 +22,40 @@ def everything_named(definitions: dg.Definitions) -> dict[str, set[str]]:
     """The names of all definitions in a code location."""
     repository = definitions.get_repository_def()
     graph = repository.asset_graph
-    partitions = [graph.get(key).partitions_def for key in graph.get_all_asset_keys()]
-    jobs = [job for job in repository.get_all_jobs() if not job.name.startswith("__")]
-    return {
-        "assets": {key.to_user_string() for key in graph.get_all_asset_keys()},
-        "groups": {graph.get(key).group_name or "" for key in graph.get_all_asset_keys()},
-        "checks": {key.to_user_string() for key in graph.asset_check_keys},
-        "partitions": {
-            part.name or ""
-            for part in partitions
-            if isinstance(part, dg.DynamicPartitionsDefinition)
-        },
-        "jobs": {job.name for job in jobs},
-        "ops": {node.name for job in jobs for node in job.nodes},
-        "automation": {sensor.name for sensor in repository.sensor_defs}
-        | {s.name for s in repository.schedule_defs},
-        "resources": set(definitions.resources or {}),
-    }
+    found = defaultdict[str, set[str]](set)
+    for key in graph.get_all_asset_keys():
+        node: Any = graph.get(key)
+        found["assets"].add(key.to_user_string())
+        found["groups"].add(node.group_name)
+        if node.partitions_def is not None:
+            found["partitions"].add(node.partitions_def.name)
+    for job in repository.get_all_jobs():
+        if not job.name.startswith("__"):
+            found["jobs"].add(job.name)
+            found["ops"].update(node.name for node in job.nodes)
+    for automation in (*repository.sensor_defs, *repository.schedule_defs):
+        found["automation"].add(automation.name)
+    found["checks"].update(map(dg.AssetCheckKey.to_user_string, graph.asset_check_keys))
+    found["resources"].update(definitions.resources or ())
+    return found
+
+
+def count_names(definitions: dg.Definitions) -> Counter[str]:
+    """How many names of each kind a code location has."""
+    return Counter({kind: len(names) for kind, names in everything_named(definitions).items()})
 
 
 @pytest.fixture
 def both(bench: Workbench) -> dg.Definitions:
     """Two catalogs with the same partition keys and other models."""
-    for name in ("shop", "docs"):
+    made: list[dg.Definitions] = []
+    for name, model in (("shop", "hash://16"), ("docs", "hash://24")):
+        source = bench.root / name
         for key in "ab":
-            write_partition(bench.root / name, key, numbered_rows(f"{name}-{key}", 3))
-    return dg.Definitions.merge(
-        *(
-            embedding_catalog(
-                name=name,
-                source=str(bench.root / name),
-                output=str(out_of(bench, name)),
-                model=model,
-            )
-            for name, model in (("shop", "hash://16"), ("docs", "hash://24"))
-        )
-    )
+            write_partition(source, key, numbered_rows(f"{name}-{key}", 3))
+        output = str(out_of(bench, name))
+        made.append(embedding_catalog(name=name, source=str(source), output=output, model=model))
+    return dg.Definitions.merge(*made)
 
 
 def out_of(bench: Workbench, name: str) -> Path:
@@ -101,17 +101,24 @@ def test_catalog_without_a_name_has_plain_names(bench: Workbench) -> None:
 
 def test_names_of_two_catalogs_never_collide() -> None:
     """One catalog's name is a part of the plain names; a prefix could produce a plain name."""
-    single = [
-        everything_named(embedding_catalog(source="c", output="o", name=name))
-        for name in (None, "a", "catalog")
-    ]
-    merged = everything_named(
-        dg.Definitions.merge(
-            *(embedding_catalog(source="c", output="o", name=n) for n in (None, "a", "catalog"))
-        )
-    )
-    for kind, names in merged.items():
-        assert len(names) == sum(len(one[kind]) for one in single), kind
+    names = (None, "a", "catalog")
+    catalogs = [embedding_catalog(source="c", output="o", name=name) for name in names]
+
+    merged = dg.Definitions.merge(*catalogs)
+
+    assert count_names(merged) == sum(map(count_names, catalogs), Counter())
+
+
+def test_lineage_leads_from_the_source_to_the_space_of_readers() -> None:
+    graph = embedding_catalog(source="c", output="o").get_repository_def().asset_graph
+
+    read = {NAMES.source_partitions, NAMES.superbatches}
+    written = {NAMES.embeddings, NAMES.next_space}
+    assert graph.get(NAMES.superbatches).parent_keys == {NAMES.source_partitions}
+    assert graph.get(NAMES.embeddings).parent_keys == read
+    assert graph.get(NAMES.next_space).parent_keys == read
+    assert graph.get(NAMES.current_space).parent_keys == written
+    assert graph.executable_asset_keys == {NAMES.embeddings}
 
 
 def test_assets_have_the_owners_of_the_settings() -> None:
@@ -121,7 +128,8 @@ def test_assets_have_the_owners_of_the_settings() -> None:
 
     graph = shop.get_repository_def().asset_graph
 
-    assert {tuple(graph.get(key).owners) for key in graph.get_all_asset_keys()} == {tuple(owners)}
+    for key in graph.get_all_asset_keys():
+        assert graph.get(key).owners == owners
 
 
 def test_description_of_an_asset_names_its_jobs_and_automation() -> None:
@@ -135,7 +143,8 @@ def test_description_of_an_asset_names_its_jobs_and_automation() -> None:
     }
     for asset, names in automation.items():
         description = graph.get(asset).description or ""
-        assert [name for name in names if f"`{name}`" not in description] == []
+        for name in names:
+            assert f"`{name}`" in description
 
 
 def test_each_catalog_is_embedded_with_its_own_model_and_output(
@@ -153,7 +162,7 @@ def test_each_catalog_is_embedded_with_its_own_model_and_output(
 
     events = ran.materialized(DOCS.embeddings)
 
-    assert [event.metadata["dimension"].value for event in events.values()] == [24, 24]
+    assert events["a"].metadata["dimension"].value == 24
     assert not ran.materialized(SHOP.embeddings)
 
 
@@ -162,11 +171,9 @@ def test_checks_of_a_catalog_are_those_of_its_own_assets(
 ) -> None:
     assert run(bench, both, DOCS.refresh_job).success
 
-    checks = run(bench, both, DOCS.check_job).checks()
-    assert all(check.passed for check in checks.values())
-
-    of_docs = {DOCS.source_partitions, DOCS.embeddings}
-    assert {check.asset_key for check in checks.values()} == of_docs
+    for check in run(bench, both, DOCS.check_job).evaluations():
+        assert check.passed
+        assert check.asset_key in (DOCS.source_partitions, DOCS.embeddings)
 
 
 def test_sensor_of_a_catalog_requests_only_its_own_partitions(
@@ -196,7 +203,7 @@ def test_sensor_leaves_out_partitions_that_a_job_of_the_user_is_embedding(
 
     for names, expected in ((SHOP, ["b"]), (DOCS, ["a", "b"])):
         [request] = look(bench, both, names).run_requests
-        assert request.run_config["ops"][names.embeddings_op]["config"]["keys"] == expected
+        assert options_of(request)["keys"] == expected
 
 
 @pytest.mark.parametrize("name", ["", "my shop", "1st", "a/b", "shöp"])

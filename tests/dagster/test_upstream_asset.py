@@ -18,10 +18,9 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.resources.upstream_asset import asset_key, asset_url
 from tests.dagster import private_dagster
-from tests.dagster.conftest import Ran, Tick, Workbench, evaluate
+from tests.dagster.conftest import QUIET, Ran, Tick, Workbench, evaluate, range_tags
 from tests.small_catalogs import Rows, assert_embedded, numbered_rows
 
-QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 PARTS, WHOLE = CatalogNames("parts"), CatalogNames("whole")
 CATALOG: dict[str, Rows] = {
     "a": numbered_rows("a", 5),
@@ -53,11 +52,9 @@ class Location:
         frame = pl.DataFrame(rows, schema=["category", "id", "text", "place"], orient="row")
         frame.sort("place", "category").write_parquet(self.root / "frames.parquet")
 
-    def run(self, job: str, config: Mapping[str, Any] | None = None, **how: Any) -> Ran:
+    def run(self, job: str, config: Mapping[str, Any] = {}, **how: Any) -> Ran:
         made = self._loaded.get_reconstructable_job(job)
-        with dg.execute_job(
-            made, self.instance, run_config={**(config or {}), **QUIET}, **how
-        ) as result:
+        with dg.execute_job(made, self.instance, run_config={**config, **QUIET}, **how) as result:
             return Ran(self.instance, result.run_id, result.success)
 
     def materialize(self, asset: str, keys: Sequence[str | None] = (None,)) -> None:
@@ -111,11 +108,9 @@ def test_partitions_of_an_asset_become_those_of_the_catalog(location: Location) 
 def test_a_backfill_of_embeddings_loads_the_asset_in_the_job_of_assets(location: Location) -> None:
     location.materialize("products", ["a", "b"])
     location.tick(PARTS)
-    tags = {"dagster/asset_partition_range_start": "a", "dagster/asset_partition_range_end": "b"}
+    tags = range_tags("a", "b") | {"dagster/backfill": "x"}
 
-    ran = location.run(
-        "__ASSET_JOB", asset_selection=[PARTS.embeddings], tags=tags | {"dagster/backfill": "x"}
-    )
+    ran = location.run("__ASSET_JOB", asset_selection=[PARTS.embeddings], tags=tags)
 
     assert ran.success
     assert ran.materialized(PARTS.embeddings).keys() == {"a", "b"}
@@ -197,7 +192,8 @@ def test_run_that_failed_to_list_the_asset_is_requested_again(
 
     again = location.tick(WHOLE)
 
-    assert [request.tags["surge/attempt"] for request in again.run_requests] == ["2"]
+    [request] = again.run_requests
+    assert request.tags["surge/attempt"] == "2"
 
     (location.root / "away").rename(values)
     assert location.launch(WHOLE, again).success
