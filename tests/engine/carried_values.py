@@ -49,9 +49,3 @@ VALUES: dict[str, Any] = {
     "struct": pa.array([{"a": NAN, "b": "x"}, {"a": NAN, "b": "y"}, None]),
     "list of structs": pa.array([[{"a": [1]}], [{"a": [2]}], [{"a": None}]]),
 }
-
-# What files refuse.
-REFUSED: dict[str, Any] = {
-    "map": pa.array([[("a", 1)], [("a", 2)], None], pa.map_(pa.string(), pa.int64())),
-    "interval": pa.array([(1, 2, 3), (1, 2, 4), None], pa.month_day_nano_interval()),
-}
