@@ -6,7 +6,7 @@ import gc
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -15,13 +15,9 @@ _LOOK_SECONDS = 0.02
 
 
 @contextmanager
-def interrupted_in_another_thread(after: Callable[[], object] = lambda: True) -> Iterator[None]:
+def interrupted_in_another_thread() -> Iterator[None]:
     """Interrupt the main thread while it waits in the block; the block must raise
-    `KeyboardInterrupt`.
-
-    Args:
-        after: a condition; nothing is interrupted before it is true.
-    """
+    `KeyboardInterrupt`."""
     left = threading.Event()
 
     def interrupt() -> None:
@@ -30,7 +26,7 @@ def interrupted_in_another_thread(after: Callable[[], object] = lambda: True) ->
         while not left.wait(_LOOK_SECONDS):
             frame = sys._current_frames()[main]
             now = (frame.f_code, frame.f_lasti)
-            if now == before and after():  # it waits
+            if now == before:  # it waits
                 signal.pthread_kill(threading.get_ident(), signal.SIGUSR2)
                 return
             before = now

@@ -45,6 +45,11 @@ def numbered_rows(key: str, count: int, *, words: int = 3, start: int = 0) -> li
     ]
 
 
+def columns_of(rows: Rows) -> tuple[list[Any], list[Any]]:
+    """The ids and the texts of rows."""
+    return [row[0] for row in rows], [row[1] for row in rows]
+
+
 def partition_folder(root: Path, key: str) -> Path:
     """Where a key's files lie in a catalog on disk."""
     return root / f"partition={encode_key(key)}"
@@ -63,12 +68,9 @@ def write_rows(
 ) -> Path:
     """Write one Parquet file; `options` go to pyarrow's writer."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.table(
-        {
-            columns[0]: pa.array([row[0] for row in rows], type=id_type or pa.string()),
-            columns[1]: pa.array([row[1] for row in rows], type=text_type or pa.string()),
-        }
-    )
+    ids, texts = columns_of(rows)
+    arrays = [pa.array(ids, id_type or pa.string()), pa.array(texts, text_type or pa.string())]
+    table = pa.table(arrays, names=columns)
     declared = {KEY_METADATA: key, SOURCE_VERSION_METADATA: version}
     metadata = {name: value.encode() for name, value in declared.items() if value is not None}
     pq.write_table(table.replace_schema_metadata(metadata), path, **options)
@@ -96,9 +98,10 @@ def write_catalog(
 
 def row_batch_of(rows: Rows, id_type: pa.DataType | None = None) -> RowBatch:
     """Rows as the engine passes them on."""
+    ids, texts = columns_of(rows)
     return RowBatch(
-        pa.array([row[0] for row in rows], type=id_type or pa.string()),
-        pa.array([row[1] for row in rows], type=pa.large_string()),  # pyright: ignore[reportArgumentType]
+        pa.array(ids, id_type or pa.string()),
+        pa.array(texts, pa.large_string()),  # pyright: ignore[reportArgumentType]
     )
 
 
@@ -149,24 +152,17 @@ def assert_hash_vectors(matrix: np.ndarray, texts: list[str]) -> None:
     np.testing.assert_array_equal(matrix, hash_vectors(texts, DIMENSION))
 
 
-def assert_embedded(
-    output: Path,
-    space: str,
-    key: str,
-    rows: Rows,
-    assert_vectors: Callable[[np.ndarray, list[str]], None] = assert_hash_vectors,
-) -> FileFacts:
+def assert_embedded(output: Path, space: str, key: str, rows: Rows) -> FileFacts:
     """Promise 1: row i of the output is row i of the source, with its own vector."""
     found = read_embedded(output, space, key)
-    assert found.ids == [row[0] for row in rows]
-    assert found.texts == [row[1] for row in rows]
-    assert found.text_hashes == [blake2b(row[1].encode(), digest_size=16).digest() for row in rows]
-    assert_vectors(found.matrix, [row[1] for row in rows])
-    assert (found.facts.partition_key, found.facts.rows, found.facts.space) == (
-        key,
-        len(rows),
-        space,
-    )
+    ids, texts = columns_of(rows)
+    assert found.ids == ids
+    assert found.texts == texts
+    assert found.text_hashes == [blake2b(text.encode(), digest_size=16).digest() for text in texts]
+    assert_hash_vectors(found.matrix, texts)
+    assert found.facts.partition_key == key
+    assert found.facts.rows == len(rows)
+    assert found.facts.space == space
     return found.facts
 
 

@@ -13,13 +13,13 @@ from dagster import DagsterInstance
 
 from surge_dagster.config.settings import Settings, load_settings
 from tests.extras import require
+from tests.pages import DEPLOY, deployed
 
 # Tests import these packages themselves, which takes seconds.
 require("integrations", "dagster_aws", "dagster_docker", "dagster_k8s")
 require("postgres", "dagster_postgres")
 
 ROOT = Path(__file__).parent.parent
-DEPLOY = ROOT / "deploy"
 KINDS = ("kubernetes", "docker", "ecs")
 PLANNED = "DAGSTER_EMIT_PARTITION_SUBSET_IN_PLANNED_EVENTS"
 # Keys that the chart adds to the configuration of the launcher or sets for the instance.
@@ -44,16 +44,12 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "named")
 
 
-def load(path: str) -> Any:
-    return yaml.safe_load((DEPLOY / path).read_text())
-
-
 def launcher_of(kind: str) -> dict[str, Any]:
-    return load(f"{kind}/dagster.yaml")["run_launcher"]["config"]
+    return deployed(f"{kind}/dagster.yaml")["run_launcher"]["config"]
 
 
 def helm_launcher() -> dict[str, Any]:
-    return load("kubernetes/values.yaml")["runLauncher"]["config"]["k8sRunLauncher"]
+    return deployed("kubernetes/values.yaml")["runLauncher"]["config"]["k8sRunLauncher"]
 
 
 def snake_case(given: Any) -> Any:
@@ -70,7 +66,7 @@ def snake_case(given: Any) -> Any:
 
 def instance_of(kind: str, folder: Path) -> DagsterInstance:
     """Return the instance of a deployment; creating tables would need a server."""
-    config = load(f"{kind}/dagster.yaml")
+    config = deployed(f"{kind}/dagster.yaml")
     config["storage"]["postgres"]["should_autocreate_tables"] = False
     (folder / "dagster.yaml").write_text(yaml.safe_dump(config))
     return DagsterInstance.from_config(str(folder))
@@ -101,20 +97,20 @@ def test_run_launcher_accepts_its_configuration(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pools_are_limited_to_the_gpus_of_the_deployment(kind: str) -> None:
-    pools = load(f"{kind}/dagster.yaml")["concurrency"]["pools"]
+    pools = deployed(f"{kind}/dagster.yaml")["concurrency"]["pools"]
 
     assert pools == {"granularity": "run", "default_limit": LIMITS[kind]}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_run_whose_data_are_bad_is_not_launched_again(kind: str) -> None:
-    assert load(f"{kind}/dagster.yaml")["run_retries"]["retry_on_asset_or_op_failure"] is False
+    assert deployed(f"{kind}/dagster.yaml")["run_retries"]["retry_on_asset_or_op_failure"] is False
 
 
 def test_run_in_kubernetes_is_the_same_with_helm_and_without() -> None:
     by_hand = launcher_of("kubernetes")
     by_helm = helm_launcher()
-    [deployment] = load("kubernetes/values.yaml")["dagster-user-deployments"]["deployments"]
+    [deployment] = deployed("kubernetes/values.yaml")["dagster-user-deployments"]["deployments"]
     handed_on = {variable["name"]: variable["value"] for variable in deployment["env"]}
     image = deployment["image"]
 
@@ -139,8 +135,8 @@ def variables(written: list[str]) -> dict[str, str]:
 
 
 def test_helm_and_dagster_yaml_agree_on_slots_retries_and_monitoring() -> None:
-    by_helm = load("kubernetes/values.yaml")
-    by_hand = load("kubernetes/dagster.yaml")
+    by_helm = deployed("kubernetes/values.yaml")
+    by_hand = deployed("kubernetes/dagster.yaml")
     daemon = by_helm["dagsterDaemon"]
 
     slots = dict(by_helm["concurrency"])
@@ -156,7 +152,7 @@ def test_pooled_connections_reach_the_database_of_the_instances() -> None:
     pooled = ConfigParser(inline_comment_prefixes=None)
     pooled.read(DEPLOY / "pgbouncer.ini")
 
-    storages = [load(f"{kind}/dagster.yaml")["storage"]["postgres"] for kind in KINDS]
+    storages = [deployed(f"{kind}/dagster.yaml")["storage"]["postgres"] for kind in KINDS]
     names = {storage["postgres_db"]["db_name"] for storage in storages}
 
     assert names == set(pooled["databases"])
@@ -174,7 +170,7 @@ def test_stopped_run_has_its_grace_time_before_it_is_killed() -> None:
 
 
 def test_compose_and_launcher_agree() -> None:
-    compose = load("docker/docker-compose.yml")
+    compose = deployed("docker/docker-compose.yml")
 
     launcher = launcher_of("docker")
 
@@ -187,7 +183,7 @@ def test_compose_and_launcher_agree() -> None:
 
 def test_compose_sets_every_variable_of_a_run() -> None:
     """Dagster refuses to launch a run whose launcher names a variable that is not set."""
-    for value in load("docker/docker-compose.yml")["x-surge"]["environment"].values():
+    for value in deployed("docker/docker-compose.yml")["x-surge"]["environment"].values():
         assert not re.search(r"\$\{\w+\}", value)
 
 
@@ -212,8 +208,8 @@ def test_ecs_task_has_the_variables_that_the_page_names() -> None:
 
 def test_every_surge_variable_names_a_setting() -> None:
     known = {f"SURGE_{name.upper()}" for name in Settings.model_fields}
-    [deployment] = load("kubernetes/values.yaml")["dagster-user-deployments"]["deployments"]
-    compose = load("docker/docker-compose.yml")["x-surge"]["environment"]
+    [deployment] = deployed("kubernetes/values.yaml")["dagster-user-deployments"]["deployments"]
+    compose = deployed("docker/docker-compose.yml")["x-surge"]["environment"]
 
     named = {variable["name"] for variable in deployment["env"]} | set(compose)
 

@@ -12,18 +12,13 @@ from typer.main import get_command
 
 from surge_dagster.commands.cli import app
 from tests.extras import require
-from tests.pages import code_blocks
+from tests.pages import DEPLOY, code_blocks, deployed
 
 ROOT = Path(__file__).parent.parent
-DEPLOY = ROOT / "deploy"
-
-
-def load(path: str) -> Any:
-    return yaml.safe_load((DEPLOY / path).read_text())
 
 
 def pod_templates() -> list[dict[str, Any]]:
-    spec = load("ray/cluster.yaml")["spec"]
+    spec = deployed("ray/cluster.yaml")["spec"]
     return [group["template"] for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"])]
 
 
@@ -63,7 +58,7 @@ def test_kubernetes_accepts_the_pod_of_the_encoder_service() -> None:
 
 
 def test_shared_memory_of_a_pod_holds_rays_object_store() -> None:
-    spec = load("ray/cluster.yaml")["spec"]
+    spec = deployed("ray/cluster.yaml")["spec"]
     for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
         [shared] = group["template"]["spec"]["volumes"]
         assert shared["emptyDir"] == {"medium": "Memory", "sizeLimit": "1Gi"}
@@ -73,5 +68,5 @@ def test_shared_memory_of_a_pod_holds_rays_object_store() -> None:
 def test_images_have_the_version_of_ray_that_the_project_is_tested_with() -> None:
     [tested] = re.findall(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
 
-    assert load("ray/cluster.yaml")["spec"]["rayVersion"] == tested
+    assert deployed("ray/cluster.yaml")["spec"]["rayVersion"] == tested
     assert f'"ray[default]=={tested}"' in (DEPLOY / "ray" / "README.md").read_text()

@@ -26,6 +26,11 @@ CATALOG: dict[str, Rows] = {
     "shoes": [("1", "waterproof boots"), ("2", "sandals")],
     "hats": [("3", "a straw hat")],
 }
+NUMBERED: dict[str, Rows] = {
+    "shoes": [(1, "waterproof boots"), (2, "sandals")],
+    "hats": [(3, "a straw hat")],
+}
+GERMAN = {f"lang=de/category={key}": rows for key, rows in CATALOG.items()}
 TABLE = [(*row, key) for key, rows in CATALOG.items() for row in rows]
 
 
@@ -62,32 +67,26 @@ def shell(tmp_path: Path, surge: Command, monkeypatch: pytest.MonkeyPatch) -> Sh
 
 def test_pages_of_all_kinds_are_listed() -> None:
     listed = (PAGES.parent / "sources.md").read_text()
-    assert set(re.findall(r"\(sources/(\w+)\.md\)", listed)) == {
-        page.stem for page in PAGES.glob("*.md")
-    }
+    named = re.findall(r"\(sources/(\w+\.md)\)", listed)
+
+    pages = [path.name for path in PAGES.iterdir()]
+    assert sorted(set(named)) == sorted(pages)
 
 
 def test_page_of_folders_embeds_its_rows(shell: Shell) -> None:
     [settings] = map(yaml.safe_load, blocks("folders", "yaml"))
-    named = {f"lang=de/category={key}": rows for key, rows in CATALOG.items()}
-    for key, rows in named.items():
-        path = shell.root / settings["source"] / key / "0.parquet"
-        path.parent.mkdir(parents=True)
-        write_rows(path, rows)
+    for key, rows in GERMAN.items():
+        write_rows(shell.root / settings["source"] / key / "0.parquet", rows)
     shell.embed(settings)
-    shell.assert_embedded(named)
+    shell.assert_embedded(GERMAN)
 
 
 def test_page_of_tables_embeds_its_rows(shell: Shell) -> None:
     [settings] = map(yaml.safe_load, blocks("tables", "yaml"))
-    rows = [(*row, "de") for row in TABLE]
-    write_csv(
-        shell.root / settings["source"],
-        rows,
-        (settings["id"], settings["text"], "category", "lang"),
-    )
+    names = (settings["id"], settings["text"], "category", "lang")
+    write_csv(shell.root / settings["source"], [(*row, "de") for row in TABLE], names)
     shell.embed(settings)
-    shell.assert_embedded({f"lang=de/category={key}": rows for key, rows in CATALOG.items()})
+    shell.assert_embedded(GERMAN)
 
 
 def test_page_of_buckets_embeds_its_rows(
@@ -110,17 +109,14 @@ def test_page_of_bigquery_embeds_its_rows(shell: Shell) -> None:
     from tests.engine.tables.bigquery_fake import TABLE as NAME
     from tests.engine.tables.bigquery_fake import FakeBigQuery
 
-    whole, query = (
-        yaml.safe_load(text.replace("my-project.shop.products", NAME))
-        for text in blocks("bigquery", "yaml")
-    )
-    columns = dict(zip(("sku", "title", "category"), zip(*TABLE, strict=True), strict=True))
-    columns |= {"description": ["new"] * len(TABLE)}
-    with FakeBigQuery(
-        pa.table({name: list(values) for name, values in columns.items()})
-    ).serve_by_default():
-        shell.embed(whole | {"output": "described"})
-        shell.embed(query)
+    whole, query = blocks("bigquery", "yaml")
+    example = "my-project.shop.products"
+    skus, titles, categories = map(list, zip(*TABLE, strict=True))
+    described = ["new"] * len(TABLE)
+    columns = {"sku": skus, "title": titles, "category": categories, "description": described}
+    with FakeBigQuery(pa.table(columns)).serve_by_default():
+        shell.embed(yaml.safe_load(whole.replace(example, NAME)) | {"output": "described"})
+        shell.embed(yaml.safe_load(query.replace(example, NAME)))
     shell.assert_embedded(CATALOG)
     [space] = (shell.root / "described").glob("*/space.json")
     assert_embedded(
@@ -135,14 +131,10 @@ def test_page_of_frames_embeds_its_rows(shell: Shell, monkeypatch: pytest.Monkey
     monkeypatch.setenv("SURGE_MODEL", "hash://16")
     exec(program, {})
 
-    shell.assert_embedded(
-        {key: [(int(name), text) for name, text in rows] for key, rows in CATALOG.items()}
-    )
+    shell.assert_embedded(NUMBERED)
 
-    assert {path.stem for path in (shell.root / "data" / "by-key").glob("*/*.parquet")} == {
-        "shoes",
-        "hats",
-    }
+    for key in CATALOG:
+        assert list((shell.root / "data" / "by-key").glob(f"*/{key}.parquet"))
 
 
 def test_page_of_assets_embeds_its_rows(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,6 +161,4 @@ def test_page_of_assets_embeds_its_rows(shell: Shell, monkeypatch: pytest.Monkey
             assert job.execute_in_process(
                 instance=instance, asset_selection=[dg.AssetKey(asset)], tags=tags
             ).success
-    shell.assert_embedded(
-        {key: [(int(name), text) for name, text in rows] for key, rows in CATALOG.items()}
-    )
+    shell.assert_embedded(NUMBERED)

@@ -22,8 +22,15 @@ FRAME = pl.DataFrame(
         "price": [1, 2, 3],
     }
 )
-COLUMNS: dict[str, Any] = {"id": "sku", "text": "{title} ({price})", "columns": "price"}
-MODEL: dict[str, Any] = {"model": "hash://16", "devices": "cpu"}
+BY_KEY: dict[str, Any] = {
+    "id": "sku",
+    "text": "{title} ({price})",
+    "columns": "price",
+    "model": "hash://16",
+    "devices": "cpu",
+    "quiet": True,
+}
+GIVEN: dict[str, Any] = {"partition_by": "kind", **BY_KEY}
 IN_FILES = [("a", "1", "Hüte (1)"), ("a", "3", "Stiefel (3)"), ("b", "2", "Schuhe (2)")]
 
 
@@ -34,9 +41,6 @@ def in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def embedded(output: str) -> list[tuple[Any, ...]]:
     return sorted(open_embeddings(output).lazy().select("partition", "id", "text").collect().rows())
-
-
-GIVEN: dict[str, Any] = {"partition_by": "kind", **COLUMNS, **MODEL, "quiet": True}
 
 
 def test_file_and_the_frame_of_its_rows_give_the_same_embeddings(tmp_path: Path) -> None:
@@ -53,7 +57,7 @@ def test_file_and_the_frame_of_its_rows_give_the_same_embeddings(tmp_path: Path)
 def test_mapping_of_frames_or_of_functions_is_embedded() -> None:
     frames = {"a": FRAME.lazy(), "b": lambda: FRAME}
 
-    report = embed(frames, "of-frames", **COLUMNS, **MODEL)
+    report = embed(frames, "of-frames", **BY_KEY)
 
     assert report.partitions_written == 2
     assert report.texts_encoded == 6
@@ -69,17 +73,17 @@ def test_frame_is_refused_for_the_output_of_a_file() -> None:
 
 def test_frames_are_the_whole_catalog_only_where_they_name_it() -> None:
     frames = dict.fromkeys("abc", FRAME)
-    quiet = {**COLUMNS, **MODEL, "quiet": True}
+    shop = {"output": "whole", "catalog_name": "shop", **BY_KEY}
     for key in frames:
-        embed({key: FRAME}, "pieces", **quiet)
+        embed({key: FRAME}, "pieces", **BY_KEY)
 
     assert len(embedded("pieces")) == 9
 
-    embed(frames, "whole", catalog_name="shop", **quiet)
+    embed(frames, **shop)
     with pytest.raises(
         DeletionRefused, match="2 of 3 partitions were removed from the source"
     ) as refused:
-        embed({"a": FRAME}, "whole", catalog_name="shop", removed_partitions="delete", **quiet)
+        embed({"a": FRAME}, removed_partitions="delete", **shop)
 
     copy = pickle.loads(pickle.dumps(refused.value))
 
@@ -87,31 +91,22 @@ def test_frames_are_the_whole_catalog_only_where_they_name_it() -> None:
     assert copy.report == refused.value.report
     assert copy.report.partitions_skipped == 1
 
-    embed(
-        {"a": FRAME, "b": FRAME}, "whole", catalog_name="shop", removed_partitions="delete", **quiet
-    )
+    embed({"a": FRAME, "b": FRAME}, removed_partitions="delete", **shop)
 
     assert len(embedded("whole")) == 6
 
 
 def test_frames_are_refused_where_a_cluster_encodes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="frames of this process, and machines of a cluster"):
-        embed({"a": FRAME}, tmp_path / "out", cluster="auto", **COLUMNS, **MODEL)
+        embed({"a": FRAME}, tmp_path / "out", cluster="auto", **BY_KEY)
     assert not (tmp_path / "out").exists()
 
 
 def test_frames_are_not_opened_to_find_removed_partitions() -> None:
-    shop: dict[str, Any] = {
-        "output": "out",
-        "catalog_name": "shop",
-        "quiet": True,
-        **COLUMNS,
-        **MODEL,
-    }
     calls = list[str]()
-    embed({"a": FRAME, "b": FRAME}, **shop)
+    embed({"a": FRAME, "b": FRAME}, "out", catalog_name="shop", **BY_KEY)
 
-    embed({"a": lambda: calls.append("a") or FRAME}, **shop)
+    embed({"a": lambda: calls.append("a") or FRAME}, "out", catalog_name="shop", **BY_KEY)
 
     assert calls == ["a"]
     assert {key for key, *_ in embedded("out")} == {"a"}
@@ -123,7 +118,7 @@ def failed() -> PartitionsFailed:
     refused = FRAME.with_columns(sku=pl.lit(None, pl.String))
     frames = {f"{number:02}": refused for number in range(12)} | {"z": FRAME}
     with pytest.raises(PartitionsFailed) as raised:
-        embed(frames, "out", **COLUMNS, **MODEL, quiet=True)
+        embed(frames, "out", **BY_KEY)
     return raised.value
 
 
@@ -150,7 +145,7 @@ def test_error_comes_back_from_a_process_pool(failed: PartitionsFailed) -> None:
 def test_failed_partitions_are_only_reported_on_request() -> None:
     frames = {"bad": FRAME.with_columns(sku=pl.lit(None, pl.String)), "z": FRAME}
 
-    report = embed(frames, "out", **COLUMNS, **MODEL, quiet=True, raise_on_failure=False)
+    report = embed(frames, "out", raise_on_failure=False, **BY_KEY)
 
     assert len(report.partitions_failed) == 1
     assert report.partitions_written == 1

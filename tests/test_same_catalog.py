@@ -17,7 +17,7 @@ from surge_dagster.engine.tables.opening import open_source
 from tests.engine.runs import finish_receipts, make_run
 from tests.engine.sources.tables import NAMES, Row, write_csv, write_parquet
 from tests.engine.store.object_server import BUCKET, ObjectServer
-from tests.small_catalogs import DIMENSION, Rows, read_embedded, write_catalog
+from tests.small_catalogs import DIMENSION, Rows, keys_of, read_embedded, write_catalog
 
 KEYS = ("shoes", "0042", "garden tools/größe 50%", "مرحبا", '中文, "quoted"')
 WORDS = (
@@ -72,10 +72,6 @@ def shuffled(rows_of: Mapping[str, Rows]) -> list[Row]:
     return [(*next(coming[key]), key) for key in turns]
 
 
-def in_folders(rows_of: Catalog, folder: Path) -> Source:
-    return open_source(write_catalog(folder, rows_of, version=None))
-
-
 def in_parquet(rows_of: Catalog, folder: Path) -> Source:
     return open_source(
         write_parquet(folder / "t.parquet", shuffled(rows_of)), partition_by=["category"]
@@ -87,12 +83,11 @@ def in_csv(rows_of: Catalog, folder: Path) -> Source:
 
 
 def in_json_lines(rows_of: Catalog, folder: Path) -> Source:
-    lines = [
-        json.dumps(dict(zip(NAMES, row, strict=True)), ensure_ascii=False) + "\n"
-        for row in shuffled(rows_of)
-    ]
     path = folder / "t.jsonl.gz"
-    path.write_bytes(gzip.compress("".join(lines).encode()))
+    with gzip.open(path, "wt") as file:
+        for row in shuffled(rows_of):
+            document = dict(zip(NAMES, row, strict=True))
+            file.write(json.dumps(document, ensure_ascii=False) + "\n")
     return open_source(path, partition_by=["category"])
 
 
@@ -105,8 +100,9 @@ KINDS: dict[str, Callable[[Catalog, Path], Source]] = {
 
 def files(output: Path, keys: Collection[str]) -> Found:
     """Return ids, texts, content digest and vectors of each partition, the only files."""
-    [space] = [path.parent.name for path in output.glob("*/space.json")]
-    assert len(list((output / space).glob("*.parquet"))) == len(keys)
+    [described] = output.glob("*/space.json")
+    space = described.parent.name
+    assert len(list(described.parent.glob("*.parquet"))) == len(keys)
     found: Found = {}
     for key in keys:
         read = read_embedded(output, space, key)
@@ -116,46 +112,49 @@ def files(output: Path, keys: Collection[str]) -> Found:
 
 
 def embedded(source: Source, pool: EncoderPool, output: Path) -> Found:
-    return files(
-        output,
-        [receipt.key for receipt in finish_receipts(make_run(pool, source, output), "encoded")],
-    )
-
-
-class Folders:
-    """What the catalog in hive folders on the disk gives."""
-
-    def __init__(self, rows_of: Catalog, pool: EncoderPool, folder: Path) -> None:
-        self.rows_of = rows_of
-        self.found = embedded(in_folders(rows_of, folder / "catalog"), pool, folder / "out")
-        for key, rows in rows_of.items():
-            assert list(zip(self.found[key][0], self.found[key][1] or (), strict=True)) == rows
+    return files(output, keys_of(finish_receipts(make_run(pool, source, output), "encoded")))
 
 
 @pytest.fixture(scope="module")
-def folders(hash_pool: EncoderPool, tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    return Folders(catalog(), hash_pool, tmp_path_factory.mktemp("folders"))
+def rows_of() -> Catalog:
+    return catalog()
+
+
+@pytest.fixture(scope="module")
+def of_folders(
+    rows_of: Catalog, hash_pool: EncoderPool, tmp_path_factory: pytest.TempPathFactory
+) -> Found:
+    """What the catalog in hive folders on the disk gives."""
+    root = tmp_path_factory.mktemp("folders")
+    source = open_source(write_catalog(root / "catalog", rows_of, version=None))
+    found = embedded(source, hash_pool, root / "out")
+    for key, rows in rows_of.items():
+        ids, texts, *_ = found[key]
+        assert list(zip(ids, texts or (), strict=True)) == rows
+    return found
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_table_gives_what_folders_give(
-    kind: str, folders: Folders, hash_pool: EncoderPool, tmp_path: Path
+    kind: str, rows_of: Catalog, of_folders: Found, hash_pool: EncoderPool, tmp_path: Path
 ) -> None:
-    assert (
-        embedded(KINDS[kind](folders.rows_of, tmp_path), hash_pool, tmp_path / "out")
-        == folders.found
-    )
+    source = KINDS[kind](rows_of, tmp_path)
+
+    assert embedded(source, hash_pool, tmp_path / "out") == of_folders
 
 
 def test_bucket_gives_what_folders_give(
-    folders: Folders, hash_pool: EncoderPool, object_server: ObjectServer, tmp_path: Path
+    rows_of: Catalog,
+    of_folders: Found,
+    hash_pool: EncoderPool,
+    object_server: ObjectServer,
+    tmp_path: Path,
 ) -> None:
-    for path in write_catalog(tmp_path / "catalog", folders.rows_of, version=None).rglob(
-        "*.parquet"
-    ):
-        name = path.relative_to(tmp_path / "catalog")
+    local = write_catalog(tmp_path / "catalog", rows_of, version=None)
+    for path in local.rglob("*.parquet"):
+        name = path.relative_to(local)
         object_server.put(f"cat/{name}", path.read_bytes())
 
     source = open_source(f"s3://{BUCKET}/cat", storage_options=object_server.options)
 
-    assert embedded(source, hash_pool, tmp_path / "out") == folders.found
+    assert embedded(source, hash_pool, tmp_path / "out") == of_folders

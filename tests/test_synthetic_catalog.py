@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.synthetic import build_synthetic_catalog, draw_texts, partition_sizes
-from surge_dagster.engine.tables.opening import open_source
+from benchmarks.synthetic import draw_texts, partition_sizes
 
 
 @given(
@@ -57,12 +56,3 @@ def test_text_depends_only_on_seed_partition_and_row() -> None:
     whole = draw_texts(5, 2, rows)
 
     assert draw_texts(5, 2, rows[400:700]).equals(whole[400:700])
-
-
-def test_engine_reads_the_catalog(tmp_path) -> None:
-    build_synthetic_catalog(tmp_path, texts=5_000, partitions=12)
-
-    partitions = list(open_source(str(tmp_path)))
-
-    assert [partition.key for partition in partitions] == [f"category-{n:04}" for n in range(1, 13)]
-    assert sum(partition.rows or 0 for partition in partitions) == 5_000

@@ -8,19 +8,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from benchmarks.synthetic import build_synthetic_catalog
 from tests.cluster.hosts import Host, hosts
 from tests.extras import require
+from tests.pages import DEPLOY, deployed
 from tests.waiting import until
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
 BIN = Path(sys.executable).parent
 MODEL = "hash://64"
 _NUMBERS = itertools.count()
@@ -58,10 +56,6 @@ def environment(
         "PATH", f"{tools}:{BIN}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     )
     return {"RAY_TMPDIR": str(tools), "SURGE_MODEL": MODEL, "tools": str(tools)}
-
-
-def load(path: str) -> Any:
-    return yaml.safe_load((DEPLOY / path).read_text())
 
 
 def stand_in(environment: dict[str, str], name: str, *lines: str) -> None:
@@ -143,7 +137,7 @@ def test_skypilot_task_embeds_on_all_its_nodes_and_ends_on_each(
         "SOURCE": str(catalog),
         "OUTPUT": str(output),
     }
-    run = load("skypilot/embed.yaml")["run"]
+    run = deployed("skypilot/embed.yaml")["run"]
     nodes = [
         start(host, "bash", "-c", run, env=task | {"SKYPILOT_NODE_RANK": str(rank)})
         for rank, host in enumerate(network)
@@ -161,7 +155,7 @@ def test_job_on_kubernetes_and_a_driver_outside_embed_on_the_workers_alone(
 ) -> None:
     """With Ray as KubeRay starts it in pods: by `rayStartParams` and the limit of GPUs."""
     head, *workers, outside = network
-    spec = load("ray/cluster.yaml")["spec"]
+    spec = deployed("ray/cluster.yaml")["spec"]
     of_head, of_worker = (
         [word for name, value in group["rayStartParams"].items() for word in (f"--{name}", value)]
         for group in (spec["headGroupSpec"], spec["workerGroupSpecs"][0])
@@ -183,7 +177,7 @@ def test_job_on_kubernetes_and_a_driver_outside_embed_on_the_workers_alone(
         ended(start(worker, *join, env=environment))
 
     output = catalog.parent / "of-job"
-    entrypoint = load("ray/job.yaml")["spec"]["entrypoint"]
+    entrypoint = deployed("ray/job.yaml")["spec"]["entrypoint"]
     entrypoint = entrypoint.replace("s3://shop/products", str(catalog)).replace(
         "s3://shop/embeddings", str(output)
     )

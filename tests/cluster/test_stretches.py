@@ -13,6 +13,9 @@ from surge_dagster.engine.plan.dividing import weight_of
 from surge_dagster.engine.sources.partition import Partition
 from tests.small_catalogs import partition_of
 
+# the weight of a byte of text
+ONE = weight_of(replace(partition_of("p", []), text_bytes=1))
+
 
 def sized(sizes: list[int]) -> Stretches:
     """Of partitions with this number of bytes of text."""
@@ -54,11 +57,10 @@ def test_every_partition_is_in_one_stretch_and_larger_ones_come_first(
 
 
 def test_stretches_shrink_as_less_work_remains() -> None:
-    one = weight_of(replace(partition_of("p", []), text_bytes=1))
     stretches = sized([1] * 1_000)
     counts: list[int] = []
     while stretches:
-        stretch = stretches.next("a", 4, one * 4.0, held=1)
+        stretch = stretches.next("a", 4, ONE * 4.0, held=1)
         assert stretch is not None
         counts.append(len(stretch.piece.keys))
     assert counts[:2] == [60, 59], "fifteen seconds of a machine, then a sixteenth of what remains"
@@ -67,25 +69,23 @@ def test_stretches_shrink_as_less_work_remains() -> None:
 
 
 def test_two_stretches_of_a_machine_do_not_end_at_the_same_time() -> None:
-    one = weight_of(replace(partition_of("p", []), text_bytes=1))
     stretches = sized([1] * 1_000)
-    both = [stretches.next("a", 1, one * 2.0), stretches.next("a", 1, one * 2.0, held=1)]
+    both = [stretches.next("a", 1, ONE * 2.0), stretches.next("a", 1, ONE * 2.0, held=1)]
     assert [len(stretch.piece.keys) for stretch in both if stretch] == [15, 30]
 
 
 def test_machines_are_wanted_if_each_has_five_minutes_of_work() -> None:
-    one = weight_of(replace(partition_of("p", []), text_bytes=1))
     stretches = sized([1] * 1_000)
-    assert [stretches.machines_wanted(one * speed) for speed in (1.0, 3.0, 4.0)] == [4, 2, 1]
+    assert [stretches.machines_wanted(ONE * speed) for speed in (1.0, 3.0, 4.0)] == [4, 2, 1]
 
     taken = []
     while stretches:
         taken.append(next_of(stretches))
-    assert stretches.machines_wanted(one * 1.0) == 0
+    assert stretches.machines_wanted(ONE * 1.0) == 0
 
     for stretch in taken:
         stretches.put_back(stretch)
-    assert stretches.machines_wanted(one * 1.0) == 4
+    assert stretches.machines_wanted(ONE * 1.0) == 4
 
 
 def test_stretch_that_was_lost_is_for_idle_machines() -> None:

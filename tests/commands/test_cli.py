@@ -17,14 +17,6 @@ from surge_dagster.engine.output.current_space import write_current
 from tests.command import MODEL, Command, write_partition
 from tests.spaces import Spaces
 
-DOCUMENTED = """
-    partitions_written partitions_skipped partitions_failed texts_encoded tokens truncated
-    superbatches wall_seconds texts_per_second encode_seconds serialize_seconds upload_seconds
-    time_to_first_output_seconds overlap_ratio duty_cycle exposed_io_seconds pool_start_seconds
-    padding_ratio max_in_flight_texts peak_resident_bytes
-    peak_rss_bytes space dimension device precision
-"""
-
 
 def installed(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run the installed command in a process of its own."""
@@ -47,12 +39,10 @@ def test_embed_then_verify_then_search(catalog: Path, surge: Command) -> None:
     report = json.loads(first.stdout.splitlines()[-1])
     assert report["partitions_written"] == 3
     assert report["texts_encoded"] == 34
-    assert set(DOCUMENTED.split()) <= set(report)
 
     again = surge.json("embed", catalog, "out", *MODEL)
     assert again["partitions_skipped"] == 3
     assert again["texts_encoded"] == 0
-    assert set(DOCUMENTED.split()) <= set(again)
 
     verified = surge.json("verify", catalog, "out", *MODEL, "--reencode", "all")
     assert verified["violations"] == []
@@ -133,29 +123,6 @@ def test_search_follows_a_switch_and_names_another_space_of_the_settings(
     assert f"searching the current space {second}" in surge.printed
     assert found["space"] == second
     assert [hit["id"] for hit in found["hits"]] == ["id-7"]
-
-
-def test_search_loads_a_model_that_only_the_output_names_with_yes(
-    three_spaces: Spaces, tmp_path: Path, surge: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = three_spaces.copy_to(tmp_path)
-    first, *_ = made.names()
-    described = tmp_path / "output" / first / "space.json"
-    described.write_text(described.read_text().replace('"hash://16"', '"somebody/else"'))
-    write_current(made.store, first, seen=None)
-    monkeypatch.setenv("SURGE_MODEL", "hash://24")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    command = ("search", "b/7", "output")
-    code, _, error = surge(*command)
-    assert (
-        code == 2
-        and "names the model 'somebody/else', which the settings do not" in error
-        and "--yes" in error
-    )
-    code, _, error = surge(*command, "--yes")
-    assert code == 2 and "somebody/else" in error and "--yes" not in error, (
-        "it tried to load the model"
-    )
 
 
 def test_no_control_character_of_data_is_printed(tmp_path: Path, surge: Command) -> None:

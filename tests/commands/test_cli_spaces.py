@@ -131,7 +131,9 @@ def test_folder_that_only_the_output_names_is_not_loaded_for_a_model_of_the_sett
     monkeypatch.setenv("SURGE_MODEL", "owner/model")
     monkeypatch.setenv("SURGE_MAX_LENGTH", "9")
     code, _, error = surge("search", "b/7", "output")
-    assert code == 2 and "names the model '/somewhere'" in error
+    assert code == 2
+    assert "names the model '/somewhere', which the settings do not" in error
+    assert "--yes" in error
 
 
 def test_several_spaces_need_a_name_or_a_current_one(surge: Command, three_spaces: Spaces) -> None:

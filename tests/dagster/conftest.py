@@ -41,6 +41,8 @@ ROOT = HERE.parent.parent
 NAMES = CatalogNames()
 MODEL = f"hash://{DIMENSION}"
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+# The input of an asset with the embeddings of the current space.
+INS = {"embeddings": dg.AssetIn(key=NAMES.embeddings, input_manager_key="embeddings_input")}
 # What code locations load, by their settings: the same in all tests that begin with the same ones.
 _DEFINITIONS: dict[str, dg.Definitions] = {}
 
@@ -101,10 +103,20 @@ class Ran:
         return data.description if data else event.step_failure_data.error_display_string
 
     @property
+    def run(self) -> dg.DagsterRun:
+        """What Dagster has on record of it now."""
+        [run] = self.instance.get_runs(dg.RunsFilter([self.run_id]))
+        return run
+
+    @property
     def will_retry(self) -> bool:
         """Whether Dagster launches it again."""
-        [run] = self.instance.get_runs(dg.RunsFilter([self.run_id]))
-        return run.tags.get("dagster/will_retry") == "true"
+        return self.run.tags.get("dagster/will_retry") == "true"
+
+    def tags_again(self) -> dict[str, str]:
+        """The tags that Dagster gives a run which executes this one again."""
+        of_runs = {"dagster/parent_run_id": self.run_id, "dagster/root_run_id": self.run_id}
+        return {**self.run.tags, **of_runs}
 
     def count(self, kind: dg.DagsterEventType) -> int:
         return len(self._events(kind))
@@ -194,13 +206,8 @@ class Workbench:
     def retry(self, ran: Ran) -> Ran:
         """Execute the run that Dagster launches after a failed run of a job."""
         assert ran.will_retry
-        [run] = self.instance.get_runs(dg.RunsFilter([ran.run_id]))
-        numbered = {
-            "dagster/parent_run_id": run.run_id,
-            "dagster/root_run_id": run.run_id,
-            "dagster/retry_number": "1",
-        }
-        return self.run(run.job_name, run.run_config, {**run.tags, **numbered})
+        tags = ran.tags_again() | {"dagster/retry_number": "1"}
+        return self.run(ran.run.job_name, ran.run.run_config, tags)
 
     def refresh(self, **options: Any) -> Ran:
         """Launch `catalog_refresh`."""

@@ -224,11 +224,10 @@ class DevServer:
 
 
 @contextmanager
-def dev_server(folder: Path, *, gated: bool = False, **settings: str) -> Iterator[DevServer]:
-    """Start `dagster dev` in its own project folder.
+def dev_server(folder: Path, **settings: str) -> Iterator[DevServer]:
+    """Start `dagster dev` in its own project folder; encoders use `gated_backend`.
 
     Args:
-        gated: encoders use `gated_backend`.
         settings: variables without `SURGE_`.
     """
     shutil.copy(ROOT / "workspace.yaml", folder / "workspace.yaml")
@@ -241,14 +240,15 @@ def dev_server(folder: Path, *, gated: bool = False, **settings: str) -> Iterato
         port = free.getsockname()[1]
     # As a script's `make ui &` starts it: with SIGINT ignored.
     command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, *_make_ui(port)]
-    environment = _environment_of(folder, settings)
-    if gated:
-        environment["GATED_BACKEND"] = "1"
-
     server = DevServer(port, folder)
     with (folder / "dev.log").open("wb") as log:
         process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
+            command,
+            cwd=folder,
+            env=_environment_of(folder, settings),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
     try:
         eventually("dagster dev answers", lambda: _answers(server, process), seconds=200)
@@ -264,16 +264,14 @@ def dev_server(folder: Path, *, gated: bool = False, **settings: str) -> Iterato
 
 
 def _environment_of(folder: Path, settings: dict[str, str]) -> dict[str, str]:
-    given = {
-        "source": str(folder / "catalog"),
-        "output": str(folder / "output"),
-        "model": "hash://16",
-        **settings,
-    }
     found = {name: value for name, value in os.environ.items() if not name.startswith("DAGSTER_")}
-    found |= {f"SURGE_{name.upper()}": value for name, value in given.items()}
+    found |= {f"SURGE_{name.upper()}": value for name, value in settings.items()}
     return found | {
+        "SURGE_SOURCE": str(folder / "catalog"),
+        "SURGE_OUTPUT": str(folder / "output"),
+        "SURGE_MODEL": "hash://16",
         "DAGSTER_HOME": str(folder / "home"),
+        "GATED_BACKEND": "1",
         _MARK: str(folder),
         "PYTHONPATH": CHILD_PATH,
     }

@@ -90,6 +90,7 @@ class Ticks:
         self._repository = (definitions or bench.definitions).get_repository_def()
         self._name = name
         self._cursor: str | None = None
+        self.look()  # what failed before the first tick is not posted
 
     def look(self) -> None:
         with dg.SensorEvaluationContext(
@@ -123,9 +124,7 @@ class Ticks:
 def ticks(bench: Workbench, listener: Listener) -> Ticks:
     """The sensor of alerts of a catalog that posts to the listener."""
     bench.settings["alert_webhook"] = listener.url
-    made = Ticks(bench, NAMES.alerts)
-    made.look()  # what failed before the first tick is not posted
-    return made
+    return Ticks(bench, NAMES.alerts)
 
 
 def test_failed_run_is_posted_once_with_its_partitions(
@@ -179,8 +178,6 @@ def test_failed_run_of_any_job_is_posted_once_for_its_own_catalog(
     bench: Workbench, listener: Listener, two_catalogs: dg.Definitions
 ) -> None:
     ticks = [Ticks(bench, names.alerts, two_catalogs) for names in (SHOP, DOCS)]
-    for each in ticks:
-        each.look()
 
     check = fail(bench, two_catalogs, SHOP.check_job, tags=FOR_GOOD)
     ours = fail(bench, two_catalogs, "ours", tags=FOR_GOOD)
@@ -197,11 +194,8 @@ def test_failed_run_that_dagster_launches_again_is_not_posted(
     bench: Workbench, listener: Listener, two_catalogs: dg.Definitions
 ) -> None:
     ticks = Ticks(bench, SHOP.alerts, two_catalogs)
-    ticks.look()
 
     fail(bench, two_catalogs, SHOP.refresh_job)
-    ticks.look()
-
     ticks.look()
 
     assert listener.alerts() == []
@@ -246,7 +240,6 @@ def test_alert_that_was_not_delivered_is_posted_again_for_a_day(
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)
     ticks = Ticks(bench, SHOP.alerts, two_catalogs)
-    ticks.look()
     fail(bench, two_catalogs, "ours", tags=FOR_GOOD)
 
     for _ in range(3):
@@ -265,7 +258,6 @@ def test_alert_that_was_delivered_at_last_is_not_posted_again(
 ) -> None:
     listener.status = 503
     ticks = Ticks(bench, SHOP.alerts, two_catalogs)
-    ticks.look()
     fail(bench, two_catalogs, "ours", tags=FOR_GOOD)
     ticks.look()
 

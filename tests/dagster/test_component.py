@@ -109,21 +109,6 @@ def test_attributes_override_the_environment_and_templates_are_resolved(
     assert settings.storage_options.region == "eu-west-1"
 
 
-def test_alert_webhook_is_read_from_a_template_and_not_shown(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WEBHOOK", "https://chat/hunter2")
-
-    made = load(source="c", output="o", name="a", alert_webhook="{{ env.WEBHOOK }}")
-
-    webhook = made.settings.alert_webhook
-
-    assert webhook
-    assert webhook.get_secret_value() == "https://chat/hunter2"
-    assert "hunter2" not in repr(made)
-
-
 @pytest.mark.parametrize(
     ("attributes", "named"),
     [

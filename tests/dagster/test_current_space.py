@@ -13,10 +13,8 @@ from surge_dagster.engine.output.spaces import find_space
 from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.launch import config_of
 from tests.dagster import private_dagster
-from tests.dagster.conftest import NAMES, Ran, Workbench, data_version, values_of
+from tests.dagster.conftest import INS, NAMES, Ran, Workbench, data_version, values_of
 from tests.spaces import KEYS, ROWS, Spaces
-
-INS = {"embeddings": dg.AssetIn(key=NAMES.embeddings, input_manager_key="embeddings_input")}
 
 
 @pytest.fixture
@@ -28,12 +26,22 @@ def made(bench: Workbench, three_spaces: Spaces) -> Spaces:
     return made
 
 
+def own_space(bench: Workbench) -> str:
+    """The name of the space that the settings mean."""
+    own = find_space(open_store(bench.output), EncodingSpec(bench.settings["model"]))
+    assert own is not None
+    return own.name
+
+
+def switch_elsewhere(bench: Workbench) -> None:
+    """Switch to the space of the settings without Dagster."""
+    store = open_store(bench.output)
+    write_current(store, own_space(bench), seen=read_current(store))
+
+
 def switch(bench: Workbench, space: str | None = None) -> Ran:
     """Launch the job that switches, to a named space or to that of the settings."""
-    if space is None:
-        own = find_space(open_store(bench.output), EncodingSpec(bench.settings["model"]))
-        assert own is not None
-        space = own.name
+    space = space or own_space(bench)
     return bench.run(NAMES.switch_job, config_of(NAMES.current_space_op, {"space": space}))
 
 

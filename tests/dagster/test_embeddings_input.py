@@ -14,10 +14,9 @@ from surge_dagster import Embeddings
 from surge_dagster.assets.embeddings_input import EmbeddingsInput
 from surge_dagster.engine.output.current_space import write_current
 from surge_dagster.resources import OutputStore
-from tests.dagster.conftest import NAMES, Ran, Workbench, execute, range_tags
+from tests.dagster.conftest import INS, NAMES, Ran, Workbench, execute, range_tags
 from tests.spaces import Spaces
 
-INS = {"embeddings": dg.AssetIn(key=NAMES.embeddings, input_manager_key="embeddings_input")}
 NO_MANAGER = {"embeddings": dg.AssetIn(key=NAMES.embeddings)}
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import dagster as dg
 import pytest
 from sqlalchemy.exc import InterfaceError, OperationalError
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.errors import ConfigError, EncoderError
+from surge_dagster.engine.errors import ConfigError, EncoderError, StoreUnavailable
 from surge_dagster.engine.sources import FolderCatalog
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.orchestration import refresh
-from tests.dagster.conftest import NAMES, Ran, Workbench, shown
+from surge_dagster.orchestration.launch import RUN_TAGS
+from surge_dagster.orchestration.refresh import Refresh
+from tests.dagster.conftest import NAMES, Ran, Workbench, requested, shown
 
 NULL_TEXT = [("x", "fine"), ("y", None)]
 
@@ -171,3 +174,77 @@ def run_that_ends_with(
     bench.instance.add_dynamic_partitions(NAMES.partitions_name, ["a"])
     monkeypatch.setattr(EncoderPool, "start", fail)
     return bench.refresh() if launched == "a job" else bench.embed("a", "a")
+
+
+def test_refusals_are_reported_by_a_run_that_another_error_ends(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def down(*_: object) -> None:
+        raise StoreUnavailable("the store is down")
+
+    bench.write("bad", NULL_TEXT)
+    bench.write("good")
+    monkeypatch.setattr(Refresh, "_report_fresh", down)
+
+    ran = bench.refresh()
+
+    assert not ran.success
+    assert ran.will_retry
+    assert ran.failure().startswith("the store is down\n1 partition had failed by then:")
+
+    whole, bad = str(ran.metrics()["failed"]).splitlines()[2:]
+    assert whole == "| `(the whole run)` | `the store is down` |"
+    assert bad.startswith("| `bad` | `partition 'bad', row 1")
+    assert shown(bench) == ({"good"}, {"bad"})
+    assert "1 refused" in bench.tick().skip_message
+
+
+@pytest.mark.parametrize("setting", [{"text": "name"}, {"max_text_bytes": 4}])
+def test_refused_partition_is_requested_once_the_setting_is_fixed(
+    bench: Workbench, setting: dict[str, Any]
+) -> None:
+    bench.write("a")
+    bench.tick()
+    bench.settings |= setting
+
+    assert not bench.refresh().success
+    assert requested(bench.tick()) == []
+
+    for name in setting:
+        del bench.settings[name]
+
+    assert requested(bench.tick()) == [["a"]]
+
+
+@pytest.fixture
+def eager(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Workbench:
+    """A workbench whose instance has Dagster's default, which is to launch again whatever has
+    failed."""
+    monkeypatch.setattr(dg.DagsterInstance, "run_retries_retry_on_asset_or_op_failure", True)
+    assert bench.instance.run_retries_enabled
+    return bench
+
+
+def test_run_is_launched_again_if_its_process_died(eager: Workbench) -> None:
+    eager.write("a", [("x", None)])
+
+    ran = eager.refresh()
+
+    assert not ran.success
+
+    assert ran.run.tags["dagster/will_retry"] == "false"
+
+    lost = eager.pretend_run(NAMES.refresh_job, dg.DagsterRunStatus.STARTED, tags=RUN_TAGS)
+    eager.instance.report_run_failed(lost, "its process is gone")
+
+    assert Ran(eager.instance, lost.run_id, False).will_retry
+
+
+@pytest.mark.parametrize("job", sorted(NAMES.jobs))
+def test_every_job_is_launched_again_twice_after_a_failure(bench: Workbench, job: str) -> None:
+    bench.settings["pgvector"] = {"dsn": "postgresql://127.0.0.1/shop", "table": "products"}
+    bench.settings["derived"] = [{"dtype": "int8"}]
+    tags = bench.definitions.resolve_job_def(job).run_tags
+
+    assert tags["dagster/retry_on_asset_or_op_failure"] == "true"
+    assert tags["dagster/max_retries"] == "2"

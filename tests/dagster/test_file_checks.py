@@ -58,24 +58,21 @@ def violations(ran: Ran, check: str) -> str:
     return str(ran.checks()[check].metadata["failed"].value)
 
 
-def test_file_with_the_rows_of_its_source_is_right() -> None:
-    assert judged(3) == FileChecks(dimensions={"k": ""}, rows={"k": ""})
-
-
-def test_rows_of_a_fresh_file_are_not_judged_without_a_known_count() -> None:
-    assert judged(None) == FileChecks(dimensions={"k": ""}, rows={})
-
-
-def test_file_is_compared_with_the_row_count_that_the_source_knows() -> None:
-    assert judged(4).rows == {"k": "its file is made of 3 rows; its source has 4."}
-
-
-def test_rows_of_a_file_that_was_encoded_are_those_that_were_read() -> None:
-    assert judged(None, action="encoded").rows == {"k": ""}
-
-
-def test_rows_that_the_source_has_and_the_file_skips_are_no_fault() -> None:
-    assert judged(5, source_rows=5, skipped_rows=2).rows == {"k": ""}
+@pytest.mark.parametrize(
+    ("rows_of_source", "facts", "found"),
+    [
+        (3, {}, {"k": ""}),
+        (4, {}, {"k": "its file is made of 3 rows; its source has 4."}),
+        (5, {"source_rows": 5, "skipped_rows": 2}, {"k": ""}),
+        (None, {"action": "encoded"}, {"k": ""}),
+        (None, {}, {}),
+    ],
+    ids=["all", "fewer", "skipped", "as read", "not known"],
+)
+def test_rows_of_a_file_are_those_that_its_source_is_known_to_have(
+    rows_of_source: int | None, facts: dict[str, object], found: dict[str, str]
+) -> None:
+    assert judged(rows_of_source, **facts) == FileChecks(dimensions={"k": ""}, rows=found)
 
 
 def test_vectors_of_another_dimension_than_the_space_has_are_a_fault() -> None:

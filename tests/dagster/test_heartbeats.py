@@ -3,6 +3,7 @@ living one is not."""
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -23,9 +24,9 @@ from surge_dagster.orchestration.launch import job_of
 from tests.dagster.conftest import NAMES, Workbench, execute, run_op, tick_for_a_minute
 from tests.waiting import until
 
-STARTED, CANCELING, QUEUED = (
-    dg.DagsterRunStatus[name] for name in ("STARTED", "CANCELING", "QUEUED")
-)
+STARTED = dg.DagsterRunStatus.STARTED
+CANCELING = dg.DagsterRunStatus.CANCELING
+QUEUED = dg.DagsterRunStatus.QUEUED
 
 
 def beating(
@@ -34,6 +35,16 @@ def beating(
     instance.add_run_tags(run.run_id, {HEARTBEAT_TAG: f"{of or run.run_id} gpu-7 {value}"})
     [found] = instance.get_runs(dg.RunsFilter([run.run_id]))
     return found
+
+
+def look(
+    instance: dg.DagsterInstance, run: dg.DagsterRun, *ticks: int, cursor: str | None = None
+) -> str | None:
+    """Look at these seconds whether a run that was listed before is silent; return the cursor."""
+    times = HeartbeatTimes(lost_seconds=60, longest_gap_seconds=30)
+    for now in ticks:
+        cursor = declare_silent_runs(instance, [run], cursor, now, times)
+    return cursor
 
 
 def statuses(instance: dg.DagsterInstance, runs: list[dg.DagsterRun]) -> list[str]:
@@ -77,9 +88,7 @@ def test_run_whose_machine_dies_after_its_work_is_declared_failed() -> None:
         with executing(context):
             pass
         [run] = context.instance.get_runs()  # as it is when the machine dies here
-        cursor = None
-        for now in range(0, 61, 15):
-            cursor = declare_silent_runs(context.instance, [run], cursor, now)
+        look(context.instance, run, *range(0, 61, 15))
         [run] = context.instance.get_runs()
         assert run.status is dg.DagsterRunStatus.FAILURE
 
@@ -93,9 +102,9 @@ def test_run_whose_heartbeat_stands_still_for_a_minute_is_declared_failed(
     # Such a launcher may call the run of a dead host alive.
     trusting = SimpleNamespace(supports_check_run_worker_health=True)
     monkeypatch.setattr(dg.DagsterInstance, "run_launcher", trusting)
-    dead, ended, queued = [
-        bench.pretend_run(NAMES.refresh_job, state) for state in (STARTED, STARTED, QUEUED)
-    ]
+    dead = bench.pretend_run(NAMES.refresh_job, STARTED)
+    ended = bench.pretend_run(NAMES.refresh_job, STARTED)
+    queued = bench.pretend_run(NAMES.refresh_job, QUEUED)
     for run, beat in ((dead, 3), (ended, "ended"), (queued, 0)):
         beating(bench.instance, run, beat)
 
@@ -146,9 +155,6 @@ def begun(instance: dg.DagsterInstance) -> dg.DagsterRun:
     return beating(instance, instance.create_run_for_job(job, status=STARTED), 3)
 
 
-TIMES = HeartbeatTimes(lost_seconds=60, longest_gap_seconds=30)
-
-
 @pytest.mark.parametrize(
     ("ticks", "expected"),
     [
@@ -167,9 +173,8 @@ def test_time_between_two_ticks_counts_as_half_a_minute_at_most(
     """The machine may have slept or the database have been away: then no run could renew its
     heartbeat either."""
     run = begun(instance)
-    cursor = None
-    for now in ticks:
-        cursor = declare_silent_runs(instance, [run], cursor, now, TIMES)
+
+    look(instance, run, *ticks)
 
     assert statuses(instance, [run]) == [expected]
 
@@ -178,11 +183,10 @@ def test_heartbeat_that_is_renewed_while_runs_are_listed_counts(
     instance: dg.DagsterInstance,
 ) -> None:
     listed = begun(instance)
-    cursor = declare_silent_runs(instance, [listed], None, 0, TIMES)
-    cursor = declare_silent_runs(instance, [listed], cursor, 30, TIMES)
+    cursor = look(instance, listed, 0, 30)
     beating(instance, listed, 4)
 
-    declare_silent_runs(instance, [listed], cursor, 60, TIMES)
+    look(instance, listed, 60, cursor=cursor)
 
     assert statuses(instance, [listed]) == ["STARTED"]
 
@@ -195,11 +199,10 @@ def test_run_that_ends_while_runs_are_listed_is_not_declared_lost(
     instance: dg.DagsterInstance, event: dg.DagsterEventType, end: str
 ) -> None:
     listed = begun(instance)
-    cursor = declare_silent_runs(instance, [listed], None, 0, TIMES)
-    cursor = declare_silent_runs(instance, [listed], cursor, 30, TIMES)
+    cursor = look(instance, listed, 0, 30)
     instance.report_dagster_event(dg.DagsterEvent(event.value, "job"), listed.run_id)
 
-    declare_silent_runs(instance, [listed], cursor, 60, TIMES)
+    look(instance, listed, 60, cursor=cursor)
 
     assert statuses(instance, [listed]) == [end]
 
@@ -217,3 +220,21 @@ def test_run_of_a_check_has_a_heartbeat(bench: Workbench, monkeypatch: pytest.Mo
     ran = bench.run(NAMES.check_job)
 
     assert seen == [f"{ran.run_id} {socket.gethostname()} 0"]
+
+
+ENGINE = logging.getLogger("surge_dagster.engine.encoder.dispatcher")
+
+
+@dg.op
+def work(context) -> None:
+    with executing(context):
+        ENGINE.info("worker %d started", 7)
+        ENGINE.warning("worker %d died", 7)
+    ENGINE.warning("worker %d died later", 7)
+
+
+def test_warning_of_the_engine_is_in_the_log_of_the_run(bench: Workbench) -> None:
+    lines = run_op(bench, work).logged()
+    assert "worker 7 died" in lines
+    assert "worker 7 started" not in lines
+    assert "worker 7 died later" not in lines

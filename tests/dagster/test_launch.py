@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import dagster as dg
 import pytest
 
 from tests.dagster.conftest import Ran, Workbench
@@ -75,16 +74,10 @@ def forced(bench: Workbench) -> Ran:
     return ran
 
 
-def tags_of(ran: Ran) -> dict[str, str]:
-    """Return the tags that Dagster copies to a run which is executed again."""
-    [run] = ran.instance.get_runs(dg.RunsFilter([ran.run_id]))
-    return {**run.tags, "dagster/parent_run_id": ran.run_id, "dagster/root_run_id": ran.run_id}
-
-
 def test_forced_run_that_continues_another_encodes_only_the_rest(
     bench: Workbench, forced: Ran
 ) -> None:
-    resumed = bench.embed_keys(tags_of(forced) | {"dagster/retry_number": "1"}, force=True)
+    resumed = bench.embed_keys(forced.tags_again() | {"dagster/retry_number": "1"}, force=True)
 
     assert resumed.success
     assert resumed.metrics()["texts_encoded"] == 5
@@ -96,9 +89,9 @@ def test_first_attempt_of_a_forced_run_that_has_a_worklist_counts(bench: Workben
     bench.write("a", 3)
     bench.write("b", NULL_TEXT)
 
-    first = bench.embed_keys(tags_of(unlisted) | retried, force=True)
+    first = bench.embed_keys(unlisted.tags_again() | retried, force=True)
     bench.write("b", 5, version="v2")
-    second = bench.embed_keys(tags_of(first) | retried, force=True)
+    second = bench.embed_keys(first.tags_again() | retried, force=True)
 
     assert not unlisted.success
     assert first.metrics()["texts_encoded"] == 3
@@ -109,6 +102,6 @@ def test_first_attempt_of_a_forced_run_that_has_a_worklist_counts(bench: Workben
 def test_forced_run_that_is_executed_again_as_a_whole_begins_anew(
     bench: Workbench, forced: Ran
 ) -> None:
-    whole = bench.embed_keys(tags_of(forced), force=True)
+    whole = bench.embed_keys(forced.tags_again(), force=True)
 
     assert whole.metrics()["texts_encoded"] == 8

@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
-from tests.dagster.camera import camera_on
+from tests.dagster.browser import NoBrowser, browser_page
 from tests.dagster.conftest import numbered_keys
 from tests.dagster.dev_server import DevServer, dev_server, eventually
 from tests.small_catalogs import numbered_rows, write_partition
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 pytestmark = pytest.mark.processes
 
@@ -43,7 +49,7 @@ def server(folder: Path, cache_folder: Path) -> Iterator[DevServer]:
         "p06",
         [("x", f"wait for {folder / 'gate'}"), *numbered_rows("p06", ROWS - 1)],
     )
-    with dev_server(folder, gated=True, b_min=str(ROWS), b_max=str(ROWS)) as started:
+    with dev_server(folder, b_min=str(ROWS), b_max=str(ROWS)) as started:
         yield started
 
 
@@ -72,6 +78,37 @@ def run_held_up(server: DevServer, folder: Path, letter: str, *before: str) -> t
 
 def write(folder: Path, key: str, rows: int = ROWS, version: str = "v1") -> None:
     write_partition(folder / "catalog", key, numbered_rows(key, rows), version=version)
+
+
+@contextmanager
+def camera_on(server: DevServer, folder: Path) -> Iterator[Callable[..., None]]:
+    """Give what saves a screenshot of a page in a folder; without a browser the test is skipped."""
+    try:
+        with browser_page() as page:
+            yield partial(take, page, f"http://127.0.0.1:{server.port}", folder)
+    except NoBrowser as reason:
+        pytest.skip(str(reason))
+
+
+def take(
+    page: Page, url: str, folder: Path, name: str, path: str, *shows: str, click: str | None = None
+) -> None:
+    """Take a screenshot when the page shows these texts, after a click on the text `click`."""
+    page.set_default_timeout(120_000)
+    page.goto(f"{url}{path}")
+    if click is not None:
+        page.get_by_text(click, exact=True).first.click()
+    for text in shows:
+        page.get_by_text(text).first.wait_for()
+    page.get_by_text("Loading run logs").first.wait_for(state="hidden")
+    page.wait_for_load_state("networkidle")
+    broken = page.evaluate(
+        "[...document.images].filter(image => image.complete && !image.naturalWidth)"
+        ".map(image => image.src)"
+    )
+    assert not broken, "images that cannot be shown"
+    screenshot = page.screenshot(path=folder / f"{name}.png", animations="disabled")
+    assert len(screenshot) > 25_000, f"{name} is blank"
 
 
 @pytest.mark.timeout(120)
@@ -107,10 +144,10 @@ def test_pages_in_a_browser_show_the_finished_run(server: DevServer, folder: Pat
     if len(server.partitions()["materialized"]) < 12:  # when this test is run by itself
         assert server.finished(server.launch("catalog_refresh")) == "SUCCESS"
 
-    with camera_on(server, folder / "pictures") as camera:
-        camera.take("partitions", "/assets/embeddings?view=partitions", "12 partitions", "p00")
-        camera.take("plots", "/assets/superbatches?view=overview", *PLOTTED, click="Plots")
-        camera.take("checks", "/assets/embeddings?view=checks", "published_partitions_are_valid")
+    with camera_on(server, folder) as take:
+        take("partitions", "/assets/embeddings?view=partitions", "12 partitions", "p00")
+        take("plots", "/assets/superbatches?view=overview", *PLOTTED, click="Plots")
+        take("checks", "/assets/embeddings?view=checks", "published_partitions_are_valid")
 
 
 @pytest.mark.timeout(120)

@@ -11,12 +11,15 @@ import dagster as dg
 import pytest
 from pydantic import ValidationError
 
-from surge_dagster.config.settings import load_settings
+from surge_dagster import EmbeddingCatalog
+from surge_dagster.config.settings import StorageSettings, load_settings
+from surge_dagster.definitions import embedding_catalog
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.store import StorageOptions
 from surge_dagster.engine.store.gcp import GcpOptions
-from surge_dagster.resources import EncoderResource
+from surge_dagster.resources import CatalogSource, EncoderResource, OutputStore
+from tests.dagster.private_dagster import shown_by_the_ui
 
 
 @pytest.fixture(autouse=True)
@@ -353,3 +356,68 @@ class TestGcp:
 
         assert "hunter2" not in shown
         assert str(credentials) not in shown
+
+
+@pytest.mark.parametrize("given", ["lang,category", "lang, category", ["lang", "category"]])
+def test_columns_of_the_key_are_a_list_or_a_plain_string_everywhere(
+    given: str | list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    expected = ["lang", "category"]
+
+    assert load_settings(partition_by=given).partition_by == expected
+    assert CatalogSource(url="t.csv", partition_by=given).partition_by == expected  # pyright: ignore
+
+    attributes = {"source": "t.csv", "output": "out", "partition_by": given}
+    assert (
+        EmbeddingCatalog.from_attributes_dict(attributes=attributes).settings.partition_by
+        == expected
+    )
+
+    if isinstance(given, str):
+        monkeypatch.setenv("SURGE_PARTITION_BY", given)
+        assert load_settings().partition_by == expected
+
+
+def open_in_a_run(output: OutputStore) -> Any:
+    """The store as an op gets it: Dagster makes new resources for each run."""
+    opened: list[Any] = []
+
+    @dg.op
+    def look(output: OutputStore) -> None:
+        opened.append(output.open())
+
+    @dg.job(resource_defs={"output": output})
+    def looking() -> None:
+        look()
+
+    assert looking.execute_in_process().success
+    return opened[0]
+
+
+def test_storage_options_reach_the_store_and_are_not_shown_by_dagster() -> None:
+    given = {
+        "access_key_id": "hunter1",
+        "secret_access_key": "hunter2",
+        "endpoint": "http://127.0.0.1:9",
+    }
+    options = StorageSettings.model_validate(given)
+    webhook = "https://127.0.0.1:9/hunter3"
+    settings = load_settings(
+        output="s3://vectors/out", storage_options=options, alert_webhook=webhook
+    )
+    definitions = embedding_catalog(settings)
+    output = definitions.resources["output"] if definitions.resources else None
+
+    assert isinstance(output, OutputStore)
+
+    store = open_in_a_run(output)
+    assert store._store.credential_provider()["secret_access_key"] == "hunter2"
+
+    everything_the_ui_gets = shown_by_the_ui(definitions)
+    assert "s3://vectors/out" in everything_the_ui_gets
+    assert "hunter" not in everything_the_ui_gets + repr(output)
+
+    shown = repr(settings) + str(settings.model_dump()) + settings.model_dump_json()
+    assert "hunter2" not in shown + repr(StorageOptions(secret_access_key="hunter2"))
+    assert "hunter3" not in shown

@@ -17,6 +17,14 @@ from surge_dagster.service.server import ServiceSettings, bound_socket, http_ser
 from surge_dagster.service.spaces import ServedSpaces
 from tests.service.fake_spaces import FakeSpaces
 
+GOOD = b'{"model":"current","input":"red"}'
+HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+def sized(body: bytes, length: int | None = None) -> bytes:
+    """Return a request with this body, and with its length or another one."""
+    return HEAD + b"Content-Length: %d\r\n\r\n%b" % (length or len(body), body)
+
 
 @dataclass(frozen=True, slots=True)
 class Running:

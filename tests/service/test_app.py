@@ -14,13 +14,7 @@ from starlette.testclient import TestClient
 from surge_dagster.service.errors import Refusal
 from surge_dagster.service.lane import promise_of
 from tests.service.fake_spaces import FakeSpaces, post
-from tests.service.running import client_of, connected, read_all, serving
-
-REQUEST = b'{"model":"current","input":"red"}'
-POST = (
-    b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    b"Content-Length: %d\r\n\r\n%b"
-)
+from tests.service.running import GOOD, client_of, connected, read_all, serving, sized
 
 
 @pytest.fixture
@@ -180,7 +174,7 @@ def test_request_whose_client_has_gone_is_cancelled(spaces: FakeSpaces) -> None:
     ended = threading.Event()
     with serving(spaces.as_served()) as url:
         with connected(url) as client:
-            client.sendall(POST % (len(REQUEST), REQUEST))
+            client.sendall(sized(GOOD))
             future = lane.held.get(timeout=60)
             future.add_done_callback(lambda _: ended.set())
         assert ended.wait(60)
@@ -192,16 +186,16 @@ def test_client_that_leaves_in_its_body_leaves_no_trace(
 ) -> None:
     with serving(spaces.as_served()) as url:
         with connected(url) as client:
-            client.sendall(POST % (1000, b"{"))
+            client.sendall(sized(b"{", 1000))
         with connected(url) as client:
-            client.sendall(POST % (len(REQUEST), REQUEST))
+            client.sendall(sized(GOOD))
             assert client.recv(12) == b"HTTP/1.1 200"
     assert not caplog.records
 
 
 def test_pipelined_requests_are_answered_in_order(spaces: FakeSpaces) -> None:
-    last = POST.replace(b"Host: localhost", b"Host: localhost\r\nConnection: close")
-    requests = POST % (len(REQUEST), REQUEST) + POST % (2, b"{}") + last % (len(REQUEST), REQUEST)
+    last = sized(GOOD).replace(b"Host:", b"Connection: close\r\nHost:")
+    requests = sized(GOOD) + sized(b"{}") + last
     with serving(spaces.as_served()) as url, connected(url) as client:
         client.sendall(requests)
         assert re.findall(rb"HTTP/1.1 (\d+)", read_all(client)) == [b"200", b"400", b"200"]

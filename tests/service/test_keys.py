@@ -41,6 +41,7 @@ def test_all_other_paths_need_a_key(client: TestClient, path: str) -> None:
     answer = client.get(path)
     assert answer.status_code == 401
     assert answer.json()["error"]["code"] == "invalid_api_key"
+    assert "Authorization: Bearer" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -7,21 +7,53 @@ import os
 import re
 import signal
 import time
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.worker.backends import hash_vectors
+from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.service.errors import Refusal
 from surge_dagster.service.lane import MARGIN, Encoded, Lane, Promise, promise_of
 from tests.engine.encoder.conftest import faulty_workers
-from tests.service.lanes import assert_encoded, open_lane, texts_of
 from tests.waiting import until
 
 __all__ = ["faulty_workers"]
 
 pytestmark = pytest.mark.usefixtures("faulty_workers", "no_leaks")
+
+
+SPEC = EncodingSpec("hash://16")
+BACKEND = "faults:FaultyBackend"
+
+
+@contextmanager
+def open_lane(
+    *, pass_tokens: int = 64, promise: Promise | None = None, **options: Any
+) -> Iterator[Lane]:
+    """Yield a lane with a faulty backend, see `faults.py`; closed without draining."""
+    pool = EncoderPool(SPEC, devices="cpu", backend=BACKEND, **options)
+    lane = Lane(pool, pool.start(), pass_tokens, promise, recorded=pool.space)
+    try:
+        yield lane
+    finally:
+        lane.close()
+
+
+def assert_encoded(encoded: Encoded, texts: list[str]) -> None:
+    assert encoded.vectors.dtype == np.float32
+    assert np.array_equal(encoded.vectors, hash_vectors(texts, 16))
+
+
+def texts_of(name: str, count: int) -> list[str]:
+    """Return texts of four tokens each."""
+    return [f"{name:<8.8} {row:05}" for row in range(count)]
 
 
 def hold(lane: Lane, path: Path) -> Future[Encoded]:

@@ -14,12 +14,20 @@ from starlette.testclient import TestClient
 
 from surge_dagster.service.embeddings import MAX_TEXTS, Embedding
 from tests.service.fake_spaces import FakeSpaces
-from tests.service.running import Running, client_of, connected, read_all, read_answer, running
+from tests.service.running import (
+    GOOD,
+    HEAD,
+    Running,
+    client_of,
+    connected,
+    read_all,
+    read_answer,
+    running,
+    sized,
+)
 from tests.waiting import until
 
 LIMIT = 2_000
-GOOD = b'{"model":"current","input":"red"}'
-HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
@@ -28,10 +36,6 @@ def service() -> Iterator[Running]:
     limits = {"max_body_bytes": LIMIT, "max_header_bytes": 4_000, "idle_seconds": 1}
     with running(FakeSpaces().as_served(), **limits) as service:
         yield service
-
-
-def sized(body: bytes) -> bytes:
-    return HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
 def chunk(data: bytes) -> bytes:

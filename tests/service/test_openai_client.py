@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
@@ -43,8 +41,8 @@ def test_both_formats_are_equal_to_the_last_bit(
         client.embeddings.create(model="current", input=TEXTS, encoding_format="float"),
     ]
     for answer in answers:
-        assert [each.embedding for each in answer.data] == vectors_of(TEXTS)
-        assert [each.index for each in answer.data] == list(range(len(TEXTS)))
+        found = [(each.index, each.embedding) for each in answer.data]
+        assert found == list(enumerate(vectors_of(TEXTS)))
         assert answer.usage.prompt_tokens == 4
 
 
@@ -70,18 +68,9 @@ def test_input_type_goes_before_the_base_url(
     assert found.embedding == vectors_of(["red"], prompt)[0]
 
 
-@pytest.mark.parametrize(
-    ("body", "error", "said"),
-    [
-        ({"model": "text-embedding-3-small"}, openai.NotFoundError, "is not served. Use hash-16"),
-        ({"dimensions": 7}, openai.BadRequestError, "Use 16 or 8"),
-    ],
-)
-def test_errors_are_the_clients_own_with_what_to_do(
-    client: openai.OpenAI, body: dict[str, Any], error: type[openai.APIError], said: str
-) -> None:
-    with pytest.raises(error, match=said):
-        client.embeddings.create(model="current", input="red", extra_body=body)
+def test_errors_are_the_clients_own_with_what_to_do(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match=r"is not served\. Use hash-16"):
+        client.embeddings.create(model="text-embedding-3-small", input="red")
 
 
 def test_client_comes_back_after_the_time_that_an_overloaded_service_names(
@@ -97,16 +86,3 @@ def test_client_comes_back_after_the_time_that_an_overloaded_service_names(
     assert headers["retry-after"] == "1"
     spaces.only.queries.failure = None
     assert client.with_options(max_retries=2).embeddings.create(model="current", input="red").data
-
-
-def test_wrong_key_is_an_authentication_error_of_the_client(
-    tmp_path: Path, spaces: FakeSpaces
-) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text(f"{'0' * 64}\n")
-    with (
-        serving(spaces.as_served(), api_keys=keys) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="wrong") as client,
-        pytest.raises(openai.AuthenticationError, match="Authorization: Bearer"),
-    ):
-        client.models.list()

@@ -26,13 +26,7 @@ from surge_dagster.service.server import (
     service_app,
 )
 from tests.service.fake_spaces import FakeSpaces
-from tests.service.running import connected, read_all, running
-
-BODY = b'{"model":"current","input":"red"}'
-REQUEST = (
-    b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
-)
+from tests.service.running import GOOD, connected, read_all, running, sized
 
 
 @pytest.fixture
@@ -123,7 +117,7 @@ def test_service_says_what_it_serves_and_answers_on_a_unix_socket(
     server = servers.get(timeout=60)
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
-        client.sendall(REQUEST)
+        client.sendall(sized(GOOD))
         assert client.recv(12) == b"HTTP/1.1 200"
     server.should_exit = True
     thread.join()
@@ -149,7 +143,7 @@ def test_what_was_accepted_is_answered_after_sigterm_and_nothing_else() -> None:
     lane.holds = True
     with running(spaces.as_served()) as service:
         with connected(service.url) as idle, connected(service.url) as client:
-            client.sendall(REQUEST)
+            client.sendall(sized(GOOD))
             future = lane.held.get(timeout=60)
             service.server.should_exit = True
             assert read_all(idle) == b"", "closed, as is the listening socket before it"
@@ -167,7 +161,7 @@ def test_what_waits_when_the_drain_ends_is_told_to_come_back() -> None:
     lane = spaces.only.queries
     lane.holds = True
     with running(spaces.as_served(), drain_seconds=1) as service, connected(service.url) as client:
-        client.sendall(REQUEST)
+        client.sendall(sized(GOOD))
         future = lane.held.get(timeout=60)
         service.server.should_exit = True
         head, _, body = read_all(client).partition(b"\r\n\r\n")
