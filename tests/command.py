@@ -14,18 +14,7 @@ import pytest
 from surge_dagster.commands import cli
 
 MODEL = ("--model", "hash://16")
-
-
-def write_partition(catalog: Path, key: str, rows: int, **columns: object) -> Path:
-    """Write a partition with numbered texts, and with further columns or others in their place."""
-    path = catalog / f"partition={key}" / "part-0.parquet"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    table = {
-        "id": [f"{key}-{row}" for row in range(rows)],
-        "text": [f"{key} number {row}" for row in range(rows)],
-    }
-    pq.write_table(pa.table(table | columns), path)
-    return path
+EMBED = ("embed", "catalog", "out", *MODEL)
 
 
 class Command:
@@ -53,6 +42,28 @@ class Command:
         assert isinstance(exit_.value.code, int)
         out, self.printed = self._capsys.readouterr()
         return exit_.value.code, out, " ".join(self.printed.split())
+
+    def write(self, key: str, rows: int, *, catalog: str = "catalog", **columns: object) -> None:
+        """Write a partition with numbered texts, and with further columns or others in their
+        place."""
+        path = self.root / catalog / f"partition={key}" / "part-0.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table = {
+            "id": [f"{key}-{row}" for row in range(rows)],
+            "text": [f"{key} number {row}" for row in range(rows)],
+        }
+        pq.write_table(pa.table(table | columns), path)
+
+    def error(self, *arguments: object, expected: int = 2) -> str:
+        """What a command says that ends with this exit code."""
+        code, _, error = self(*arguments)
+        assert code == expected, error
+        assert "Traceback" not in error
+        return error
+
+    def embed(self, *options: object) -> dict[str, Any]:
+        """The report of a run over the folder `catalog` into `out`."""
+        return self.json(*EMBED, *options)
 
     def json(self, *arguments: object, expected: int = 0) -> dict[str, Any]:
         """The document of a command that ends with this exit code."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from surge_dagster.engine.output.current_space import write_current
-from tests.command import MODEL, Command, write_partition
+from tests.command import EMBED, MODEL, Command
 from tests.spaces import Spaces
 
 
@@ -27,20 +27,20 @@ def installed(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Path:
+def catalog(surge: Command) -> Path:
     for key, rows in (("apples", 30), ("pears", 3), ("plums", 1)):
-        write_partition(tmp_path / "catalog", key, rows)
-    return tmp_path / "catalog"
+        surge.write(key, rows)
+    return surge.root / "catalog"
 
 
 def test_embed_then_verify_then_search(catalog: Path, surge: Command) -> None:
-    first = installed("embed", catalog, "out", *MODEL, "--json", cwd=surge.root)
+    first = installed(*EMBED, "--json", cwd=surge.root)
     assert first.returncode == 0, first.stderr
     report = json.loads(first.stdout.splitlines()[-1])
     assert report["partitions_written"] == 3
     assert report["texts_encoded"] == 34
 
-    again = surge.json("embed", catalog, "out", *MODEL)
+    again = surge.embed()
     assert again["partitions_skipped"] == 3
     assert again["texts_encoded"] == 0
 
@@ -53,12 +53,12 @@ def test_embed_then_verify_then_search(catalog: Path, surge: Command) -> None:
 
 
 def test_embed_with_a_price_reports_its_cost(catalog: Path, surge: Command) -> None:
-    report = surge.json("embed", catalog, "out", *MODEL, "--price-per-hour", 3600)
+    report = surge.embed("--price-per-hour", 3600)
 
     assert report["cost"] == pytest.approx(report["run_seconds"])
     assert report["cost_per_million_texts"] == pytest.approx(1e6 * report["cost"] / 34)
 
-    fresh = surge("embed", catalog, "out", *MODEL, "--price-per-hour", 3600)[1]
+    fresh = surge(*EMBED, "--price-per-hour", 3600)[1]
 
     assert re.search(r"^cost [\d.]+ at 3600 an hour$", fresh, re.MULTILINE)
 
@@ -66,20 +66,20 @@ def test_embed_with_a_price_reports_its_cost(catalog: Path, surge: Command) -> N
 def test_bad_partition_gives_exit_code_1_and_all_others_are_published(
     catalog: Path, surge: Command
 ) -> None:
-    write_partition(catalog, "nulls", 3, text=["a", None, "c"])
-    code, out, error = surge("embed", catalog, "out", *MODEL, "--json")
-    report = json.loads(out.splitlines()[-1])
-    assert (code, report["partitions_written"]) == (1, 3)
-    assert [failed["key"] for failed in report["partitions_failed"]] == ["nulls"]
-    assert "row 1" in error and "Traceback" not in error
+    surge.write("nulls", 3, text=["a", None, "c"])
+    report = surge.json(*EMBED, expected=1)
+    [failed] = report["partitions_failed"]
+    assert report["partitions_written"] == 3
+    assert failed["key"] == "nulls"
+    assert "row 1" in surge.printed
+    assert "Traceback" not in surge.printed
 
 
 def test_removed_partition_is_named_and_left_out_of_a_search(catalog: Path, surge: Command) -> None:
-    embed = ("embed", catalog, "out", *MODEL)
-    surge.json(*embed)
+    surge.embed()
     shutil.rmtree(catalog / "partition=plums")
 
-    assert surge.json(*embed)["partitions_removed"] == ["plums"]
+    assert surge.embed()["partitions_removed"] == ["plums"]
     assert "1 partition removed from the source: 'plums'. Readers leave out" in surge.printed
 
     search = ("search", "plums number 0", "out", *MODEL, "-k", 40)
@@ -92,19 +92,17 @@ def test_removed_partition_is_named_and_left_out_of_a_search(catalog: Path, surg
 def test_deletion_of_most_of_a_catalog_is_refused_with_exit_code_1(
     catalog: Path, surge: Command
 ) -> None:
-    embed = ("embed", catalog, "out", *MODEL, "--removed-partitions", "delete")
-    surge.json(*embed)
+    deleting = ("--removed-partitions", "delete")
+    surge.embed()
     shutil.rmtree(catalog / "partition=plums")
 
-    assert surge.json(*embed)["partitions_removed"] == ["plums"]
+    assert surge.embed(*deleting)["partitions_removed"] == ["plums"]
 
     for key in ("apples", "pears"):
         shutil.rmtree(catalog / f"partition={key}")
-    write_partition(catalog, "figs", 1)
-    code, _, error = surge(*embed)
-
-    assert code == 1
-    assert "2 of 3 partitions were removed from the source" in error
+    surge.write("figs", 1)
+    refused = surge.error(*EMBED, *deleting, expected=1)
+    assert "2 of 3 partitions were removed from the source" in refused
 
 
 def test_search_follows_a_switch_and_names_another_space_of_the_settings(
@@ -125,15 +123,15 @@ def test_search_follows_a_switch_and_names_another_space_of_the_settings(
     assert [hit["id"] for hit in found["hits"]] == ["id-7"]
 
 
-def test_no_control_character_of_data_is_printed(tmp_path: Path, surge: Command) -> None:
-    write_partition(
-        tmp_path / "catalog", "a", 2, id=["\x1b[2J", "b"], text=["red \x1b[31m", "\x9b31m"]
-    )
-    write_partition(tmp_path / "catalog", "%1B%5B2J", 2, id=["a", "a"])
-    code, out, error = surge("embed", "catalog", "output", *MODEL)
-    assert code == 1 and "refused" in error
-    code, found, _ = surge("search", "red", "output", *MODEL)
-    assert code == 0 and "\\x1b[31m" in found
+def test_no_control_character_of_data_is_printed(surge: Command) -> None:
+    surge.write("a", 2, id=["\x1b[2J", "b"], text=["red \x1b[31m", "\x9b31m"])
+    surge.write("%1B%5B2J", 2, id=["a", "a"])
+    code, out, error = surge(*EMBED)
+    assert code == 1
+    assert "refused" in error
+    code, found, _ = surge("search", "red", "out", *MODEL)
+    assert code == 0
+    assert "\\x1b[31m" in found
     assert not set("\x1b\x9b") & {*out, *error, *found}
 
 
@@ -145,12 +143,11 @@ def test_no_control_character_of_data_is_printed(tmp_path: Path, surge: Command)
         (("embed", "catalog", "a-file", *MODEL), "Not a directory"),
         (("embed", "catalog", "a-file/below", *MODEL), "cannot write"),
         (("embed", "catalog", "out", "--model", "nobody/nothing"), "nobody/nothing"),
-        (("embed", "catalog", "out", *MODEL, "--b-min", "9", "--b-max", "3"), "b_min"),
         (("embed", "catalog", "s3://bucket/x", *MODEL), "s3://bucket/x"),
         (("verify", "catalog", "out", *MODEL), "no embeddings"),
         (("verify", "catalog", "out", *MODEL, "--reencode", "some"), "--reencode"),
         (("embed", "--no-such-option"), "--no-such-option"),
-        (("embed", "catalog", "out", *MODEL, "--document-prompt", "\udcff"), "UTF-8"),
+        ((*EMBED, "--document-prompt", "\udcff"), "UTF-8"),
         (("search", "\udcff", "out", *MODEL), "UTF-8"),
         (
             ("embed", "catalog", "out", "--query", "SELECT 1"),
@@ -167,19 +164,15 @@ def test_wrong_usage_gives_exit_code_2_and_the_reason(
 ) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "a-file").write_text("")
-    code, _, error = surge(*arguments)
-    assert code == 2, error
-    assert says in " ".join(error.split())
-    assert "Traceback" not in error
+    assert says in surge.error(*arguments)
 
 
 def test_table_without_rows_is_told_to_give_no_partitions(tmp_path: Path, surge: Command) -> None:
     (tmp_path / "t.csv").write_text("id,text,category\n")
 
-    code, _, error = surge("embed", "t.csv", "out", *MODEL, "--partition-by", "category")
+    surge.json("embed", "t.csv", "out", *MODEL, "--partition-by", "category")
 
-    assert code == 0
-    assert "the source 't.csv' has no rows, and so no partitions" in error
+    assert "the source 't.csv' has no rows, and so no partitions" in surge.printed
 
 
 def test_errors_are_the_json_document_too(surge: Command) -> None:
@@ -197,14 +190,14 @@ def test_stopped_run_keeps_what_is_encoded_and_says_how_to_continue(
     catalog: Path, surge: Command, ending: signal.Signals, code: int
 ) -> None:
     for number in range(300):
-        write_partition(catalog, f"more-{number}", 2)
+        surge.write(f"more-{number}", 2)
     # Through an interpreter that takes the signal, in case whoever runs the tests ignores it.
     listen = (
         "import signal as s; s.signal(s.SIGINT, s.default_int_handler); "
         "s.signal(s.SIGTERM, s.SIG_DFL)"
     )
     run = f"{listen}; from surge_dagster.commands.cli import main; main()"
-    command = [sys.executable, "-c", run, "embed", str(catalog), "out", *MODEL, "--b-min", "1"]
+    command = [sys.executable, "-c", run, *EMBED, "--b-min", "1"]
     with subprocess.Popen(command, cwd=surge.root, stderr=subprocess.PIPE, text=True) as running:
         while running.poll() is None and not list((surge.root / "out").glob("*/*.parquet")):
             time.sleep(0.01)
@@ -212,7 +205,7 @@ def test_stopped_run_keeps_what_is_encoded_and_says_how_to_continue(
         error = running.stderr.read() if running.stderr else ""
     assert running.returncode == code, error
     assert "run the command again" in error
-    assert surge.json("embed", catalog, "out", *MODEL)["partitions_failed"] == []
+    assert surge.embed()["partitions_failed"] == []
 
 
 def test_every_command_has_help(surge: Command) -> None:

@@ -29,20 +29,10 @@ def test_query_is_embedded_and_found_on_record_by_verify(
     fake: FakeBigQuery, surge: Command
 ) -> None:
     query = f"SELECT * FROM `{TABLE}`"
-    found = surge.json(
-        "embed", "bigquery://p", "out", *MODEL, "--query", query, "--partition-by", "category"
-    )
-    assert found["partitions_written"] == 3 and f"FROM (\n{query}\n)" in fake.queries[0]
+    embed = ("embed", "bigquery://p", "out", *MODEL, "--partition-by", "category", "--query")
+    assert surge.json(*embed, query)["partitions_written"] == 3
+    assert f"FROM (\n{query}\n)" in fake.queries[0]
     assert_all_embedded(surge)
     assert surge.json("verify", "bigquery://p", "out")["violations"] == []
-    other = (
-        "bigquery://p",
-        "out",
-        *MODEL,
-        "--query",
-        f"{query} WHERE TRUE",
-        "--partition-by",
-        "category",
-    )
-    code, _, error = surge("embed", *other)
-    assert code == 2 and "holds embeddings of the catalog 'bigquery://p?query=" in error
+    refused = surge.error(*embed, f"{query} WHERE TRUE")
+    assert "holds embeddings of the catalog 'bigquery://p?query=" in refused

@@ -11,7 +11,7 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.output.current_space import write_current
-from tests.command import Command, write_partition
+from tests.command import EMBED, MODEL, Command
 from tests.engine.encoder import faults
 from tests.engine.encoder.conftest import tiny_model
 from tests.engine.model.small_model import model_folder
@@ -22,30 +22,19 @@ def test_search_and_verify_use_the_only_space_with_the_prompt_and_columns_of_its
     surge: Command,
 ) -> None:
     texts = ["red", "green", "blue"]
-    write_partition(surge.root / "catalog", "a", 3, sku=["x", "y", "z"], title=texts)
+    surge.write("a", 3, sku=["x", "y", "z"], title=texts)
     columns = ("--id", "sku", "--text", "title")
-    surge.json(
-        "embed",
-        "catalog",
-        "out",
-        "--model",
-        "hash://16",
-        "--document-prompt",
-        "a ",
-        "--query-prompt",
-        "a ",
-        *columns,
-    )
+    surge.embed("--document-prompt", "a ", "--query-prompt", "a ", *columns)
     verified = surge.json("verify", "catalog", "out", "--reencode", "all")
-    assert (verified["texts"], verified["violations"]) == (3, [])
+    assert verified["texts"] == 3
+    assert verified["violations"] == []
     [hit] = surge.json("search", "green", "out", "-k", 1)["hits"]
-    assert (hit["id"], hit["score"]) == ("y", pytest.approx(1, abs=1e-5)), (
-        "with the prompts of the space"
-    )
+    assert hit["id"] == "y"
+    assert hit["score"] == pytest.approx(1, abs=1e-5), "with the prompts of the space"
     switched = surge.json("switch", "catalog", "out", "--space", verified["space"])
     assert switched["current"]["space"] == verified["space"]
-    code, _, error = surge("verify", "catalog", "out", "--text", "text", "--reencode", 0)
-    assert code == 1 and "text" in error, "a setting that somebody gives counts"
+    error = surge.error("verify", "catalog", "out", "--text", "text", "--reencode", 0, expected=1)
+    assert "text" in error, "a setting that somebody gives counts"
 
 
 @pytest.fixture(params=["hashed", pytest.param("loaded", marks=pytest.mark.soak)])
@@ -66,7 +55,7 @@ def tiny(request: pytest.FixtureRequest, surge: Command, monkeypatch: pytest.Mon
 def test_model_in_a_relative_folder_is_found_from_any_working_folder(
     surge: Command, tiny: Path
 ) -> None:
-    write_partition(surge.root / "catalog", "a", 3)
+    surge.write("a", 3)
     name = surge.json("embed", "catalog", "out", "--model", "models/tiny")["space"]
     assert name.startswith("tiny-")
     record = json.loads(surge.space_json().read_text())
@@ -76,11 +65,11 @@ def test_model_in_a_relative_folder_is_found_from_any_working_folder(
     found = surge.json("search", "a number 2", "../out", "-k", 1, "--yes")
     assert (found["space"], found["hits"][0]["id"]) == (name, "a-2")
     assert surge.json("verify", "../catalog", "../out", "--yes")["violations"] == []
-    code, _, error = surge("verify", "../catalog", "../out")
-    assert code == 2 and "--yes" in error, "a model that only the output names is not loaded"
+    error = surge.error("verify", "../catalog", "../out")
+    assert "--yes" in error, "a model that only the output names is not loaded"
     (surge.root / "models").rename(surge.root / "moved")
-    code, _, error = surge("search", "a number 2", "../out", "--yes")
-    assert code == 2 and "models/tiny" in error and "check the path" in error
+    error = surge.error("search", "a number 2", "../out", "--yes")
+    assert "models/tiny" in error and "check the path" in error
     found = surge.json(
         "search",
         "a number 2",
@@ -94,7 +83,7 @@ def test_model_in_a_relative_folder_is_found_from_any_working_folder(
 def test_space_is_searched_and_verified_with_its_own_prompts_after_those_of_its_model_changed(
     surge: Command, tiny: Path
 ) -> None:
-    write_partition(surge.root / "catalog", "a", 3)
+    surge.write("a", 3)
     name = surge.json("embed", "catalog", "out", "--model", tiny)["space"]
     settings = tiny / "config_sentence_transformers.json"
     prompts = {"prompts": {"query": "q: ", "passage": "p: "}, "default_prompt_name": None}
@@ -114,8 +103,9 @@ def test_space_is_searched_and_verified_with_its_own_prompts_after_those_of_its_
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    code, _, error = surge("search", "a number 2", "out", "--yes")
-    assert code == 2 and f"not into {name}: the model's content has changed." in error
+    assert f"not into {name}: the model's content has changed." in surge.error(
+        "search", "a number 2", "out", "--yes"
+    )
 
 
 def test_folder_that_only_the_output_names_is_not_loaded_for_a_model_of_the_settings(
@@ -130,8 +120,7 @@ def test_folder_that_only_the_output_names_is_not_loaded_for_a_model_of_the_sett
     # The same model, in a request that the output does not know.
     monkeypatch.setenv("SURGE_MODEL", "owner/model")
     monkeypatch.setenv("SURGE_MAX_LENGTH", "9")
-    code, _, error = surge("search", "b/7", "output")
-    assert code == 2
+    error = surge.error("search", "b/7", "output")
     assert "names the model '/somewhere', which the settings do not" in error
     assert "--yes" in error
 
@@ -139,8 +128,7 @@ def test_folder_that_only_the_output_names_is_not_loaded_for_a_model_of_the_sett
 def test_several_spaces_need_a_name_or_a_current_one(surge: Command, three_spaces: Spaces) -> None:
     made = three_spaces.copy_to(surge.root)
     for command in (("search", "b/7", "output"), ("verify", "catalog", "output")):
-        code, _, error = surge(*command)
-        assert code == 2 and "holds several spaces" in error
+        assert "holds several spaces" in surge.error(*command)
     _, second, _ = made.names()
     write_current(made.store, second, seen=None)
     assert surge.json("search", "b/7", "output")["space"] == second
@@ -148,119 +136,108 @@ def test_several_spaces_need_a_name_or_a_current_one(surge: Command, three_space
 
 
 def test_search_takes_the_output_from_the_settings_as_other_commands_do(surge: Command) -> None:
-    write_partition(surge.root / "catalog", "a", 3)
+    surge.write("a", 3)
     (surge.root / "surge.yaml").write_text("source: catalog\noutput: out\nmodel: hash://16\n")
     surge.json("embed")
     assert surge.json("search", "a number 2", "-k", 1)["hits"][0]["id"] == "a-2"
     (surge.root / "surge.yaml").unlink()
     assert surge.json("search", "a number 2", "out", "-k", 1)["hits"][0]["id"] == "a-2"
-    code, _, error = surge("search", "a", "out", "number")
-    assert code == 2 and "unexpected extra argument(s) (number)" in error
-    code, _, error = surge("search", "--model", "hash://16")
-    assert code == 2 and "TEXT" in error
+    assert "unexpected extra argument(s) (number)" in surge.error("search", "a", "out", "number")
+    assert "TEXT" in surge.error("search", "--model", "hash://16")
 
 
 class TestAnotherCatalog:
-    EMBED = ("embed", "catalog", "out", "--model", "hash://16")
-
     @pytest.fixture(autouse=True)
     def made(self, surge: Command) -> None:
-        write_partition(surge.root / "catalog", "a", 3)
-        surge.json(*self.EMBED)
+        surge.write("a", 3)
+        surge.embed()
 
     def test_another_catalog_is_refused_with_both_names_and_needs_a_space_of_its_own(
         self, surge: Command
     ) -> None:
-        write_partition(surge.root / "other", "a", 5)
-        before = {path: path.read_bytes() for path in surge.space_json().parent.iterdir()}
-        code, _, error = surge("embed", "other", "out", "--model", "hash://16")
-        assert code == 2 and f"{surge.root}/catalog'" in error and f"{surge.root}/other'" in error
-        assert before == {path: path.read_bytes() for path in surge.space_json().parent.iterdir()}
+        surge.write("a", 5, catalog="other")
+        files = sorted(surge.space_json().parent.iterdir())
+        before = list(map(Path.read_bytes, files))
+        error = surge.error("embed", "other", "out", *MODEL)
+        assert f"{surge.root}/catalog'" in error and f"{surge.root}/other'" in error
+        assert sorted(surge.space_json().parent.iterdir()) == files
+        assert list(map(Path.read_bytes, files)) == before
         assert surge("embed", "other", "out", "--model", "hash://24")[0] == 0, "a space of its own"
         shutil.copytree(surge.root / "catalog", surge.root / "copy")  # everything in it is fresh
-        assert surge("embed", "copy", "out", "--model", "hash://16")[0] == 2
+        surge.error("embed", "copy", "out", *MODEL)
 
     def test_catalog_that_moved_with_its_output_or_is_reached_another_way_is_the_same(
         self, surge: Command
     ) -> None:
         (surge.root / "link").symlink_to("catalog")
-        assert surge("embed", "link", *self.EMBED[2:])[0] == 0
-        assert surge("embed", f"file://{surge.root}/catalog", *self.EMBED[2:])[0] == 0
+        surge.json("embed", "link", "out", *MODEL)
+        surge.json("embed", f"file://{surge.root}/catalog", "out", *MODEL)
         (surge.root / "moved").mkdir()
         for name in ("catalog", "out"):
             (surge.root / name).rename(surge.root / "moved" / name)
-        assert surge("embed", "moved/catalog", "moved/out", *self.EMBED[3:])[0] == 0
+        surge.json("embed", "moved/catalog", "moved/out", *MODEL)
 
     def test_catalog_that_moved_is_the_same_once_its_former_place_was_given_as_its_name(
         self, surge: Command
     ) -> None:
         (surge.root / "catalog").rename(surge.root / "new")
-        write_partition(surge.root / "new", "b", 2)
-        moved = ("embed", "new", *self.EMBED[2:])
-        assert surge(*moved)[0] == 2
-        assert surge(*moved, "--catalog-name", surge.root / "catalog")[0] == 0
-        assert surge(*moved)[0] == 0, "said once"
-        write_partition(surge.root / "catalog", "c", 2)
-        assert surge(*self.EMBED)[0] == 2
+        surge.write("b", 2, catalog="new")
+        moved = ("embed", "new", "out", *MODEL)
+        surge.error(*moved)
+        surge.json(*moved, "--catalog-name", surge.root / "catalog")
+        surge.json(*moved)  # said once
+        surge.write("c", 2)
+        surge.error(*EMBED)
 
     def test_verification_of_another_catalog_names_both(self, surge: Command) -> None:
-        write_partition(surge.root / "other", "a", 5)
-        code, _, error = surge("verify", "other", "out", "--reencode", 0)
+        surge.write("a", 5, catalog="other")
+        error = surge.error("verify", "other", "out", "--reencode", 0, expected=1)
         assert (
-            code == 1
-            and f"holds the catalog '{surge.root}/catalog', and '{surge.root}/other' is read"
-            in error
+            f"holds the catalog '{surge.root}/catalog', and '{surge.root}/other' is read" in error
         )
 
     def test_damaged_settings_of_a_catalog_are_refused_in_one_line(self, surge: Command) -> None:
         record = json.loads(surge.space_json().read_text())
         record["catalog"]["settings"] = {"max_text_bytes": "many", "id": 3}
         surge.space_json().write_text(json.dumps(record))
-        code, _, error = surge("verify", "catalog", "out", "--reencode", 0)
-        assert (
-            code == 2
-            and "cannot be used: id: " in error
-            and surge.printed.count("\n") == 1
-            and "pydantic" not in error
-        )
+        error = surge.error("verify", "catalog", "out", "--reencode", 0)
+        assert "cannot be used: id: " in error
+        assert "pydantic" not in error
+        assert surge.printed.count("\n") == 1
 
 
 def test_verify_fails_where_partitions_have_no_file(surge: Command) -> None:
     for key in "abc":
-        write_partition(surge.root / "catalog", key, 3)
-    write_partition(surge.root / "catalog", "d", 3, text=["x", None, "y"])
-    assert surge("embed", "catalog", "out", "--model", "hash://16")[0] == 1
+        surge.write(key, 3)
+    surge.write("d", 3, text=["x", None, "y"])
+    surge.error(*EMBED, expected=1)
     (surge.space_json().parent / "a.parquet").unlink()
     code, out, _ = surge("verify", "catalog", "out")
     assert code == 1 and "4 partitions, 2 without a file" in out and "2 violations" in out
     code, out, error = surge("verify", "catalog", "out", "--partial")
     assert code == 0 and "compared (seed " in out and "no violation, 2 warnings" in out
     assert "'a'" in error and "'d'" in error
-    write_partition(surge.root / "catalog", "b", 4)
+    surge.write("b", 4)
     assert surge("verify", "catalog", "out", "--partial")[0] == 1, "a stale file is no missing one"
 
 
 def test_verification_that_read_no_file_fails(surge: Command) -> None:
-    write_partition(surge.root / "catalog", "a", 3)
-    assert surge("embed", "catalog", "out", "--model", "hash://16")[0] == 0
+    surge.write("a", 3)
+    surge.embed()
     (surge.space_json().parent / "a.parquet").unlink()
 
-    code, _, error = surge("verify", "catalog", "out", "--partial")
-
-    assert code == 1
-    assert "nothing was verified, because no partition has a file" in error
+    assert "nothing was verified, because no partition has a file" in surge.error(
+        "verify", "catalog", "out", "--partial", expected=1
+    )
 
 
 def test_code_of_a_model_that_only_the_output_names_is_not_run(surge: Command) -> None:
-    write_partition(surge.root / "catalog", "a", 3)
-    surge.json("embed", "catalog", "out", "--model", "hash://16")
+    surge.write("a", 3)
+    surge.embed()
     record = json.loads(surge.space_json().read_text())
     commit = "5" * 40
     record["requested"] |= {"model": "team/model", "trust_remote_code": commit}
     surge.space_json().write_text(json.dumps(record))
     for command in (("search", "x", "out", "--yes"), ("verify", "catalog", "out", "--yes")):
-        code, _, error = surge(*command)
-        assert (
-            code == 2
-            and f"load it with --trust-remote-code {commit} and --model team/model" in error
-        )
+        error = surge.error(*command)
+        assert f"load it with --trust-remote-code {commit} and --model team/model" in error

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder.worker.backends import hash_vectors
-from tests.command import Command, write_partition
+from tests.command import Command
 from tests.small_catalogs import read_embedded
 
 pytestmark = pytest.mark.processes
@@ -66,8 +66,8 @@ def serving(root: Path, *arguments: str) -> Iterator[Service]:
 @pytest.fixture
 def output(surge: Command) -> str:
     """An output `out` with prompts; the name of its space."""
-    write_partition(surge.root / "catalog", "a", 5)
-    return surge.json("embed", "catalog", "out", "--model", "hash://16", *PROMPTS)["space"]
+    surge.write("a", 5)
+    return surge.embed(*PROMPTS)["space"]
 
 
 def test_documents_have_the_vectors_of_the_files_and_queries_those_of_a_search(
@@ -92,18 +92,17 @@ def test_documents_have_the_vectors_of_the_files_and_queries_those_of_a_search(
 def test_wrong_usage_is_refused_with_what_to_do(
     surge: Command, output: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, _, error = surge("serve", "nowhere")
-    assert code == 2 and "surge-dagster embed" in error
+    assert "surge-dagster embed" in surge.error("serve", "nowhere")
     with monkeypatch.context() as without:
         without.setattr(
             "surge_dagster.commands.serve.find_spec",
             lambda name: None if name == "python_multipart" else ...,
         )
-        code, _, error = surge("serve", "out")
-    assert code == 2 and "needs python_multipart. Run: pip install 'surge-dagster[serve]'" in error
+        error = surge.error("serve", "out")
+    assert "needs python_multipart. Run: pip install 'surge-dagster[serve]'" in error
     described = surge.space_json()
     record = json.loads(described.read_text())
     record["requested"]["model"] = "owner/model"
     described.write_text(json.dumps(record))
-    code, _, error = surge("serve", "out")
-    assert code == 2 and "names the model 'owner/model'" in error and "--yes" in error
+    error = surge.error("serve", "out")
+    assert "names the model 'owner/model'" in error and "--yes" in error

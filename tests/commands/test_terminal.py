@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from surge_dagster import __version__, terminal
-from tests.command import Command, write_partition
+from tests.command import EMBED, MODEL, Command
 
 
 @pytest.fixture
@@ -44,14 +44,15 @@ def test_quiet_command_prints_errors_alone(
     tmp_path: Path, surge: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(terminal, "LINE_SECONDS", 0.0)
-    write_partition(tmp_path / "catalog", "a", 3)
-    embed = ("embed", "catalog", "out", "--model", "hash://16")
-    assert surge(*embed, "--quiet") == (0, "", "")
+    surge.write("a", 3)
+    assert surge(*EMBED, "--quiet") == (0, "", "")
     assert surge("verify", "catalog", "out", "-q") == (0, "", "")
-    write_partition(tmp_path / "catalog", "b", 3, text=["x", None, "y"])
-    code, out, error = surge(*embed, "--quiet")
-    assert (code, out) == (1, "") and "refused" in error
-    code, out, error = surge(*embed, "--force")
+    surge.write("b", 3, text=["x", None, "y"])
+    code, out, error = surge(*EMBED, "--quiet")
+    assert code == 1
+    assert out == ""
+    assert "refused" in error
+    code, out, error = surge(*EMBED, "--force")
     assert "6 of 6 texts" in error, "those of the refused partition are done"
     assert "1 partition written" in out
 
@@ -64,16 +65,16 @@ def run_module(folder: Path, *arguments: str, **how: Any) -> subprocess.Complete
 @pytest.fixture
 def embedded(tmp_path: Path, surge: Command) -> Path:
     """A folder with an output whose key and text an ASCII terminal lacks."""
-    write_partition(tmp_path / "catalog", "größe", 1)
-    surge.json("embed", "catalog", "out", "--model", "hash://16")
+    surge.write("größe", 1)
+    surge.embed()
     return tmp_path
 
 
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [
-        (("search", "x", "out", "--model", "hash://16"), "gr\\xf6\\xdfe"),
-        (("plan", "catalog", "new", "--model", "hash://16"), "wall time"),
+        (("search", "x", "out", *MODEL), "gr\\xf6\\xdfe"),
+        (("plan", "catalog", "new", *MODEL), "wall time"),
         (("embed", "--help"), "Usage: "),
     ],
 )
@@ -90,7 +91,7 @@ def test_ascii_output_escapes_other_characters(
 
 @pytest.mark.parametrize(
     "arguments",
-    [("embed", "catalog", "out", "--model", "hash://16"), ("embed", "--help"), ("--version",)],
+    [EMBED, ("embed", "--help"), ("--version",)],
 )
 def test_full_output_is_one_line_of_error(embedded: Path, arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
@@ -107,14 +108,13 @@ def test_user_without_a_home_folder_and_an_entry_can_embed(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    write_partition(tmp_path / "catalog", "a", 1)
+    surge.write("a", 1)
 
-    assert surge("embed", "catalog", "out", "--model", "hash://16")[0] == 0
+    surge.embed()
     assert (tmp_path / "temporary" / f"surge-dagster-{os.getuid()}").is_dir()
 
-    code, _, error = surge("embed", "~/catalog", "out", "--model", "hash://16")
-    assert code == 2
-    assert "'~/catalog': there is no such home folder" in error
+    refused = surge.error("embed", "~/catalog", "out", *MODEL)
+    assert "'~/catalog': there is no such home folder" in refused
 
 
 def test_package_runs_as_a_module(tmp_path: Path) -> None:
