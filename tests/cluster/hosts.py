@@ -11,6 +11,7 @@ NET_ADMIN.
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
 import os
 import shutil
@@ -168,13 +169,9 @@ def hosts(count: int, *shared: Path) -> Iterator[list[Host]]:
             "hosts are made of namespaces: run this as root, with iproute2 and util-linux installed"
         )
     network = f"surge-{os.getpid()}-{next(_NUMBERS)}"
-    kept = tuple(dict.fromkeys(path.resolve() for path in (ROOT, Path(sys.prefix), *shared)))
-    kept = tuple(
-        path
-        for path in kept
-        if not any(path.is_relative_to(other) for other in kept if other != path)
-    )
-    made = [Host(network, number, kept) for number in range(1, count + 1)]
+    kept = {path.resolve() for path in (ROOT, Path(sys.prefix), *shared)}
+    outer = tuple(path for path in kept if kept.isdisjoint(path.parents))
+    made = [Host(network, number, outer) for number in range(1, count + 1)]
     with ExitStack() as stack:
         for namespace in (network, *(host.namespace for host in made)):
             _ip("netns", "add", namespace)
@@ -201,16 +198,12 @@ def parquet_files(folder: Path) -> set[tuple[str, int]]:
     vanish meanwhile."""
     found = set[tuple[str, int]]()
     for parent, _, names in os.walk(folder):
-        for path in (Path(parent, name) for name in names if name.endswith(".parquet")):
+        for name in fnmatch.filter(names, "*.parquet"):
             with suppress(FileNotFoundError):
-                found.add((path.name, path.stat().st_mtime_ns))
+                found.add((name, Path(parent, name).stat().st_mtime_ns))
     return found
 
 
 def _ip(*words: str) -> None:
-    _do("ip", *words)
-
-
-def _do(*words: str) -> None:
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr}"

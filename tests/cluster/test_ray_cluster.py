@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -45,38 +46,41 @@ def files(catalog: Path) -> int:
     return len(list((catalog.parent / "output").glob("hash-64*/*.parquet")))
 
 
+@contextmanager
+def whole_run(cluster: RayHosts, catalog: Path) -> Iterator[subprocess.Popen[str]]:
+    """Yield a driver on the head, whose run must end well."""
+    log = catalog.parent / "log"
+    with cluster.embedding(catalog, log) as process:
+        yield process
+    assert process.returncode == 0, log.read_text()
+    assert "150 partitions written" in log.read_text()
+    cluster.verify(catalog)
+
+
 def test_run_goes_on_when_a_host_ends_and_when_another_joins(
-    cluster: RayHosts, catalog: Path, tmp_path: Path
+    cluster: RayHosts, catalog: Path
 ) -> None:
     _, lost, late = cluster.hosts
     late.kill()
     late.boot()
-    log = tmp_path / "log"
-    with cluster.embedding(catalog, log) as process:
+    with whole_run(cluster, catalog) as process:
         until(lambda: files(catalog) or process.poll() is not None)
         lost.kill()
         cluster.join(late)
-    assert process.returncode == 0, log.read_text()
-    assert "150 partitions written" in log.read_text()
-    cluster.verify(catalog)
     asked = cluster.head.run(sys.executable, "-c", REQUESTED).splitlines()[-1]
     assert asked == "[]", "an autoscaler may end all machines"
 
 
 def test_machine_whose_process_is_killed_starts_again_and_goes_on(
-    cluster: RayHosts, catalog: Path, tmp_path: Path
+    cluster: RayHosts, catalog: Path
 ) -> None:
     killed = cluster.hosts[1]
-    log = tmp_path / "log"
-    with cluster.embedding(catalog, log) as process:
+    with whole_run(cluster, catalog) as process:
         until(lambda: files(catalog) >= 10 or process.poll() is not None)
         for pid in killed.pids():
             if MACHINE in Path(f"/proc/{pid}/cmdline").read_text():
                 os.kill(pid, signal.SIGKILL)
         until(lambda: process.poll() is not None or killed.runs(MACHINE))
-    assert process.returncode == 0, log.read_text()
-    assert "150 partitions written" in log.read_text()
-    cluster.verify(catalog)
 
 
 def test_run_whose_head_ends_says_so_in_a_line(

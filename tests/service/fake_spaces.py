@@ -125,6 +125,12 @@ def vectors_of(texts: Sequence[str], prompt: str = "find: ") -> list[list[float]
     return hash_vectors([prompt + text for text in texts], DIMENSION).tolist()
 
 
+def error_of(answer: Any, status: int) -> dict[str, Any]:
+    """Return the error of an answer with this status."""
+    assert answer.status_code == status
+    return answer.json()["error"]
+
+
 def post(client: Any, path: str = "/v1/embeddings", /, **body: Any) -> Any:
     """Return the answer to a request for embeddings of the current space."""
     return client.post(path, json={"model": "current", "input": "a text"} | body)

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from surge_dagster.service.errors import Refusal
 from surge_dagster.service.lane import promise_of
-from tests.service.fake_spaces import FakeSpaces, post
+from tests.service.fake_spaces import FakeSpaces, error_of, post
 from tests.service.running import GOOD, client_of, connected, read_all, serving, sized
 
 
@@ -55,7 +55,7 @@ def test_models_are_the_spaces_with_what_their_vectors_follow_from(
 def test_model_is_found_below_both_base_urls(client: TestClient, root: str) -> None:
     [model] = client.get(f"{root}/models").json()["data"]
     assert client.get(f"{root}/models/current").json() == model
-    assert client.get(f"{root}/models/other").json()["error"]["code"] == "model_not_found"
+    assert error_of(client.get(f"{root}/models/other"), 404)["code"] == "model_not_found"
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,9 @@ def test_health_and_readiness_are_those_of_the_current_space(
 def test_unknown_path_and_wrong_method_are_error_objects(
     client: TestClient, method: str, path: str, status: int
 ) -> None:
-    answer = client.request(method, path)
-    assert answer.status_code == status
-    assert answer.json()["error"]["type"] == "invalid_request_error"
-    assert "/documents/v1" in answer.json()["error"]["message"]
+    error = error_of(client.request(method, path), status)
+    assert error["type"] == "invalid_request_error"
+    assert "/documents/v1" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import openai
 import pytest
 from starlette.testclient import TestClient
 
-from tests.service.fake_spaces import FakeSpaces
+from tests.service.fake_spaces import FakeSpaces, error_of
 from tests.service.running import client_of, serving
 from tests.service.test_batches import QUERIES, line, served, vector
 from tests.waiting import until
@@ -160,8 +160,7 @@ def test_form_in_another_charset_than_utf_8_is_refused(
 
     answer = client.post(path, content=body.encode(), headers={"content-type": kind})
 
-    assert answer.status_code == 415
-    assert answer.json()["error"]["code"] == "unsupported_charset"
+    assert error_of(answer, 415)["code"] == "unsupported_charset"
 
 
 @pytest.mark.parametrize(
@@ -180,8 +179,7 @@ def test_batch_of_a_wrong_file_or_with_wrong_fields_is_refused(
     client: TestClient, content: bytes, fields: dict[str, Any], status: int, param: str | None
 ) -> None:
     answer = client.post("/v1/batches", json=right(upload(client, content)) | fields)
-    assert answer.status_code == status
-    assert answer.json()["error"]["param"] == param
+    assert error_of(answer, status)["param"] == param
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.service.gate import ApiKeys
-from tests.service.fake_spaces import FakeSpaces
+from tests.service.fake_spaces import FakeSpaces, error_of
 from tests.service.running import client_of
 
 
@@ -38,10 +38,9 @@ def test_probes_need_no_key(client: TestClient, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/metrics", "/openapi.json", "/v1/models", "/other"])
 def test_all_other_paths_need_a_key(client: TestClient, path: str) -> None:
-    answer = client.get(path)
-    assert answer.status_code == 401
-    assert answer.json()["error"]["code"] == "invalid_api_key"
-    assert "Authorization: Bearer" in answer.json()["error"]["message"]
+    error = error_of(client.get(path), 401)
+    assert error["code"] == "invalid_api_key"
+    assert "Authorization: Bearer" in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -82,8 +81,7 @@ def test_service_without_keys_refuses_pages_of_other_sites(
     headers: dict[str, str], path: str
 ) -> None:
     answer = client_of(FakeSpaces()).get(path, headers=headers)
-    assert answer.status_code == 403
-    assert answer.json()["error"]["code"] == "foreign_request"
+    assert error_of(answer, 403)["code"] == "foreign_request"
 
 
 @pytest.mark.parametrize(

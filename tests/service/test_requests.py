@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from surge_dagster.service.embeddings import MAX_TEXTS, NOT_OFFERED
 from surge_dagster.service.errors import Refusal
 from surge_dagster.service.spaces import converted
-from tests.service.fake_spaces import LONGEST, FakeSpaces, post, vectors_of
+from tests.service.fake_spaces import LONGEST, FakeSpaces, error_of, post, vectors_of
 from tests.service.running import client_of
 
 JSON = {"content-type": "application/json"}
@@ -55,9 +55,7 @@ def client(spaces: FakeSpaces) -> Iterator[TestClient]:
 def test_wrong_field_is_refused_with_what_was_expected(
     client: TestClient, fields: dict[str, Any], param: str, said: str
 ) -> None:
-    answer = post(client, **fields)
-    error = answer.json()["error"]
-    assert answer.status_code == 400
+    error = error_of(post(client, **fields), 400)
     assert error["param"] == param
     assert error["type"] == "invalid_request_error"
     assert said in error["message"]
@@ -67,15 +65,14 @@ def test_wrong_field_is_refused_with_what_was_expected(
 def test_half_of_a_surrogate_pair_is_refused(client: TestClient) -> None:
     body = json.dumps({"model": "current", "input": "\ud800"})
     answer = client.post("/v1/embeddings", content=body, headers=JSON)
-    assert answer.status_code == 400
-    assert "surrogates not allowed" in answer.json()["error"]["message"]
+    assert "surrogates not allowed" in error_of(answer, 400)["message"]
 
 
 @pytest.mark.parametrize("field", ["input", "model"])
 def test_missing_field_is_named(client: TestClient, field: str) -> None:
     body = {"input": "a", "model": "current"}
     del body[field]
-    error = client.post("/v1/embeddings", json=body).json()["error"]
+    error = error_of(client.post("/v1/embeddings", json=body), 400)
     assert error["code"] == "missing_required_parameter"
     assert error["param"] == field
 
@@ -83,21 +80,17 @@ def test_missing_field_is_named(client: TestClient, field: str) -> None:
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"text"', b'{"a":"\xff"}', b"[" * 200])
 def test_body_that_is_no_json_object_is_refused(client: TestClient, body: bytes) -> None:
     answer = client.post("/v1/embeddings", content=body, headers=JSON)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["code"] in ("invalid_json", "invalid_body")
+    assert error_of(answer, 400)["code"] in ("invalid_json", "invalid_body")
 
 
 def test_body_without_the_type_of_json_is_refused_with_what_to_send(client: TestClient) -> None:
     answer = client.post("/v1/embeddings", content=b'{"model":"current","input":"a"}')
-    assert answer.status_code == 400
-    assert "Content-Type: application/json" in answer.json()["error"]["message"]
+    assert "Content-Type: application/json" in error_of(answer, 400)["message"]
 
 
 @pytest.mark.parametrize("name", sorted(NOT_OFFERED))
 def test_field_that_would_change_vectors_is_refused(client: TestClient, name: str) -> None:
-    answer = post(client, **{name: False})
-    error = answer.json()["error"]
-    assert answer.status_code == 400
+    error = error_of(post(client, **{name: False}), 400)
     assert error["code"] == "unsupported_parameter"
     assert error["param"] == name
 
@@ -181,14 +174,9 @@ def test_error_of_a_lane_has_a_status_and_says_when_to_come_back(
 
     answer = post(client)
 
-    assert answer.status_code == status
+    shown = {"message": "a message", "type": kind, "param": "input", "code": "a_code"}
+    assert error_of(answer, status) == shown
     assert answer.headers.get("retry-after-ms") == seconds
-    assert answer.json()["error"] == {
-        "message": "a message",
-        "type": kind,
-        "param": "input",
-        "code": "a_code",
-    }
 
 
 def test_defect_is_answered_without_its_text(
@@ -196,7 +184,7 @@ def test_defect_is_answered_without_its_text(
 ) -> None:
     monkeypatch.setattr(spaces.only.queries, "failure", RuntimeError("secret"))
     answer = post(client)
-    assert answer.status_code == 500
-    assert answer.json()["error"]["code"] == "internal_error"
+    error = error_of(answer, 500)
+    assert error["code"] == "internal_error"
     assert "secret" not in answer.text
-    assert answer.headers["x-request-id"] in answer.json()["error"]["message"]
+    assert answer.headers["x-request-id"] in error["message"]
