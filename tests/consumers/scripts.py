@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from surge_dagster.consumers.comparison import compare
 from surge_dagster.consumers.lance import LanceTable
 from surge_dagster.consumers.target import HandOver, Target
 from surge_dagster.engine.feed.changes import Changes, changes
-from tests.engine.feeds import Output
+from tests.engine.feeds import Applied, Output
 
 TEXTS = {f"id-{row}": f"text {row}" for row in range(10)}
 
@@ -39,29 +40,29 @@ class Follower:
         others."""
         expected = self.output.expected()
         assert self.target.counts() == {key: len(rows) for key, rows in expected.items()}
-        assert sorted(stored_rows(self.target)) == sorted(
-            (key, row, text, vector)
-            for key, rows in expected.items()
-            for row, (text, vector) in rows.items()
-        )
+        assert stored_rows(self.target) == expected
 
 
-def stored_rows(target: Any) -> list[tuple[str, Any, str, bytes]]:
+def stored_rows(target: Any) -> Applied:
+    """Text and vector of every row that the table of a target has."""
+    found: Applied = {}
+    for partition, row, text, vector in stored(target):
+        numbers = np.array(vector, np.float32)
+        found.setdefault(partition, {})[row] = (text, numbers.tobytes())
+    return found
+
+
+def stored(target: Any) -> Iterable[Any]:
     """Partition, id, text and vector of every row that the table of a target has."""
-    columns = ("partition", "id", "text", "embedding")
     if isinstance(target, LanceTable):
-        if (table := target._open()) is None:
-            return []
-        rows = [tuple(row[name] for name in columns) for row in table.to_arrow().to_pylist()]
-        return [(*row, np.array(vector, np.float32).tobytes()) for *row, vector in rows]
+        table = target._open()
+        rows = [] if table is None else table.to_arrow().to_pylist()
+        return map(itemgetter("partition", "id", "text", "embedding"), rows)
     with target._connected() as connection:
-        query = target._sql(f"SELECT {', '.join(columns)} FROM {{table}}")
-        rows = (
-            connection.cursor(binary=True).execute(query).fetchall()
-            if target._columns(connection)
-            else []
-        )
-        return [(*row, vector.to_numpy().astype(np.float32).tobytes()) for *row, vector in rows]
+        if not target._columns(connection):
+            return []
+        query = "SELECT partition, id, text, embedding::real[] FROM {table}"
+        return connection.execute(target._sql(query)).fetchall()
 
 
 def follow_a_script(follower: Follower) -> Mapping[str, HandOver]:

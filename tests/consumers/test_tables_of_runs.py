@@ -41,6 +41,11 @@ def follow(
     version = f"{rows.to_pydict()} {carried}"
     source = FrameCatalog({"k": rows}, Selection(carried=carried), versions={"k": version})
     assert finish_receipts(make_run(pool, source, store, observer=ChangeFeed()), "encoded")
+    return hand_over(store, target)
+
+
+def hand_over(store: Store, target: Target) -> HandOver:
+    """Hand over what is new, and compare the table with the files."""
     done = target.apply(partial(changes, store, "shop"))
     assert done.failures == {}
     assert compare(done.feed, target).wrong == {}
@@ -109,9 +114,7 @@ def test_files_that_carry_different_columns_reach_a_table_in_one_hand_over(
         assert finish_receipts(make_run(hash_pool, source, store, observer=ChangeFeed()), "encoded")
 
     def look() -> list[tuple[object, ...]]:
-        done = target.apply(partial(changes, store, "shop"))
-        assert done.failures == {}
-        assert compare(done.feed, target).wrong == {}
+        hand_over(store, target)
         return found(target, "partition", "id", "sku", "price")
 
     embed("a", "sku")

@@ -19,7 +19,7 @@ from surge_dagster.consumers.target import HandOver, Target
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.feed.changes import Changes, Sample, changes
 from surge_dagster.engine.feed.confirmations import confirm_versions
-from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.spaces import claim_space
 from tests.consumers.scripts import TEXTS, Follower, follow_a_script
 from tests.engine.feeds import Output
@@ -136,14 +136,13 @@ def test_doubled_row_of_lancedb_is_repaired_by_the_next_hand_over(tmp_path: Path
 
 
 def test_files_that_cannot_be_read_are_named_also_where_no_other_can(follower: Follower) -> None:
+    output = follower.output
     for key in "ab":
-        follower.output.write(key, TEXTS)
-    contents = {path: path.read_bytes() for path in follower.output.store.root.glob("*/*.parquet")}
-    for path in contents:
-        path.write_bytes(b"x")
-    assert len(follower.hand_over(judged=True).failures) == len(contents) == 2
-    for path, content in contents.items():
-        path.write_bytes(content)
+        output.write(key, TEXTS)
+        (output.store.root / output.name(key)).write_bytes(b"x")
+    assert len(follower.hand_over(judged=True).failures) == 2
+    for key in "ab":
+        output.write(key, TEXTS, with_changes=False)
     assert follower.hand_over(judged=True).failures == {}
     follower.assert_equal()
 
@@ -191,11 +190,7 @@ def test_hand_over_that_judges_is_not_overtaken_by_one_of_another_space(follower
     follower.target.apply(partial(changes, output.store, "shop", space=first.name), judge)
     other.join()
     second.assert_equal()
-    output.space = first
-    output.rows = rows
-    again = Follower(output, follower.target, space=first.name)
-    again.hand_over()
-    again.assert_equal()
+    follow_again(follower, first, rows)
 
 
 def test_table_of_another_space_is_loaded_anew_whatever_was_confirmed(follower: Follower) -> None:
@@ -208,11 +203,7 @@ def test_table_of_another_space_is_loaded_anew_whatever_was_confirmed(follower: 
     second.hand_over()
     second.assert_equal()
     confirm_versions(output.store, first.name, "shop", versions)
-    output.space = first
-    output.rows = rows
-    again = Follower(output, follower.target, space=first.name)
-    again.hand_over()
-    again.assert_equal()
+    follow_again(follower, first, rows)
 
 
 def test_table_of_another_catalog_or_output_is_refused_by_both_names(
@@ -317,6 +308,15 @@ def drop(target: Target) -> None:
         target._connect().drop_table("products")
     else:
         run(target, "DROP TABLE products")
+
+
+def follow_again(follower: Follower, first: Space, rows: dict[str, dict[str, str]]) -> None:
+    """Follow the first space of the output, which has these rows."""
+    follower.output.space = first
+    follower.output.rows = rows
+    again = Follower(follower.output, follower.target, space=first.name)
+    again.hand_over()
+    again.assert_equal()
 
 
 def fill_another_space(output: Output) -> None:
