@@ -14,7 +14,7 @@ checks as skipped until the job evaluates them again.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import dagster as dg
@@ -22,13 +22,12 @@ import dagster as dg
 from surge_dagster.assets.checks import (
     Findings,
     check_result,
-    evaluation_of,
-    is_of_runs,
+    log_result,
     outputs_without_result,
 )
 from surge_dagster.assets.derived_spaces import lag_results
-from surge_dagster.config.check_policy import CheckName, CheckPolicy
-from surge_dagster.config.nested_settings import DerivedSettings
+from surge_dagster.config.nested_settings import CheckName
+from surge_dagster.config.settings import Settings
 from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.counts import counted
@@ -45,7 +44,7 @@ from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.launch import RUN_TAGS
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Truncation, Violations
-from surge_dagster.orchestration.space_of_settings import existing_space
+from surge_dagster.orchestration.spaces import existing_space
 
 # What each check judges, and the kinds of violations that it covers; none for a check that counts.
 _GROUPS: dict[CheckName, tuple[str, tuple[Kind, ...]]] = {
@@ -84,15 +83,13 @@ _CHECK_OF: dict[Kind, CheckName] = {
 }
 
 
-def catalog_checks(
-    names: CatalogNames, policy: CheckPolicy, derived: Sequence[DerivedSettings]
-) -> dg.AssetChecksDefinition:
+def catalog_checks(names: CatalogNames, settings: Settings) -> dg.AssetChecksDefinition:
     """Return the checks that only `catalog_check` evaluates.
 
     Raises:
         ConfigError: all of them are off.
     """
-    specs = _specs(names, policy)
+    specs = _specs(names, settings)
 
     @dg.multi_asset_check(
         name=names.catalog_checks_op,
@@ -106,10 +103,10 @@ def catalog_checks(
         """Read the whole catalog and the whole output, and evaluate the checks."""
         op_context = context.op_execution_context
         with executing(op_context):
-            results = _compare(names, policy, op_context)
+            results = _compare(names, settings, op_context)
         is_whole = op_context.job_name == names.check_job
         if is_whole:
-            results += lag_results(names, op_context, derived)
+            results += lag_results(names, op_context, settings.derived)
 
         chosen = context.selected_asset_check_keys
         yield from outputs_without_result([spec for spec in specs if spec.key in chosen], results)
@@ -118,8 +115,7 @@ def catalog_checks(
             if key in chosen:
                 yield result
             elif is_whole:  # a check of an asset's own op
-                evaluation = evaluation_of(names, result, context.instance)
-                op_context.log_event(evaluation)  # pyright: ignore[reportArgumentType]
+                log_result(names, op_context, result)
 
     return evaluate
 
@@ -135,10 +131,10 @@ def catalog_check(names: CatalogNames, checks: dg.AssetChecksDefinition) -> Any:
     )
 
 
-def _specs(names: CatalogNames, policy: CheckPolicy) -> list[dg.AssetCheckSpec]:
+def _specs(names: CatalogNames, settings: Settings) -> list[dg.AssetCheckSpec]:
     specs: list[dg.AssetCheckSpec] = []
-    for name in _wanted(policy):
-        if not is_of_runs(name):
+    for name in _wanted(settings):
+        if name not in ("dimensions_match", "row_counts_match"):  # those of runs
             description, _ = _GROUPS[name]
             asset = _asset(names, name)
             specs.append(dg.AssetCheckSpec(name, asset=asset, description=description))
@@ -150,8 +146,8 @@ def _specs(names: CatalogNames, policy: CheckPolicy) -> list[dg.AssetCheckSpec]:
     return specs
 
 
-def _wanted(policy: CheckPolicy) -> list[CheckName]:
-    return [name for name in _GROUPS if policy.severity(name) != "off"]
+def _wanted(settings: Settings) -> list[CheckName]:
+    return [name for name in _GROUPS if settings.severity(name) != "off"]
 
 
 def _asset(names: CatalogNames, name: CheckName) -> dg.AssetKey:
@@ -159,7 +155,7 @@ def _asset(names: CatalogNames, name: CheckName) -> dg.AssetKey:
 
 
 def _compare(
-    names: CatalogNames, policy: CheckPolicy, context: dg.OpExecutionContext
+    names: CatalogNames, settings: Settings, context: dg.OpExecutionContext
 ) -> list[dg.AssetCheckResult]:
     """Read everything once; return the results of all checks that are on."""
     resources = names.resources(context)
@@ -167,7 +163,7 @@ def _compare(
         store = resources.output.open()
         space = existing_space(names, resources, store, "check")
         source = resources.open_source(space.loadable)
-    comparison = _Comparison(policy)
+    comparison = _Comparison(settings)
     try:
         for judged in verify(source, store, space):
             if isinstance(judged, Violation):
@@ -190,11 +186,11 @@ def _compare(
 class _Comparison:
     """What the reading of the catalog and the output has found."""
 
-    def __init__(self, policy: CheckPolicy) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.partitions = 0
-        self._policy = policy
+        self._settings = settings
         self._violations: dict[CheckName, Violations] = {name: [] for name in _GROUPS}
-        self._truncation = Truncation(policy.max_truncated_share)
+        self._truncation = Truncation(settings.max_truncated_share)
         # partitions by the check that they violate, which the other checks did not judge
         self._faults: Counter[CheckName] = Counter()
         self._last: Violation | None = None
@@ -227,7 +223,7 @@ class _Comparison:
         }
         unjudged = unjudged_kinds(space)
         results: list[dg.AssetCheckResult] = []
-        for name in _wanted(self._policy):
+        for name in _wanted(self._settings):
             _, kinds = _GROUPS[name]
             if not kinds or not unjudged.issuperset(kinds):
                 results.append(self._result(names, name, common))
@@ -245,7 +241,7 @@ class _Comparison:
         judged = self.partitions - unjudged
         not_judged = {"with a violation of another check": unjudged}
         findings = Findings(name, self._violations[name], judged, not_judged, metrics)
-        result = check_result(_asset(names, name), self._policy, findings)
+        result = check_result(_asset(names, name), self._settings, findings)
         if not judged and name != "no_orphan_files":
             return result._replace(passed=False)  # nothing was judged
         return result

@@ -3,7 +3,7 @@
 The engine refuses a vector that cannot be right before it is published. One check says whether all
 of the run's partitions are published, names those that are not, and carries the run's metrics. Two
 compare the files that the run published or found fresh with the
-space and the source (`file_checks`). The others look at what was encoded and warn.
+space and the source (`FileChecks`). The others look at what was encoded and warn.
 
 A check that judged nothing has no result of the run. Dagster shows it as skipped if it planned the
 check, and keeps its earlier result otherwise.
@@ -12,12 +12,13 @@ check, and keeps its earlier result otherwise.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dagster as dg
 
-from surge_dagster.config.check_policy import RUN_CHECK, CheckName, CheckPolicy
+from surge_dagster.config.nested_settings import RUN_CHECK, AnyCheckName, CheckName
+from surge_dagster.config.settings import Settings
 from surge_dagster.engine.run.report import SLOW_PACE
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.dagster_internals import latest_target
@@ -26,7 +27,8 @@ from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome, PaceOfRun, Violations
 
 _SEVERITIES = {"error": dg.AssetCheckSeverity.ERROR, "warn": dg.AssetCheckSeverity.WARN}
-_DESCRIPTIONS: dict[CheckName, str] = {
+_DESCRIPTIONS: dict[AnyCheckName, str] = {
+    RUN_CHECK: "Every partition of the run is published. Lists what failed and why.",
     "dimensions_match": (
         "Each file's vectors have the space's dimension. Runs judge the files that "
         "they published or found up to date; the job `catalog_check` judges all files."
@@ -56,26 +58,19 @@ _OTHER_DURATIONS = ("wall_seconds", "run_seconds")
 _COSTS = ("cost", "cost_per_million_texts")  # may be far below 1
 
 
-def run_checks(names: CatalogNames, policy: CheckPolicy) -> list[dg.AssetCheckSpec]:
+def run_checks(names: CatalogNames, settings: Settings) -> list[dg.AssetCheckSpec]:
     """Return the checks that end every run, without those that are off."""
-    return [
-        dg.AssetCheckSpec(
-            names.run_check.name,
-            asset=names.embeddings,
-            blocking=True,
-            description=("Every partition of the run is published. Lists what failed and why."),
-        ),
-        *(
-            dg.AssetCheckSpec(name, asset=names.embeddings, description=description)
-            for name, description in _DESCRIPTIONS.items()
-            if policy.severity(name) != "off"
-        ),
-    ]
-
-
-def is_of_runs(name: CheckName) -> bool:
-    """Return whether each run evaluates this check of `catalog_check` too, on the same asset."""
-    return name in ("dimensions_match", "row_counts_match")
+    specs: list[dg.AssetCheckSpec] = []
+    for name, description in _DESCRIPTIONS.items():
+        if settings.severity(name) != "off":
+            spec = dg.AssetCheckSpec(
+                name,
+                asset=names.embeddings,
+                blocking=name == RUN_CHECK,
+                description=description,
+            )
+            specs.append(spec)
+    return specs
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +95,7 @@ def _faults(judged: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def run_check_results(
-    names: CatalogNames, policy: CheckPolicy, outcome: Outcome, failed_elsewhere: int
+    names: CatalogNames, settings: Settings, outcome: Outcome, failed_elsewhere: int
 ) -> list[dg.AssetCheckResult]:
     """Return the results of the checks that judged something in a run, the blocking one last.
 
@@ -109,17 +104,21 @@ def run_check_results(
     """
     results: list[dg.AssetCheckResult] = []
     for findings in _findings(outcome):
-        if findings.judged and policy.severity(findings.name) != "off":
-            results.append(check_result(names.embeddings, policy, findings))
-    if outcome.pace.judged and policy.severity("encode_not_slow") != "off":
-        results.append(_pace_result(names, policy, outcome.pace))
+        if findings.judged and settings.severity(findings.name) != "off":
+            results.append(check_result(names.embeddings, settings, findings))
+    if outcome.pace.judged and settings.severity("encode_not_slow") != "off":
+        results.append(_pace_result(names, settings, outcome.pace))
+    line = f"Last run: {outcome.summary}"
+    if failed_elsewhere:
+        others = counted(failed_elsewhere, "other partition")
+        line += f". {others} failed in earlier runs; their pages say why"
     results.append(
         dg.AssetCheckResult(
             asset_key=names.embeddings,
             check_name=names.run_check.name,
             passed=not outcome.failures and outcome.ended_by is None,
-            severity=_SEVERITIES[policy.severity(RUN_CHECK)],
-            description=_run_check_line(outcome, failed_elsewhere),
+            severity=_SEVERITIES[settings.severity(RUN_CHECK)],
+            description=line,
             metadata={
                 **_run_check_metadata(outcome),
                 "partitions_failed_in_earlier_runs": failed_elsewhere,
@@ -149,7 +148,7 @@ def _findings(outcome: Outcome) -> list[Findings]:
     ]
 
 
-def _pace_result(names: CatalogNames, policy: CheckPolicy, pace: PaceOfRun) -> dg.AssetCheckResult:
+def _pace_result(names: CatalogNames, settings: Settings, pace: PaceOfRun) -> dg.AssetCheckResult:
     line = f"{counted(pace.judged, 'SuperBatch')} judged, {len(pace.slow):,} slow."
     metadata: dict[str, Any] = {
         "superbatches_judged": pace.judged,
@@ -163,7 +162,7 @@ def _pace_result(names: CatalogNames, policy: CheckPolicy, pace: PaceOfRun) -> d
         asset_key=names.embeddings,
         check_name="encode_not_slow",
         passed=not pace.slow,
-        severity=_SEVERITIES[policy.severity("encode_not_slow")],
+        severity=_SEVERITIES[settings.severity("encode_not_slow")],
         description=" ".join([line, *pace.slow[:1]]),
         metadata=metadata,
     )
@@ -180,9 +179,7 @@ def outputs_without_result(
             yield dg.Output(None, output_name=spec.get_python_identifier())
 
 
-def check_result(
-    asset: dg.AssetKey, policy: CheckPolicy, findings: Findings
-) -> dg.AssetCheckResult:
+def check_result(asset: dg.AssetKey, settings: Settings, findings: Findings) -> dg.AssetCheckResult:
     """Return what one check of a catalog or a run found."""
     violations = findings.violations
     unjudged = findings.unjudged
@@ -201,20 +198,18 @@ def check_result(
         asset_key=asset,
         check_name=findings.name,
         passed=not violations,
-        severity=_SEVERITIES[policy.severity(findings.name)],
+        severity=_SEVERITIES[settings.severity(findings.name)],
         description=", ".join(parts),
         metadata=metadata | failed_metadata(violations),
     )
 
 
-def evaluation_of(
-    names: CatalogNames,
-    result: dg.AssetCheckResult | dg.AssetCheckEvaluation,
-    instance: dg.DagsterInstance,
-) -> dg.AssetCheckEvaluation:
-    """Return a result as an event: the op of a job cannot return check results."""
+def log_result(
+    names: CatalogNames, context: dg.OpExecutionContext, result: dg.AssetCheckResult
+) -> None:
+    """Log a result as an event: the op of a job cannot return check results."""
     asset_key = result.asset_key or names.embeddings
-    return dg.AssetCheckEvaluation(
+    evaluation = dg.AssetCheckEvaluation(
         asset_key=asset_key,
         check_name=result.check_name or "",
         passed=result.passed,
@@ -222,23 +217,18 @@ def evaluation_of(
         metadata=result.metadata,
         severity=result.severity,
         blocking=result.check_name == names.run_check.name,
-        target_materialization_data=latest_target(instance, asset_key),
+        target_materialization_data=latest_target(context.instance, asset_key),
     )
-
-
-def _run_check_line(outcome: Outcome, failed_elsewhere: int) -> str:
-    line = f"Last run: {outcome.summary}"
-    if failed_elsewhere:
-        line += (
-            f". {counted(failed_elsewhere, 'other partition')} failed in earlier runs; their pages "
-            "say why"
-        )
-    return line
+    context.log_event(evaluation)  # pyright: ignore[reportArgumentType]
 
 
 def _run_check_metadata(outcome: Outcome) -> dict[str, Any]:
     """Return the run's metrics, named as by `embed --json`, and the table of failures."""
-    report = outcome.metrics
+    # also the partitions that the worklist found fresh
+    fresh = outcome.fresh - outcome.published
+    report = replace(
+        outcome.report, partitions_written=len(outcome.published), partitions_skipped=len(fresh)
+    )
     metrics: dict[str, Any] = {}
     for name, value in report.as_dict().items():
         if value in (None, [], {}) or name in _OTHER_DURATIONS:

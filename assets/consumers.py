@@ -13,6 +13,8 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
+from surge_dagster.assets.embeddings import file_columns
+from surge_dagster.config.settings import Settings
 from surge_dagster.consumers.comparison import Comparison, compare
 from surge_dagster.consumers.settings import TargetSettings
 from surge_dagster.consumers.target import HandOver, OpenFeed, Target
@@ -24,6 +26,7 @@ from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.names import CatalogNames
 
 CHECK = "table_matches_files"
+_ONLY_IN_FILES = ("text_hash", "truncated")
 _NAMED = 5
 
 
@@ -38,14 +41,27 @@ class HandOverConfig(dg.Config):
     )
 
 
-def target_asset(
+def target_assets(names: CatalogNames, settings: Settings) -> list[dg.AssetsDefinition]:
+    """Return the assets of the tables that the settings name."""
+    columns = _columns(settings)
+    targets = {names.lancedb: settings.lancedb, names.pgvector: settings.pgvector}
+    return [_target_asset(names, key, each, columns) for key, each in targets.items() if each]
+
+
+def _columns(settings: Settings) -> Mapping[str, Any]:
+    """Return metadata of a table: its columns."""
+    files = file_columns(settings, settings.dtype, settings.dimension)
+    columns = [dg.TableColumn("partition", "string", "key of the partition")]
+    for column in files["dagster/column_schema"].columns:
+        if column.name not in _ONLY_IN_FILES:
+            columns.append(column)
+    return {"dagster/column_schema": dg.TableSchema(columns)}
+
+
+def _target_asset(
     names: CatalogNames, key: dg.AssetKey, settings: TargetSettings, columns: Mapping[str, Any]
 ) -> dg.AssetsDefinition:
-    """Return the asset of a table; the table confirms what it has under the asset's key.
-
-    Args:
-        columns: metadata of the asset.
-    """
+    """Return the asset of a table; the table confirms what it has under the asset's key."""
     target = settings.target()
     check = dg.AssetCheckSpec(
         CHECK,

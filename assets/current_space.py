@@ -16,12 +16,12 @@ from pydantic import Field
 
 from surge_dagster.engine.output.current_space import named_space
 from surge_dagster.engine.tables.opening import release
-from surge_dagster.engine.verify.switching import Switched, SwitchRefused, switch_space
+from surge_dagster.engine.verify.switching import SwitchRefused, switch_space
 from surge_dagster.orchestration.failures import errors_as_failures, failure_table, run_failure
 from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.launch import job_of
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.readers_space import report_files, report_readers_space
+from surge_dagster.orchestration.spaces import report_files, report_readers_space
 
 
 class SwitchConfig(dg.Config):
@@ -88,12 +88,14 @@ def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
                 raise run_failure(context, str(refused), metadata=metadata) from refused
             release(source)
         verb = "was already"
+        more: dict[str, Any] = {"previous_space": switched.current.previous}
         if switched.changed:
             verb = "is now"
+            more |= {"partitions": switched.partitions, "rows": switched.rows}
         context.log.info(f"{space.title} ({space.name}) {verb} the current space of {store.url}")
         with errors_as_failures(context):
             report_files(names, context, store)
-        report_readers_space(names, context, store, _of_switch(switched))
+        report_readers_space(names, context, store, more)
 
     return job_of(
         names.switch_job,
@@ -101,11 +103,3 @@ def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
         "Verifies a space against the catalog and makes it the one that readers use. Its config "
         "names the space.",
     )
-
-
-def _of_switch(switched: Switched) -> dict[str, Any]:
-    metadata: dict[str, Any] = {"previous_space": switched.current.previous}
-    if switched.changed:
-        metadata["partitions"] = switched.partitions
-        metadata["rows"] = switched.rows
-    return metadata

@@ -18,8 +18,8 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from surge_dagster.assets.checks import evaluation_of
-from surge_dagster.assets.columns import file_columns
+from surge_dagster.assets.checks import log_result
+from surge_dagster.assets.embeddings import file_columns
 from surge_dagster.config.nested_settings import DerivedSettings
 from surge_dagster.config.settings import Settings
 from surge_dagster.engine.derived.derive import DeriveRun
@@ -36,10 +36,10 @@ from surge_dagster.orchestration.failures import (
     run_failure,
 )
 from surge_dagster.orchestration.heartbeats import executing
-from surge_dagster.orchestration.launch import in_backfill, job_of
+from surge_dagster.orchestration.launch import in_backfill, job_of, partition_keys_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import from_partition_key, to_partition_key
-from surge_dagster.orchestration.space_of_settings import existing_space
+from surge_dagster.orchestration.spaces import existing_space
 
 CHECK = "every_partition_is_derived"
 
@@ -54,18 +54,10 @@ class DeriveConfig(dg.Config):
     )
 
 
-def derived_spaces(names: CatalogNames, settings: Settings) -> list[dg.AssetsDefinition]:
-    """Return an asset with a file per partition for each derived space."""
-    assets: list[dg.AssetsDefinition] = []
-    for wanted in settings.derived:
-        columns = file_columns(settings, wanted.dtype, wanted.dimension or settings.dimension)
-        assets.append(_derived_space(names, wanted, columns))
-    return assets
-
-
-def _derived_space(
-    names: CatalogNames, wanted: DerivedSettings, columns: Mapping[str, Any]
+def derived_space(
+    names: CatalogNames, settings: Settings, wanted: DerivedSettings
 ) -> dg.AssetsDefinition:
+    """Return an asset with a file per partition for a derived space."""
     key = names.derived(wanted.label)
     spec = dg.AssetSpec(
         key,
@@ -73,7 +65,7 @@ def _derived_space(
         skippable=True,
         group_name=names.group,
         kinds={wanted.dtype},
-        metadata=columns,
+        metadata=file_columns(settings, wanted.dtype, wanted.dimension or settings.dimension),
         description=(
             f"The embeddings as {wanted.title}, computed from their float32 files without a model. "
             "A run skips partitions that are up to date."
@@ -90,7 +82,7 @@ def _derived_space(
     )
 
     @dg.multi_asset(
-        name=names.derived_op(wanted.label),
+        name=f"{names.embeddings_op}_{wanted.label}",
         specs=[spec],
         check_specs=[check],
         partitions_def=names.partitions,
@@ -101,8 +93,7 @@ def _derived_space(
         context: dg.AssetExecutionContext, config: DeriveConfig
     ) -> Iterator[dg.AssetCheckResult]:
         """Derive the partitions of this run that are missing or stale."""
-        has_keys = context.has_partition_key or context.has_partition_key_range
-        keys = [from_partition_key(key) for key in context.partition_keys] if has_keys else None
+        keys = partition_keys_of(context)
         failures = _run(names, context.op_execution_context, [wanted], config, keys)
         yield from lag_results(names, context.op_execution_context, [wanted])
         _end(context.op_execution_context, failures)
@@ -118,15 +109,12 @@ def derive_job(
     @dg.op(
         name=names.derive_all_op, out=dg.Out(dg.Nothing), required_resource_keys=names.resource_keys
     )
-    def derive(
-        context: dg.OpExecutionContext, config: DeriveConfig
-    ) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
+    def derive(context: dg.OpExecutionContext, config: DeriveConfig) -> None:
         """Derive every partition that is missing or stale in a derived space."""
         failures = _run(names, context, wanted, config, None)
         for result in lag_results(names, context, wanted):
-            yield evaluation_of(names, result, context.instance)
+            log_result(names, context, result)
         _end(context, failures)
-        yield dg.Output(None)
 
     text = "Computes what is missing or stale in the derived spaces, in one run, without a model."
     return [job_of(names.derive_job, derive, text, resources)] if wanted else []
@@ -212,7 +200,8 @@ def _events(
     reports_fresh = in_backfill(context)
     kind = dg.DagsterEventType.ASSET_MATERIALIZATION
     pointers = context.instance.get_latest_storage_id_by_partition(names.embeddings, kind)
-    for event in run.events(keys):
+    catalog_keys = None if keys is None else map(from_partition_key, keys)
+    for event in run.events(catalog_keys):
         if isinstance(event, Receipt) and (event.action == "derived" or reports_fresh):
             version = desired_version(event.content_digest, run.report.parent)
             pointer = pointers.get(to_partition_key(event.key))

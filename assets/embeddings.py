@@ -17,21 +17,25 @@ from contextlib import suppress
 from typing import Any
 
 import dagster as dg
-from sqlalchemy.exc import InterfaceError, OperationalError
 
 from surge_dagster.assets.checks import (
-    evaluation_of,
+    log_result,
     outputs_without_result,
     run_check_results,
     run_checks,
 )
-from surge_dagster.config.check_policy import CheckPolicy
-from surge_dagster.engine.errors import EncoderError, SurgeError, TransientError
+from surge_dagster.config.settings import Settings
+from surge_dagster.engine.errors import SurgeError
 from surge_dagster.orchestration.asset_events import CODE_VERSION
 from surge_dagster.orchestration.events import report_events
-from surge_dagster.orchestration.failures import allow_run_retry, failure_of, report_failures
+from surge_dagster.orchestration.failures import (
+    allow_run_retry,
+    failure_of,
+    is_passing,
+    report_failures,
+)
 from surge_dagster.orchestration.heartbeats import executing
-from surge_dagster.orchestration.launch import POOL, LaunchConfig, job_of
+from surge_dagster.orchestration.launch import POOL, LaunchConfig, job_of, partition_keys_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome, Truncation
 from surge_dagster.orchestration.partition_keys import to_partition_key
@@ -40,8 +44,7 @@ from surge_dagster.orchestration.refresh import Refresh
 from surge_dagster.resources import CatalogSource
 from surge_dagster.resources.upstream_asset import asset_key
 
-# After these errors Dagster launches the run again; the last two are of Dagster's own database.
-_PASSING = EncoderError, TransientError, OperationalError, InterfaceError
+_OF_SOURCE = "as in the source"
 
 
 def source_partitions(names: CatalogNames, catalog: CatalogSource) -> dg.AssetSpec:
@@ -77,28 +80,44 @@ def superbatches(names: CatalogNames) -> dg.AssetSpec:
     )
 
 
-def embeddings(
-    names: CatalogNames,
-    policy: CheckPolicy,
-    columns: Mapping[str, Any],
-    max_partitions_per_run: int | None = None,
-) -> dg.AssetsDefinition:
-    """Return the asset with a file per partition, and the checks that end its runs.
+def file_columns(settings: Settings, dtype: str, dimension: int | None) -> Mapping[str, Any]:
+    """Return metadata of an asset whose files have vectors of this type: their columns.
 
-    Args:
-        columns: metadata of the asset.
+    Definitions load before a catalog exists and without a model. So the types of ids and of further
+    columns are "as in the source", and the dimension is shown if a setting has it.
     """
-    checks = run_checks(names, policy)
-    backfill_policy = dg.BackfillPolicy.single_run()
-    if max_partitions_per_run is not None:
-        backfill_policy = dg.BackfillPolicy.multi_run(max_partitions_per_run)
+    columns = [dg.TableColumn("id", _OF_SOURCE, "identifies the row within its partition")]
+    if settings.include_text:
+        columns.append(dg.TableColumn("text", "string", "what was encoded"))
+    columns.append(dg.TableColumn("text_hash", "fixed_size_binary[16]", "BLAKE2b of the text"))
+    columns.append(dg.TableColumn("truncated", "bool", "whether the model reads only a part"))
+    if settings.chunks is not None:
+        columns.append(dg.TableColumn("document_id", _OF_SOURCE, "the document of the chunk"))
+        columns.append(dg.TableColumn("chunk", "int32", "its number in the document, from 0"))
+        columns.append(dg.TableColumn("start", "int64", "first character of the cut text"))
+        columns.append(dg.TableColumn("end", "int64", "character after its last one"))
+    for name in settings.columns:
+        columns.append(dg.TableColumn(name, _OF_SOURCE))
+
+    vector = dtype
+    if dimension is not None:
+        vector += f"[{dimension}]"
+    columns.append(dg.TableColumn("embedding", vector))
+    return {"dagster/column_schema": dg.TableSchema(columns)}
+
+
+def embeddings(names: CatalogNames, settings: Settings) -> dg.AssetsDefinition:
+    """Return the asset with a file per partition, and the checks that end its runs."""
+    checks = run_checks(names, settings)
+    limit = settings.max_partitions_per_run
+    backfills = dg.BackfillPolicy.multi_run(limit) if limit else dg.BackfillPolicy.single_run()
 
     @dg.multi_asset(
         name=names.embeddings_op,
-        specs=[_embeddings_spec(names, columns)],
+        specs=[_embeddings_spec(names, settings)],
         check_specs=checks,
         partitions_def=names.partitions,
-        backfill_policy=backfill_policy,
+        backfill_policy=backfills,
         pool=POOL,
         required_resource_keys=names.resource_keys,
     )
@@ -106,11 +125,8 @@ def embeddings(
         context: dg.AssetExecutionContext, config: LaunchConfig
     ) -> Iterator[dg.AssetCheckResult | dg.Output[None]]:
         """Embed the partitions of this run that are missing or stale."""
-        chosen = None
-        if context.has_partition_key or context.has_partition_key_range:
-            chosen = context.partition_keys
-        run = _Run(names, policy, context.op_execution_context, config)
-        results = run.embed(chosen)
+        run = _Run(names, settings, context.op_execution_context, config)
+        results = run.embed(partition_keys_of(context))
         yield from outputs_without_result(checks, results)
         yield from results
         run.end()
@@ -118,7 +134,7 @@ def embeddings(
     return embed
 
 
-def _embeddings_spec(names: CatalogNames, columns: Mapping[str, Any]) -> dg.AssetSpec:
+def _embeddings_spec(names: CatalogNames, settings: Settings) -> dg.AssetSpec:
     spec = dg.AssetSpec(
         names.embeddings,
         deps=[names.source_partitions, names.superbatches],
@@ -126,7 +142,7 @@ def _embeddings_spec(names: CatalogNames, columns: Mapping[str, Any]) -> dg.Asse
         code_version=CODE_VERSION,
         group_name=names.group,
         kinds={"parquet", "pytorch"},
-        metadata=columns,
+        metadata=file_columns(settings, settings.dtype, settings.dimension),
         description=(
             "One Parquet file per partition with id, text and embedding. A run skips "
             "partitions that are up to date, unless its config says `force: true`.\n\n"
@@ -141,7 +157,7 @@ def _embeddings_spec(names: CatalogNames, columns: Mapping[str, Any]) -> dg.Asse
 
 
 def embedding_jobs(
-    names: CatalogNames, policy: CheckPolicy
+    names: CatalogNames, settings: Settings
 ) -> tuple[dg.JobDefinition, dg.JobDefinition]:
     """Return the job for the whole catalog, and the job whose config names partitions."""
 
@@ -151,15 +167,12 @@ def embedding_jobs(
         out=dg.Out(dg.Nothing),
         required_resource_keys=names.resource_keys,
     )
-    def refresh(
-        context: dg.OpExecutionContext, config: LaunchConfig
-    ) -> Iterator[dg.AssetCheckEvaluation | dg.Output[None]]:
+    def refresh(context: dg.OpExecutionContext, config: LaunchConfig) -> None:
         """Embed what is missing or stale of what the config names, or of the whole catalog."""
-        run = _Run(names, policy, context, config)
+        run = _Run(names, settings, context, config)
         for result in run.embed(None):
-            yield evaluation_of(names, result, context.instance)
+            log_result(names, context, result)
         run.end()
-        yield dg.Output(None)
 
     configured_as_the_asset = refresh.alias(names.embeddings_op)
     any_set = "Embeds any set of partitions in one run: the config names their keys or their state."
@@ -179,15 +192,15 @@ class _Run:
     def __init__(
         self,
         names: CatalogNames,
-        policy: CheckPolicy,
+        settings: Settings,
         context: dg.OpExecutionContext,
         config: LaunchConfig,
     ) -> None:
         self._names = names
-        self._policy = policy
+        self._settings = settings
         self._context = context
         self._config = config
-        self._outcome = Outcome(Truncation(policy.max_truncated_share), names.embeddings)
+        self._outcome = Outcome(Truncation(settings.max_truncated_share), names.embeddings)
 
     def embed(self, chosen: Sequence[str] | None) -> list[dg.AssetCheckResult]:
         """Embed what the run was launched for; return the results of its checks."""
@@ -204,7 +217,7 @@ class _Run:
     def end(self) -> None:
         """Raise the failure of a run with failed partitions."""
         if self._outcome.failures:
-            raise self._failure()
+            raise failure_of(self._names, self._context, self._outcome)
 
     def _refresh(self, chosen: Sequence[str] | None) -> None:
         """Fill the outcome; an error that ends the run is reported before it is raised."""
@@ -221,8 +234,8 @@ class _Run:
                 outcome.fail(failure)
             self._report_end()
             if isinstance(error, SurgeError):
-                raise self._failure() from error
-            allow_run_retry(context, _is_passing(error))
+                raise failure_of(names, context, outcome) from error
+            allow_run_retry(context, is_passing(error))
             raise
         report_failures(names, context, outcome)
         context.log.info(outcome.sum_up())
@@ -242,16 +255,7 @@ class _Run:
     def _check_results(self) -> list[dg.AssetCheckResult]:
         failed = failed_on_record(self._outcome.asset, self._context.instance)
         in_run = set(map(to_partition_key, self._outcome.partitions))
-        return run_check_results(self._names, self._policy, self._outcome, len(failed - in_run))
-
-    def _failure(self) -> dg.Failure:
-        """Return the failure that ends the run; Dagster launches it again if it may pass."""
-        outcome = self._outcome
-        if outcome.ended_by is None:
-            is_transient = any(failure.transient for failure in outcome.failures.values())
-        else:
-            is_transient = _is_passing(outcome.ended_by)
-        return failure_of(self._names, self._context, outcome, is_transient=is_transient)
+        return run_check_results(self._names, self._settings, self._outcome, len(failed - in_run))
 
     def _report_end(self) -> None:
         """Report the checks and failures of a run that an error ended; never raise another one."""
@@ -261,10 +265,9 @@ class _Run:
             report_failures(names, context, self._outcome)
             context.log.info(self._outcome.sum_up())
             for result in self._check_results():
-                if result.passed:
-                    # it covers a part of the run, and would replace an earlier failure of the check
-                    continue
-                context.log_event(evaluation_of(names, result, context.instance))  # pyright: ignore[reportArgumentType]
+                # one that passed covers a part of the run, and would replace an earlier failure
+                if not result.passed:
+                    log_result(names, context, result)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             with suppress(Exception):  # Dagster stores log lines where it stores events
@@ -279,7 +282,3 @@ class _Run:
             f"schedule {names.schedule}, if it is on; the sensor {names.sensor} leaves it alone "
             "until its source changes."
         )
-
-
-def _is_passing(error: BaseException) -> bool:
-    return isinstance(error, _PASSING) or isinstance(error.__cause__, _PASSING)

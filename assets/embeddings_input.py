@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import dagster as dg
 
 from surge_dagster.engine.errors import ConfigError, DataError
+from surge_dagster.engine.feed.changes import Changes, changes
 from surge_dagster.engine.readers.loading import Embeddings, open_embeddings
 from surge_dagster.engine.support.counts import counted, named
 from surge_dagster.orchestration.partition_keys import from_partition_key
@@ -39,27 +40,23 @@ class EmbeddingsInput(dg.ConfigurableIOManager):
         import pyarrow.dataset as ds
 
         wanted = context.dagster_type.typing_type
-        if not isinstance(wanted, type) or not issubclass(
-            wanted, (pl.LazyFrame, ds.Dataset, Embeddings)
-        ):
-            if wanted is not Any:
-                raise dg.Failure(
-                    f"the input {context.name!r} is of type {wanted}; embeddings come as "
-                    "polars.LazyFrame, pyarrow.dataset.Dataset or surge_dagster.Embeddings. "
-                    "Change its annotation.",
-                    allow_retries=False,
-                )
-            wanted = pl.LazyFrame
+        if wanted not in (Any, pl.LazyFrame, ds.Dataset, Embeddings):
+            raise dg.Failure(
+                f"the input {context.name!r} is of type {wanted}; embeddings come as "
+                "polars.LazyFrame, pyarrow.dataset.Dataset or surge_dagster.Embeddings. "
+                "Change its annotation.",
+                allow_retries=False,
+            )
         try:
             opened = open_embeddings(self.output.open(), self.space)
             partitions = self._partitions(context, opened)
             read = opened.keys() if partitions is None else partitions
             context.log.info(f"{counted(len(read), 'partition')} of {opened.space.name}")
-            if issubclass(wanted, pl.LazyFrame):
-                return opened.lazy(partitions)
-            if issubclass(wanted, ds.Dataset):
+            if wanted is Embeddings:
+                return opened
+            if wanted is ds.Dataset:
                 return opened.dataset(partitions)
-            return opened
+            return opened.lazy(partitions)
         except (ConfigError, DataError) as error:
             raise dg.Failure(str(error), allow_retries=False) from error
 
@@ -86,3 +83,19 @@ class EmbeddingsInput(dg.ConfigurableIOManager):
                 f"{counted(len(missing), 'partition')} without embeddings left out: {listed}"
             )
         return None
+
+
+class ChangesInput(EmbeddingsInput):
+    """Opens the change feed of the embeddings for a `consumer`, by default the asset's op; it does
+    not write."""
+
+    consumer: str | None = None
+
+    def load_input(self, context: dg.InputContext) -> Changes:
+        """Return what the asset has not confirmed yet."""
+        try:
+            return changes(
+                self.output.open(), self.consumer or context.op_def.name, space=self.space
+            )
+        except (ConfigError, DataError) as error:
+            raise dg.Failure(str(error), allow_retries=False) from error

@@ -35,9 +35,9 @@ from benchmarks.harness import (
 from benchmarks.paced_runs import BACKEND, SECONDS_PER_TEXT
 from benchmarks.synthetic import build_synthetic_catalog, draw_texts
 from surge_dagster import EncoderPool, EncodingSpec
-from surge_dagster.catalogs.folder import write_partition
+from surge_dagster.catalogs.demo import write_partition
 from surge_dagster.cluster.cluster_run import open_run
-from surge_dagster.cluster.machine_work import MachineWork
+from surge_dagster.cluster.machine import MachineWork
 from surge_dagster.config.run_setup import RunSetup
 from surge_dagster.config.settings import load_settings
 from tests.cluster.hosts import ROOT, Host, hosts

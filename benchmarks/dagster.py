@@ -129,7 +129,7 @@ def report_in_an_op(home: Path, partitions: int, batched: bool) -> float:
             if batched:
                 report = partial(report_events, instance, context)
                 writer = EventWriter[dg.AssetMaterialization](report, 60)
-                put = stack.enter_context(writer).put
+                put = stack.enter_context(writer.opened()).put
             for number in range(partitions):
                 for event in _events_of(f"p{number:06}"):
                     put(event)

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from surge_dagster.catalogs.folder import CatalogSummary, clear_catalog, write_partition
+from surge_dagster.catalogs.demo import CatalogSummary, clear_catalog, write_partition
 from surge_dagster.engine.errors import ConfigError
 
 LOG_MEAN = 9.03

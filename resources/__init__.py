@@ -115,8 +115,6 @@ def _with_google(storage: StorageOptions, resource: GoogleResource | None) -> St
     """Return the options with project and credentials of a resource, if there is one."""
     if resource is None:
         return storage
-    gcp = getattr(resource, "gcp", None)  # of the settings
-    if gcp is None:
-        location = getattr(resource, "location", None)
-        gcp = GcpOptions(resource.project, location, getattr(resource, "gcp_credentials", None))
-    return replace(storage, gcp=gcp)
+    location = getattr(resource, "location", None)
+    key = getattr(resource, "gcp_credentials", None)
+    return replace(storage, gcp=GcpOptions(resource.project, location, key))

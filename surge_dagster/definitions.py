@@ -7,29 +7,25 @@ loaded as a code location is the one catalog of `surge.yaml` and the `SURGE_…`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
 
 from surge_dagster.assets.catalog_check import catalog_check, catalog_checks
-from surge_dagster.assets.changes_input import ChangesInput
-from surge_dagster.assets.columns import file_columns, table_columns
-from surge_dagster.assets.consumers import target_asset
+from surge_dagster.assets.consumers import target_assets
 from surge_dagster.assets.current_space import current_space, next_space, switch_current_space
-from surge_dagster.assets.derived_spaces import derive_job, derived_spaces
+from surge_dagster.assets.derived_spaces import derive_job, derived_space
 from surge_dagster.assets.embeddings import (
     embedding_jobs,
     embeddings,
     source_partitions,
     superbatches,
 )
-from surge_dagster.assets.embeddings_input import EmbeddingsInput
-from surge_dagster.automation import schedules
+from surge_dagster.assets.embeddings_input import ChangesInput, EmbeddingsInput
 from surge_dagster.automation.alerts import webhook_alerts
+from surge_dagster.automation.embedding_runs import new_partitions, nightly_refresh, scheduled_check
 from surge_dagster.automation.hand_over import hand_over_changes, hand_over_job
 from surge_dagster.automation.lost_runs import lost_runs
-from surge_dagster.automation.new_partitions import new_partitions
 from surge_dagster.config.nested_settings import GcpSettings
 from surge_dagster.config.settings import Settings, load_settings
 from surge_dagster.orchestration.names import CatalogNames
@@ -63,20 +59,18 @@ def embedding_catalog(
 
 
 def _definitions(settings: Settings, names: CatalogNames) -> dg.Definitions:
-    policy = settings.check_policy()
-    columns = file_columns(settings, settings.dtype, settings.dimension)
     resources = _resources(names, settings)
-    checks = catalog_checks(names, policy, settings.derived)
-    refresh, embed = embedding_jobs(names, policy)
-    tables = _tables(names, settings, columns)
+    checks = catalog_checks(names, settings)
+    refresh, embed = embedding_jobs(names, settings)
+    tables = target_assets(names, settings)
     follow = [*derive_job(names, settings.derived, resources), *hand_over_job(names, tables)]
     assets = [
         source_partitions(names, resources[names.catalog_resource]),
         superbatches(names),
-        embeddings(names, policy, columns, settings.max_partitions_per_run),
+        embeddings(names, settings),
         next_space(names),
         current_space(names),
-        *derived_spaces(names, settings),
+        *(derived_space(names, settings, each) for each in settings.derived),
     ]
     owned = dg.map_asset_specs(
         lambda spec: spec.replace_attributes(owners=settings.owners), [*assets, *tables]
@@ -92,61 +86,44 @@ def _definitions(settings: Settings, names: CatalogNames) -> dg.Definitions:
             *hand_over_changes(names, settings, follow),
         ],
         schedules=[
-            schedules.nightly_refresh(names, settings, refresh),
-            *schedules.scheduled_check(names, settings),
+            nightly_refresh(names, settings, refresh),
+            *scheduled_check(names, settings),
         ],
         resources=resources,
     )
 
 
-def _tables(
-    names: CatalogNames, settings: Settings, columns: Mapping[str, Any]
-) -> list[dg.AssetsDefinition]:
-    targets = {names.lancedb: settings.lancedb, names.pgvector: settings.pgvector}
-    shown = table_columns(columns)
-    return [target_asset(names, key, table, shown) for key, table in targets.items() if table]
-
-
 def _resources(names: CatalogNames, settings: Settings) -> dict[str, Any]:
     values = settings.model_dump()
-    storage: Any = settings.storage_options.options()
-    google = _google_resources(names, settings.gcp)
-    gcs: Any = google.get(names.gcs_resource)
-    bigquery: Any = google.get(names.bigquery_resource)
-    output = OutputStore(
-        url=settings.output, storage=storage, gcs=gcs, **_named(OutputStore, values)
-    )
-    catalog = CatalogSource(
-        url=settings.source,
-        storage=storage,
-        gcs=gcs,
-        bigquery=bigquery,
-        **_named(CatalogSource, values),
-    )
+    storage: Any = settings.cloud_options()
+    output = OutputStore(url=settings.output, storage=storage, **_named(OutputStore, values))
     return {
-        names.catalog_resource: catalog,
+        names.catalog_resource: CatalogSource(
+            url=settings.source, storage=storage, **_named(CatalogSource, values)
+        ),
         names.encoder_resource: EncoderResource(**_named(EncoderResource, values)),
         names.output_resource: output,
         names.input_resource: EmbeddingsInput(output=output),
         names.changes_resource: ChangesInput(output=output),
-        **google,
+        **_google_resources(names, settings.gcp),
     }
 
 
 def _google_resources(names: CatalogNames, gcp: GcpSettings | None) -> dict[str, Any]:
-    """Return the resources of dagster-gcp, which are not imported if the setting `gcp` is not
-    given."""
+    """Return the resources of dagster-gcp for other assets, which are not imported if the setting
+    `gcp` is not given."""
     if gcp is None:
         return {}
 
     from surge_dagster.resources.google import CatalogBigQueryResource, CatalogGCSResource
 
     options: Any = gcp.options()
-    gcs = CatalogGCSResource(project=gcp.project, gcp=options)
-    bigquery = CatalogBigQueryResource(project=gcp.project, location=gcp.location, gcp=options)
+    project = gcp.project
     return {
-        names.gcs_resource: gcs,
-        names.bigquery_resource: bigquery,
+        names.gcs_resource: CatalogGCSResource(project=project, gcp=options),
+        names.bigquery_resource: CatalogBigQueryResource(
+            project=project, location=gcp.location, gcp=options
+        ),
     }
 
 

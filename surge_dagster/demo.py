@@ -35,9 +35,7 @@ _NAMES = CatalogNames()
 _INSTANCE_SETTINGS = Path(__file__).with_name("dagster.yaml")
 
 
-def run_demo(
-    *, catalog: str | None = None, output: str | None = None, limit: int | None = None
-) -> int:
+def run_demo(*, catalog: str | None, output: str | None, limit: int | None = None) -> int:
     """Build the demo catalog, embed, check and search it; return the exit code."""
     settings = load_settings(source=catalog, output=output)
     begun = time.perf_counter()
@@ -71,17 +69,16 @@ def local_instance() -> Iterator[dg.DagsterInstance]:
 def execute(
     instance: dg.DagsterInstance,
     job: dg.JobDefinition,
-    on_event: Callable[[dg.DagsterEvent], None] | None = None,
+    on_event: Callable[[dg.DagsterEvent], None],
 ) -> dg.ExecuteInProcessResult:
     """Execute a job in this process, as a run of the instance."""
     run_id = str(uuid.uuid4())
-    if on_event is not None:
 
-        def listen(entry: dg.EventLogEntry) -> None:
-            if entry.dagster_event is not None:
-                on_event(entry.dagster_event)
+    def listen(entry: dg.EventLogEntry) -> None:
+        if entry.dagster_event is not None:
+            on_event(entry.dagster_event)
 
-        instance.add_event_listener(run_id, listen)
+    instance.add_event_listener(run_id, listen)
     return job.execute_in_process(
         instance=instance,
         run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
@@ -95,21 +92,21 @@ def execute(
 def _embed_and_check(instance: dg.DagsterInstance, settings: Settings, out: Console) -> bool:
     """Execute both jobs; return whether they succeeded and all checks passed."""
     definitions = embedding_catalog(settings)
-    refreshed = execute(
-        instance, definitions.resolve_job_def(_NAMES.refresh_job), _SuperBatchLines(out).show
-    )
+    show = _superbatch_lines(out)
+    refreshed = execute(instance, definitions.resolve_job_def(_NAMES.refresh_job), show)
     if not refreshed.success:
         _print_failure(refreshed, out)
         return False
     evaluations = refreshed.get_asset_check_evaluations()
     [run_check] = [check for check in evaluations if check.asset_check_key == _NAMES.run_check]
     metrics = {name: value.value for name, value in run_check.metadata.items()}
-    line = f"Embedded    {run_check.description}"
+    run = str(run_check.description).removeprefix("Last run: ")
+    line = f"Embedded    {run}"
     if "texts_per_second" in metrics:
         line += f"; {metrics['texts_per_second']:,.0f} texts/s on {metrics['device']}"
     out.print(line)
 
-    checked = execute(instance, definitions.resolve_job_def(_NAMES.check_job))
+    checked = execute(instance, definitions.resolve_job_def(_NAMES.check_job), show)
     wrong: list[str] = []
     for check in checked.get_asset_check_evaluations():
         if not check.passed and check.severity == dg.AssetCheckSeverity.ERROR:
@@ -124,23 +121,23 @@ def _embed_and_check(instance: dg.DagsterInstance, settings: Settings, out: Cons
     return passed
 
 
-class _SuperBatchLines:
-    """Prints a line for each event of a SuperBatch."""
+def _superbatch_lines(out: Console) -> Callable[[dg.DagsterEvent], None]:
+    """Return what prints a line for each event of a SuperBatch."""
+    texts = 0
 
-    def __init__(self, out: Console) -> None:
-        self._out = out
-        self._texts = 0
-
-    def show(self, event: dg.DagsterEvent) -> None:
+    def show(event: dg.DagsterEvent) -> None:
+        nonlocal texts
         if not event.is_step_materialization or event.asset_key != _NAMES.superbatches:
             return
         metadata = event.step_materialization_data.materialization.metadata
         metrics: dict[str, Any] = {name: value.value for name, value in metadata.items()}
-        self._texts += metrics["texts"]
-        self._out.print(
+        texts += metrics["texts"]
+        out.print(
             f"  SuperBatch {metrics['superbatch']}: {counted(metrics['texts'], 'text')} of "
-            f"{counted(metrics['partitions'], 'partition')}, {self._texts:,} so far"
+            f"{counted(metrics['partitions'], 'partition')}, {texts:,} so far"
         )
+
+    return show
 
 
 def _print_failure(refreshed: dg.ExecuteInProcessResult, out: Console) -> None:

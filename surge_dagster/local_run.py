@@ -205,18 +205,6 @@ class _TerminalReporter:
     def deleted(self, key: str) -> None:
         self.removed.append(key)
 
-    def complain(self) -> None:
-        """Name the removed partitions, and what became of them."""
-        then = (
-            "Readers leave out the rows; with removed_partitions set to delete, a run deletes the "
-            "files."
-        )
-        if self.deletes:
-            then = "The files were deleted."
-        count = counted(len(self.removed), "partition")
-        keys = named(map(repr, self.removed))
-        complain(f"{count} removed from the source: {keys}. {then}")
-
 
 def _handle_removed(
     settings: Settings, partitions: Sequence[Partition], store: Store, opened: OpenedRun
@@ -237,5 +225,13 @@ def _handle_removed(
         return EndedRun(report, reporter.removed, reason)
 
     if reporter.removed and not refusal:
-        reporter.complain()
+        then = (
+            "Readers leave out the rows; with removed_partitions set to delete, a run deletes the "
+            "files."
+        )
+        if reporter.deletes:
+            then = "The files were deleted."
+        count = counted(len(reporter.removed), "partition")
+        named_keys = named(map(repr, reporter.removed))
+        complain(f"{count} removed from the source: {named_keys}. {then}")
     return EndedRun(report, reporter.removed, refusal if reporter.deletes else None)

@@ -62,9 +62,7 @@ def terminable() -> Iterator[None]:
 
 
 @contextmanager
-def progress_bar(
-    unit: str, total: int | None = None, *, quiet: bool = False
-) -> Iterator[Callable[[int, int | None], None]]:
+def progress_bar(unit: str, *, quiet: bool = False) -> Iterator[Callable[[int, int | None], None]]:
     """Show progress on standard error, given the amount done and the total if known: a bar, or a
     line every 10 s."""
     columns = (
@@ -76,7 +74,7 @@ def progress_bar(
     )
     with Progress(*columns, console=messages, disable=quiet or not messages.is_terminal) as bar:
         if quiet or messages.is_terminal:
-            task = bar.add_task(unit, total=total)
+            task = bar.add_task(unit, total=None)
             yield lambda done, of: bar.update(task, completed=done, total=of)
         else:
             yield _lines(unit)

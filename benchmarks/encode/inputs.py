@@ -21,8 +21,7 @@ from benchmarks.gpu_models import SHAPES, make_model
 from benchmarks.paced_runs import drawn_texts
 from benchmarks.synthetic import partition_sizes
 from surge_dagster import EncodingSpec, open_source
-from surge_dagster.catalogs.demo import build_demo_catalog
-from surge_dagster.catalogs.folder import write_partition
+from surge_dagster.catalogs.demo import build_demo_catalog, write_partition
 from surge_dagster.engine.model.spec import Space
 
 INPUTS = ("demo", "short", "long")

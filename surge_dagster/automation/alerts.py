@@ -1,7 +1,7 @@
 """Alerts of failed runs, checks and ticks, which the sensor `alerts` posts to the URL of
 `alert_webhook`.
 
-An alert that the webhook does not take is kept in the sensor's cursor and posted again for a day.
+An alert that the webhook does not take is posted again by the next ticks, for a day.
 
 Slack needs no code of this project; its own package makes the sensor (pip install dagster-slack):
 
@@ -20,9 +20,9 @@ import requests
 
 from surge_dagster.config.settings import Settings
 from surge_dagster.engine.support.counts import counted, named
-from surge_dagster.orchestration.active_runs import assets_of, concerns
 from surge_dagster.orchestration.dagster_internals import last_tick
 from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.runs import assets_of, concerns
 
 _SENSOR_SECONDS = 30
 # Dagster gives a tick a minute.
@@ -83,63 +83,84 @@ def _look(
     url: str,
     common: Alert,
 ) -> dg.SkipReason:
-    """Post what is new or was not delivered.
+    """Post what is new, up to the first alert that is not delivered: the next tick begins with it.
 
     Args:
         common: what all alerts of the catalog have.
     """
-    cursor = json.loads(context.cursor or "{}")
-    seen: dict[str, int] = cursor.get("seen", {})
-    new = list(_of_runs(names, assets, context.instance, seen))
+    cursor = {"seen": {}, "failing": []} | json.loads(context.cursor or "{}")
+    posted = 0
+    for alert in _new(context, names, assets, cursor):
+        if posted == _POSTS_PER_TICK:
+            break
+        problem = _post(url, common | alert)
+        if problem:
+            context.log.error(f"An alert is not delivered yet: {problem}")
+            break
+        posted += 1
+    context.update_cursor(json.dumps(cursor))
+    return dg.SkipReason(f"{counted(posted, 'alert')} posted")
+
+
+def _new(
+    context: dg.SensorEvaluationContext,
+    names: CatalogNames,
+    assets: Set[dg.AssetKey],
+    cursor: dict[str, Any],
+) -> Iterator[Alert]:
+    """Yield alerts of what has failed since the last tick; the cursor passes one when the next one
+    is asked for.
+
+    Args:
+        cursor: `seen` is the newest end of a run that was looked at, by kind; `failing` are sensors
+            and schedules whose ticks fail.
+    """
+    seen = cursor["seen"]
+    for kind in (dg.DagsterEventType.RUN_FAILURE, dg.DagsterEventType.RUN_SUCCESS):
+        if kind.value not in seen:  # what ended before the first tick is no news
+            newest = context.instance.fetch_run_status_changes(kind, limit=1).records
+            seen[kind.value] = newest[0].storage_id if newest else 0
+        since = dg.RunStatusChangeRecordsFilter(
+            kind, after_storage_id=seen[kind.value], after_timestamp=time.time() - _KEPT_SECONDS
+        )
+        page = context.instance.fetch_run_status_changes(since, _RUNS_PER_TICK, ascending=True)
+        for record in page.records:
+            yield from _of_run(names, assets, context.instance, record.run_id, kind)
+            seen[kind.value] = record.storage_id
+
     failing = _failing(context, names)
+    cursor["failing"] = [name for name in cursor["failing"] if name in failing]
     for name, message in failing.items():
-        if name not in cursor.get("failing", []):
-            new.append(_alert(message))
-
-    now = time.time()
-    kept = [each for each in cursor.get("kept", []) if each["since"] > now - _KEPT_SECONDS]
-    kept += [{"since": now, "alert": common | alert} for alert in new]
-    kept = _deliver(context, url, kept)
-    context.update_cursor(json.dumps({"seen": seen, "failing": list(failing), "kept": kept}))
-    return dg.SkipReason(
-        f"{counted(len(kept), 'alert')} to be delivered; ticks fail of: "
-        f"{', '.join(failing) or 'nothing'}"
-    )
+        if name not in cursor["failing"]:
+            yield _alert(message)
+            cursor["failing"].append(name)
 
 
-def _of_runs(
+def _of_run(
     names: CatalogNames,
     assets: Set[dg.AssetKey],
     instance: dg.DagsterInstance,
-    seen: dict[str, int],
+    run_id: str,
+    kind: dg.DagsterEventType,
 ) -> Iterator[Alert]:
-    """Yield alerts of this catalog's runs that have ended since the last tick.
-
-    Args:
-        seen: the newest end that was looked at, by kind; it is brought up to date.
-    """
-    for kind in (dg.DagsterEventType.RUN_FAILURE, dg.DagsterEventType.RUN_SUCCESS):
-        if kind.value not in seen:  # what ended before the first tick is no news
-            newest = instance.fetch_run_status_changes(kind, limit=1).records
-            seen[kind.value] = newest[0].storage_id if newest else 0
-        since = dg.RunStatusChangeRecordsFilter(kind, after_storage_id=seen[kind.value])
-        page = instance.fetch_run_status_changes(since, limit=_RUNS_PER_TICK, ascending=True)
-        for record in page.records:
-            seen[kind.value] = record.storage_id
-            run = instance.get_run_by_id(record.run_id)
-            if run is None:
-                continue
-            checks = _checks_that_failed(instance, run.run_id)
-            # A run may also evaluate checks without their assets.
-            is_of_check = any(each.asset_key in assets for each in checks)
-            if not is_of_check and not concerns(instance, run, names.jobs, assets):
-                continue
-            if kind is dg.DagsterEventType.RUN_SUCCESS:
-                wrong = list(filter(_is_alerted, checks))
-                if wrong:
-                    yield _alert(_findings(instance, run, wrong), wrong, run.run_id)
-            elif run.tags.get(_WILL_RETRY_TAG) != "true":
-                yield _alert(_failure(instance, run), checks, run.run_id)
+    """Yield the alert of a run that has ended, if it is this catalog's and has to be known."""
+    run = instance.get_run_by_id(run_id)
+    if run is None:
+        return
+    checks = _checks_that_failed(instance, run_id)
+    # A run may also evaluate checks without their assets.
+    is_of_check = any(each.asset_key in assets for each in checks)
+    if not is_of_check and not concerns(instance, run, names.jobs, assets):
+        return
+    if kind is dg.DagsterEventType.RUN_SUCCESS:
+        wrong: list[dg.AssetCheckEvaluation] = []
+        for each in checks:
+            if each.severity is dg.AssetCheckSeverity.ERROR or each.check_name == "encode_not_slow":
+                wrong.append(each)
+        if wrong:
+            yield _alert(_findings(instance, run, wrong), wrong, run_id)
+    elif run.tags.get(_WILL_RETRY_TAG) != "true":
+        yield _alert(_failure(instance, run), checks, run_id)
 
 
 def _failing(context: dg.SensorEvaluationContext, names: CatalogNames) -> dict[str, str]:
@@ -171,24 +192,12 @@ def _alert(message: str, checks: Iterable[dg.AssetCheckEvaluation] = (), run_id:
     }
 
 
-def _deliver(
-    context: dg.SensorEvaluationContext, url: str, kept: Sequence[dict[str, Any]]
-) -> Sequence[dict[str, Any]]:
-    """Post the first alerts; return what is still to be delivered."""
-    for number, each in enumerate(kept[:_POSTS_PER_TICK]):
-        problem = _post(url, each["alert"])
-        if problem:
-            context.log.error(f"{counted(len(kept) - number, 'alert')} not delivered: {problem}")
-            return kept[number:]
-    return kept[_POSTS_PER_TICK:]
-
-
 def _post(url: str, alert: Alert) -> str:
     """Post once, without following redirections; return what went wrong, without the URL, which is
     a secret."""
     try:
         answer = requests.post(url, json=alert, timeout=_TIMEOUT_SECONDS, allow_redirects=False)
-    except (requests.RequestException, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         return f"the webhook cannot be reached ({type(error).__name__})"
     if answer.ok and not answer.is_redirect:
         return ""
@@ -246,10 +255,6 @@ def _checks_that_failed(instance: dg.DagsterInstance, run_id: str) -> list[dg.As
             check = entry.dagster_event.asset_check_evaluation_data
             last[check.asset_check_key] = check
     return [check for check in last.values() if not check.passed]
-
-
-def _is_alerted(check: dg.AssetCheckEvaluation) -> bool:
-    return check.severity == dg.AssetCheckSeverity.ERROR or check.check_name == "encode_not_slow"
 
 
 def _failed_keys(checks: Iterable[dg.AssetCheckEvaluation]) -> list[str]:

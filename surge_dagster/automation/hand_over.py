@@ -15,10 +15,9 @@ import dagster as dg
 
 from surge_dagster.config.settings import Settings
 from surge_dagster.engine.output.current_space import space_of_readers
-from surge_dagster.orchestration.active_runs import active_runs, embeds
 from surge_dagster.orchestration.launch import RUN_TAGS, config_of
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.requests import has_succeeded, request_for
+from surge_dagster.orchestration.runs import active_runs, embeds, request_for
 
 _SENSOR_SECONDS = 60
 _MATERIALIZATION = dg.DagsterEventType.ASSET_MATERIALIZATION
@@ -79,39 +78,32 @@ def hand_over_changes(
 def _request(
     names: CatalogNames, settings: Settings, context: dg.SensorEvaluationContext, job_name: str
 ) -> dg.RunRequest | dg.SkipReason:
-    target = _target(names, settings, context, job_name)
-    if target is None:
-        return dg.SkipReason("nothing is embedded")
-    if has_succeeded(context.instance, job_name, target):
-        return dg.SkipReason(f"{job_name}: no embeddings have changed since it succeeded")
-    config: dict[str, Any] = {}
-    if job_name == names.derive_job:
-        deletes = settings.removed_partitions == "delete"
-        config = config_of(names.derive_all_op, {"delete_removed": deletes})
-    return request_for(context.instance, job_name, target, config)
+    """Return a request for a run of a job, unless one has brought everything up to date.
 
-
-def _target(
-    names: CatalogNames, settings: Settings, context: dg.SensorEvaluationContext, job_name: str
-) -> str | None:
-    """Return what a run of a job would bring which files or tables up to date with: the newest
-    event of the assets that it follows, and for tables the space that readers use. None if nothing
-    is embedded."""
-    derived = [each.label for each in settings.derived]
+    What it would bring up to date is named by the newest event of the assets that it follows, and
+    for tables by the space that readers use.
+    """
+    is_of_tables = job_name == names.hand_over_job
+    labels = [each.label for each in settings.derived]
     follows = [names.embeddings]
-    if job_name == names.hand_over_job:
-        follows += [names.derived(label) for label in derived]
+    if is_of_tables:
+        follows += map(names.derived, labels)
     ids: list[int] = []
     for asset in follows:
         # An event without a partition says that a run had nothing to do.
         newest = context.instance.get_latest_storage_id_by_partition(asset, _MATERIALIZATION)
         ids += newest.values()
     if not ids:
-        return None
+        return dg.SkipReason("nothing is embedded")
 
-    wanted = derived
-    if job_name == names.hand_over_job:
+    wanted = labels
+    options = {"delete_removed": settings.removed_partitions == "delete"}
+    config = config_of(names.derive_all_op, options)
+    if is_of_tables:
         space = space_of_readers(names.resources(context).output.open())
         tables = [settings.lancedb, settings.pgvector]
         wanted = [space.name, *(table.target().place for table in tables if table is not None)]
-    return f"{max(ids)} {hashlib.sha256(repr(wanted).encode()).hexdigest()[:12]}"
+        config = {}
+    target = f"{max(ids)} {hashlib.sha256(repr(wanted).encode()).hexdigest()[:12]}"
+    done = f"{job_name}: no embeddings have changed since it succeeded"
+    return request_for(context.instance, job_name, target, done, config)

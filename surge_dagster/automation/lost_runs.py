@@ -10,8 +10,7 @@ import dagster as dg
 
 from surge_dagster.config.settings import Settings
 from surge_dagster.engine.support.counts import counted
-from surge_dagster.orchestration import requests
-from surge_dagster.orchestration.active_runs import active_runs, concerns
+from surge_dagster.orchestration import runs
 from surge_dagster.orchestration.heartbeats import HEARTBEAT_TAG, declare_silent_runs
 from surge_dagster.orchestration.names import CatalogNames
 
@@ -33,9 +32,11 @@ def lost_runs(names: CatalogNames, settings: Settings) -> dg.SensorDefinition:
     )
     def sensor(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         instance = context.instance
-        beating = [run for run in active_runs(instance) if HEARTBEAT_TAG in run.tags]
-        ours = [run for run in beating if concerns(instance, run, names.jobs, assets)]
-        now = requests.now().timestamp()
+        ours: list[dg.DagsterRun] = []
+        for run in runs.active_runs(instance):
+            if HEARTBEAT_TAG in run.tags and runs.concerns(instance, run, names.jobs, assets):
+                ours.append(run)
+        now = runs.now().timestamp()
         context.update_cursor(declare_silent_runs(instance, ours, context.cursor, now))
         return dg.SkipReason(counted(len(ours), "active run"))
 

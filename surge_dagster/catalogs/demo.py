@@ -9,14 +9,24 @@ give about 60,000 texts in 140 partitions of 1 to 14,600 texts.
 Files are read with `ast` and never imported; those that do not parse are skipped. Python parses 6
 MB of sources per second, and 260 MB are installed. So a limit gives each distribution a share in
 proportion to the size of its public sources, and its files are parsed until the share is reached.
+
+A catalog folder has one Parquet file per partition, and a file with the catalog's kind:
+
+    <folder>/_catalog.json
+    <folder>/partition=<encoded key>/part-0.parquet
+
+A build replaces what an earlier build of the same kind wrote, and nothing else. Each file names its
+source version, so that an output stays fresh after a build that wrote the same rows again.
 """
 
 from __future__ import annotations
 
 import ast
-import csv
 import hashlib
+import json
 import re
+import shutil
+import sys
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,9 +35,11 @@ from importlib import metadata
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from surge_dagster.catalogs.folder import CatalogSummary, clear_catalog, write_partition
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.sources.partition import KEY_METADATA, SOURCE_VERSION_METADATA
+from surge_dagster.engine.support.keys import encode_key
 
 _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 # A definition may also stand under `if`, `try`, `with` or a loop.
@@ -50,7 +62,7 @@ class Distribution:
 
     name: str
     version: str
-    files: tuple[SourceFile, ...]
+    files: Sequence[SourceFile]
 
     @property
     def size(self) -> int:
@@ -148,33 +160,21 @@ def first_paragraph(docstring: str) -> str:
 def _installed(search_path: Sequence[str] | None) -> list[Distribution]:
     """Return the distributions in `search_path`, sorted by name, without the operating system's,
     which have no RECORD."""
-    if search_path is None:
-        installations = metadata.distributions()
-    else:
-        installations = metadata.distributions(path=[*search_path])
-
     distributions: dict[str, Distribution] = {}
-    for installed in installations:
+    for installed in metadata.distributions(path=[*(search_path or sys.path)]):
         record = installed.read_text("RECORD")
         if not record or "Name" not in installed.metadata:
             continue
         name = installed.metadata["Name"]
         version = f"{installed.version}+{hashlib.sha256(record.encode('utf-8')).hexdigest()[:16]}"
-        files = _files(record, Path(str(installed.locate_file(""))))
+        files: list[SourceFile] = []
+        for path in sorted(installed.files or (), key=str):
+            module = module_name(str(path))
+            if module is not None:
+                files.append(SourceFile(module, Path(str(path.locate())), path.size or 0))
         # An import takes the first on the path.
         distributions.setdefault(name, Distribution(name, version, files))
     return sorted(distributions.values(), key=lambda distribution: distribution.name)
-
-
-def _files(record: str, folder: Path) -> tuple[SourceFile, ...]:
-    """Return the public modules of a RECORD: a CSV table of paths, hashes and sizes."""
-    files: list[SourceFile] = []
-    for row in sorted(row for row in csv.reader(record.splitlines()) if row):
-        module = module_name(row[0])
-        if module is not None:
-            size = int(row[2]) if len(row) > 2 and row[2].isdecimal() else 0
-            files.append(SourceFile(module, folder / row[0], size))
-    return tuple(files)
 
 
 def _texts(file: SourceFile) -> dict[str, str]:
@@ -200,3 +200,58 @@ def _public_definitions(body: Iterable[ast.AST], prefix: str) -> Iterator[tuple[
 
 def _is_public(name: str) -> bool:
     return name.isidentifier() and not name.startswith("_")
+
+
+_MANIFEST = "_catalog.json"
+_COLUMNS = pa.schema(
+    [pa.field("id", pa.string(), nullable=False), pa.field("text", pa.string(), nullable=False)]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogSummary:
+    partitions: int
+    texts: int
+
+
+def clear_catalog(root: Path, kind: str) -> None:
+    """Create a folder for a build, or remove the partitions of an earlier build from it."""
+    manifest = root / _MANIFEST
+    content = json.dumps({"format": 1, "kind": kind})
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if any(root.iterdir()) and _kind(manifest) != kind:
+            raise ConfigError(
+                f"{root} is not empty and was not built as a {kind} catalog, so nothing was "
+                "changed in it. Choose another folder, or empty this one."
+            )
+        manifest.write_text(content)
+        for partition in root.glob("partition=*"):
+            shutil.rmtree(partition)
+    except OSError as error:
+        raise ConfigError(f"the catalog folder {root} can't be used: {error}") from error
+
+
+def write_partition(
+    root: Path, key: str, version: str, row_groups: Iterable[tuple[pa.Array, pa.Array]]
+) -> None:
+    """Write a partition's file; each pair of ids and texts becomes a row group."""
+    path = root / f"partition={encode_key(key)}" / "part-0.parquet"
+    schema = _COLUMNS.with_metadata(
+        {KEY_METADATA: key.encode(), SOURCE_VERSION_METADATA: version.encode()}
+    )
+    try:
+        path.parent.mkdir()
+        # Ids and texts seldom repeat, so that dictionaries would only cost time.
+        with pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=False) as writer:
+            for ids, texts in row_groups:
+                writer.write_batch(pa.record_batch([ids, texts], schema=schema))
+    except OSError as error:
+        raise ConfigError(f"{path} can't be written: {error}") from error
+
+
+def _kind(manifest: Path) -> str | None:
+    try:
+        return json.loads(manifest.read_text())["kind"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None

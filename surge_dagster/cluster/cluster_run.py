@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any
 
 from surge_dagster.cluster import stretches
 from surge_dagster.cluster.machine import (
@@ -26,11 +26,11 @@ from surge_dagster.cluster.machine import (
     Cluster,
     MachineFacts,
     MachineLost,
+    MachineWork,
     Stretch,
     StretchOutcome,
     write_token,
 )
-from surge_dagster.cluster.machine_work import MachineWork
 from surge_dagster.cluster.ray_cluster import RayCluster
 from surge_dagster.cluster.stretches import Stretches, StretchSizes
 from surge_dagster.config.run_setup import RunSetup
@@ -60,7 +60,6 @@ log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
 _MOST_LOSSES = 3
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +95,16 @@ def open_run(
     """
     if setup.encoder.cluster == "none":
         run = setup.new_run(partitions, pool, store, freshness=freshness, outputs=outputs)
-        run.report.price_per_hour = setup.encoder.price_per_hour
-        return OpenedRun(run, partial(learning, run, pool, store))
-
-    setup = setup.for_machines()
-    encoder = setup.encoder
-    connect = partial(RayCluster, encoder.cluster, setup, pool.space, warn)
-    run = ClusterRun(setup, partitions, pool, connect, warn, freshness=freshness, outputs=outputs)
-    run.report.price_per_hour = encoder.price_per_hour
-    return OpenedRun(run, run.events, run.work)
+        opened = OpenedRun(run, partial(learning, run, pool, store))
+    else:
+        setup = setup.for_machines()
+        connect = partial(RayCluster, setup.encoder.cluster, setup, pool.space, warn)
+        run = ClusterRun(
+            setup, partitions, pool, connect, warn, freshness=freshness, outputs=outputs
+        )
+        opened = OpenedRun(run, run.events, run.work)
+    opened.run.report.price_per_hour = setup.encoder.price_per_hour
+    return opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class _Task:
     stretch: Stretch
 
 
-class ClusterRun(Generic[T]):
+class ClusterRun:
     """A `Run` over machines.
 
     Args:
@@ -134,7 +134,7 @@ class ClusterRun(Generic[T]):
         setup: RunSetup,
         partitions: Iterable[Partition],
         pool: EncoderPool,
-        connect: Callable[[str], Cluster[T]],
+        connect: Callable[[str], Cluster],
         warn: Callable[[str], None] = log.warning,
         *,
         freshness: Mapping[str, Freshness] | None = None,
@@ -159,7 +159,7 @@ class ClusterRun(Generic[T]):
         self._local = setup.new_run([], pool, self._store, outputs=outputs)
         self._freshness = dict(freshness or {})
         self._begun = time.perf_counter()
-        self._tasks: dict[T, _Task] = {}
+        self._tasks: dict[Any, _Task] = {}
         self._ended = set[str]()  # keys of due partitions that have a receipt or a failure
         self._refused = set[str]()  # keys that the driver refused
         self._left_out = set[str]()  # machines
@@ -231,7 +231,7 @@ class ClusterRun(Generic[T]):
         finally:
             self._store.delete(token)
 
-    def _embed(self, cluster: Cluster[T]) -> Generator[Event]:
+    def _embed(self, cluster: Cluster) -> Generator[Event]:
         try:
             while (self._queue or self._tasks) and not self._stop.stopping.is_set():
                 self._hand_out(cluster)
@@ -245,7 +245,7 @@ class ClusterRun(Generic[T]):
     def _now(self) -> float:
         return time.perf_counter() - self._begun
 
-    def _last_events(self, cluster: Cluster[T]) -> Iterator[Event]:
+    def _last_events(self, cluster: Cluster) -> Iterator[Event]:
         """End the stretches under way."""
         if self._tasks:
             self.stop()
@@ -261,7 +261,7 @@ class ClusterRun(Generic[T]):
                     self._warn(str(error))
         self._tasks.clear()
 
-    def _hand_out(self, cluster: Cluster[T]) -> None:
+    def _hand_out(self, cluster: Cluster) -> None:
         machines = cluster.machines()
         self._enter(machines)
         speed = self._mean_speed()
@@ -299,7 +299,7 @@ class ClusterRun(Generic[T]):
                 self.work[name] = MachineWork(facts, begun=self._now())
                 self._describe(facts)
 
-    def _take(self, cluster: Cluster[T], task_id: T) -> Iterator[Event]:
+    def _take(self, cluster: Cluster, task_id: Any) -> Iterator[Event]:
         """Yield the events of a stretch that has ended."""
         task = self._tasks.pop(task_id)
         work = self.work[task.machine]
@@ -316,7 +316,8 @@ class ClusterRun(Generic[T]):
             return
 
         work.ended = self._now()
-        can_be_tried = self._can_be_tried(cluster, task)
+        is_first = not task.stretch.avoids
+        can_be_tried = is_first and not self.stopped and self._has_other(cluster, task.machine)
         to_others: list[str] = []
         events: list[Event] = []
         for event in outcome.events:
@@ -336,12 +337,7 @@ class ClusterRun(Generic[T]):
             work.weight += task.stretch.piece.weight
             self._end_range(task.stretch, outcome)
 
-    def _can_be_tried(self, cluster: Cluster[T], task: _Task) -> bool:
-        """Return whether another machine can try what this one could not do."""
-        is_first = not task.stretch.avoids
-        return is_first and not self.stopped and self._has_other(cluster, task.machine)
-
-    def _leave_out(self, cluster: Cluster[T], machine: str, error: Exception) -> None:
+    def _leave_out(self, cluster: Cluster, machine: str, error: Exception) -> None:
         if machine not in self._left_out:
             self._left_out.add(machine)
             cluster.leave_out(machine)
@@ -415,7 +411,7 @@ class ClusterRun(Generic[T]):
         )
         return Failure(event.key, reason, transient=True, in_source=False)
 
-    def _has_other(self, cluster: Cluster[T], machine: str) -> bool:
+    def _has_other(self, cluster: Cluster, machine: str) -> bool:
         """Return whether another machine can encode."""
         return bool(cluster.machines().keys() - {machine})
 

@@ -11,8 +11,8 @@ import contextlib
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from surge_dagster.config.run_setup import RunSetup
 from surge_dagster.engine.errors import ConfigError, SurgeError
@@ -28,7 +28,6 @@ from surge_dagster.version import __version__
 
 # While one is published and the next one is read, the encoder has the texts of the other.
 STRETCHES_AT_ONCE = 2
-T = TypeVar("T")
 
 
 class MachineLost(SurgeError):
@@ -74,8 +73,8 @@ class MachineFacts:
     workers: int
 
 
-class Cluster(Protocol[T]):
-    """Machines that come and go; `T` is a stretch that one of them has."""
+class Cluster(Protocol):
+    """Machines that come and go; a task is a stretch that one of them has."""
 
     def machines(self) -> dict[str, MachineFacts]:
         """Return the machines that can encode now, by name."""
@@ -85,13 +84,13 @@ class Cluster(Protocol[T]):
         """Set how many machines could be used, for whatever starts and ends machines."""
         ...
 
-    def embed(self, machine: str, stretch: Stretch, freshness: Mapping[str, Freshness]) -> T: ...
+    def embed(self, machine: str, stretch: Stretch, freshness: Mapping[str, Freshness]) -> Any: ...
 
-    def wait(self, tasks: Sequence[T], seconds: float) -> list[T]:
+    def wait(self, tasks: Sequence[Any], seconds: float) -> list[Any]:
         """Return the tasks that are done, after the first of them or this time."""
         ...
 
-    def result(self, task: T) -> StretchOutcome:
+    def result(self, task: Any) -> StretchOutcome:
         """Return the outcome of a stretch.
 
         Raises:
@@ -100,7 +99,7 @@ class Cluster(Protocol[T]):
         """
         ...
 
-    def stop(self, task: T) -> None:
+    def stop(self, task: Any) -> None:
         """Ask for the end of a stretch."""
         ...
 
@@ -126,7 +125,14 @@ class Machine:
     """
 
     def __init__(self, setup: RunSetup, token: str) -> None:
-        require_shared(setup.open_store(), token)
+        store = setup.open_store()
+        try:
+            store.read_end(token, 1)
+        except FileNotFoundError:
+            raise ConfigError(
+                f"the output {store.url} is another one here than on the machine that began this "
+                "run. All machines need one output: name a bucket, or a folder that they share"
+            ) from None
         self._setup = setup
         # The first of a key that comes again; the driver refuses the others.
         self._partitions = {each.key: each for each in reversed(list(setup.open_source()))}
@@ -203,21 +209,6 @@ def write_token(store: Store) -> str:
     return name
 
 
-def require_shared(store: Store, token: str) -> None:
-    """Refuse an output that is not that of the driver.
-
-    Raises:
-        ConfigError: it has no such object.
-    """
-    try:
-        store.read_end(token, 1)
-    except FileNotFoundError:
-        raise ConfigError(
-            f"the output {store.url} is another one here than on the machine that began this run. "
-            "All machines need one output: name a bucket, or a folder that they share"
-        ) from None
-
-
 def require_alike(facts: MachineFacts, space: Space, precision: str | None) -> None:
     """Refuse a machine that would make other vectors.
 
@@ -239,3 +230,27 @@ def require_alike(facts: MachineFacts, space: Space, precision: str | None) -> N
                 f"run ({expected}), and would make other vectors. Give all machines the same "
                 "version, model and settings"
             )
+
+
+@dataclass(slots=True)
+class MachineWork:
+    """What a machine has done so far; times are in seconds since the run began.
+
+    Attributes:
+        begun: when it could encode first.
+        ended: when it ended a stretch last.
+        weight: of its stretches, in bytes of text.
+        lost_at: when stretches came back because it was lost.
+    """
+
+    facts: MachineFacts
+    begun: float
+    ended: float = 0.0
+    texts: int = 0
+    weight: int = 0
+    lost_at: list[float] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """From when it could encode until its last stretch ended."""
+        return max(0.0, self.ended - self.begun)

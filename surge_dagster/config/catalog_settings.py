@@ -125,10 +125,8 @@ class CatalogSettings(BaseModel):
             location = os.path.normpath(local_path(place, what="catalog"))
         if self.query:  # two queries of one project are two catalogs
             location += f"?query={hashlib.sha256(self.query.encode()).hexdigest()[:16]}"
-        chosen = CatalogSettings.model_validate(
-            self.model_dump(include=set(CatalogSettings.model_fields))
-        )
-        settings = chosen.model_dump(mode="json", exclude_defaults=True, exclude={"catalog_name"})
+        recorded = CatalogSettings.model_fields.keys() - {"catalog_name"}
+        settings = self.model_dump(mode="json", include=recorded, exclude_defaults=True)
         return CatalogRecord(location, self.catalog_name, settings=settings)
 
     def open_catalog(

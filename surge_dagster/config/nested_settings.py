@@ -1,8 +1,9 @@
-"""Settings that have settings of their own: `storage_options`, `gcp` and entries of `derived`."""
+"""Settings that have settings of their own: `storage_options`, `gcp`, entries of `derived`, and
+`checks`, whose names and severities are here."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
@@ -79,3 +80,29 @@ class DerivedSettings(BaseModel):
         if self.dimension is None:
             return self.dtype
         return f"{self.dtype} with {self.dimension} dimensions"
+
+
+Severity = Literal["error", "warn", "off"]
+CheckName = Literal[
+    "every_partition_is_embedded",
+    "row_counts_match",
+    "ids_match",
+    "texts_match",
+    "files_are_whole",
+    "dimensions_match",
+    "vectors_are_finite",
+    "vectors_have_length_1",
+    "one_space",
+    "no_orphan_files",
+    "few_texts_are_truncated",
+    "vectors_have_not_drifted",
+    "encode_not_slow",
+]
+# Every run ends with this check, which shows the run's metrics and failures; so it is never off.
+RUN_CHECK = "published_partitions_are_valid"
+AnyCheckName = Literal[CheckName, "published_partitions_are_valid"]
+
+# Checks that fail for other reasons than wrong output.
+WARNINGS: frozenset[CheckName] = frozenset(
+    {"no_orphan_files", "few_texts_are_truncated", "vectors_have_not_drifted", "encode_not_slow"}
+)

@@ -35,15 +35,16 @@ from pydantic_settings import (
 from yaml import YAMLError
 
 from surge_dagster.config.catalog_settings import ASSET_SCHEME, CatalogSettings
-from surge_dagster.config.check_policy import (
-    MAX_TRUNCATED_SHARE,
-    RUN_CHECK,
-    AnyCheckName,
-    CheckPolicy,
-    Severity,
-)
 from surge_dagster.config.chunk_settings import ChunkSettings, chunk_rule
-from surge_dagster.config.nested_settings import DerivedSettings, GcpSettings, StorageSettings
+from surge_dagster.config.nested_settings import (
+    RUN_CHECK,
+    WARNINGS,
+    AnyCheckName,
+    DerivedSettings,
+    GcpSettings,
+    Severity,
+    StorageSettings,
+)
 from surge_dagster.config.settings_input import (
     config_file,
     problem,
@@ -71,21 +72,10 @@ from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.urls import expanded, is_bare, is_object_store, local_path
 from surge_dagster.engine.tables.bigquery import BIGQUERY_SCHEME
 
-
-def _unquoted_off(value: Any) -> Any:
-    return "off" if value is False else value  # YAML reads a plain off as false
-
-
-NO_CRON = "none"
-
-
-def _none_if_empty(value: Any) -> Any:
-    return NO_CRON if value in (None, "") else value
-
-
 _Severity = Annotated[
     Severity,
-    BeforeValidator(_unquoted_off),
+    # YAML reads a plain off as false.
+    BeforeValidator(lambda value: "off" if value is False else value),
     WithJsonSchema({"enum": [*get_args(Severity), False]}, mode="validation"),
 ]
 
@@ -101,13 +91,11 @@ _SETTABLE_TAGS = (
 _OWNED_TAGS = ("dagster/", ".dagster/", "surge/")
 
 
-def _as_tag(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, int | float | dict | list) else value
-
-
 _TagValue = Annotated[
     str,
-    BeforeValidator(_as_tag),
+    BeforeValidator(
+        lambda value: json.dumps(value) if isinstance(value, int | float | dict | list) else value
+    ),
     WithJsonSchema({"type": ["string", "number", "boolean", "object", "array"]}, mode="validation"),
 ]
 
@@ -320,11 +308,9 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         False, description="let the sensor also request partitions that changed"
     )
     nightly_cron: str = Field("0 2 * * *", description="when the nightly refresh runs")
-    check_cron: Annotated[
-        str,
-        BeforeValidator(_none_if_empty),
-        Field(description="when catalog_check runs; none: only when you launch it"),
-    ] = "0 6 * * 0"
+    check_cron: str = Field(
+        "0 6 * * 0", description="when catalog_check runs; none: only when you launch it"
+    )
     timezone: str = Field("UTC", description="time zone of the schedules")
 
     checks: dict[AnyCheckName, _Severity] = Field(
@@ -333,7 +319,7 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         examples=[{"texts_match": "warn"}],
     )
     max_truncated_share: float = Field(
-        MAX_TRUNCATED_SHARE,
+        0.2,
         ge=0,
         le=1,
         description="share of a partition's texts above which few_texts_are_truncated fails",
@@ -445,8 +431,9 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         """The bounds of a SuperBatch as far as they are set."""
         return self.superbatch_thresholds(self.max_text_bytes)
 
-    def check_policy(self) -> CheckPolicy:
-        return CheckPolicy(self.checks, self.max_truncated_share)
+    def severity(self, check: AnyCheckName) -> Severity:
+        """Return how severe a failure of a check is, or "off" if it is not evaluated."""
+        return self.checks.get(check, "warn" if check in WARNINGS else "error")
 
     def cloud_options(self) -> StorageOptions:
         """Return how buckets and BigQuery are reached."""

@@ -12,14 +12,13 @@ another is observed first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import dagster as dg
 
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.report import Receipt, SuperBatchReport
-from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import from_partition_key, to_partition_key
@@ -42,36 +41,25 @@ SourceEvent = dg.AssetObservation | dg.AssetMaterialization
 
 
 def source_version(
-    names: CatalogNames, partition: Partition, *, changed: bool
+    names: CatalogNames,
+    partition_key: str,
+    version: str,
+    rows: int | None = None,
+    *,
+    changed: bool,
 ) -> Iterator[SourceEvent]:
-    """Yield the events that report the source version that a partition has now.
+    """Yield the events that report the source version that a partition has now, or `REMOVED`.
 
     Args:
         changed: whether another version is on record.
     """
     metadata: dict[str, Any] = {
-        "key": partition.key,
-        "source_version": partition.source_version,
-        "removed": False,
-    }
-    if partition.source_rows is not None:
-        metadata["dagster/partition_row_count"] = partition.source_rows
-    return _of_source(names, to_partition_key(partition.key), metadata, changed=changed)
-
-
-def removed_partition(names: CatalogNames, partition_key: str) -> Iterator[SourceEvent]:
-    """Yield the events that report a partition as removed."""
-    metadata = {
         "key": from_partition_key(partition_key),
-        "source_version": REMOVED,
-        "removed": True,
+        "source_version": version,
+        "removed": version == REMOVED,
     }
-    return _of_source(names, partition_key, metadata, changed=True)
-
-
-def _of_source(
-    names: CatalogNames, partition_key: str, metadata: Mapping[str, Any], *, changed: bool
-) -> Iterator[SourceEvent]:
+    if rows is not None:
+        metadata["dagster/partition_row_count"] = rows
     kinds: list[type[SourceEvent]] = [dg.AssetMaterialization]
     if changed:
         kinds.insert(0, dg.AssetObservation)
@@ -80,7 +68,7 @@ def _of_source(
             names.source_partitions,
             partition=partition_key,
             metadata=metadata,
-            tags={DATA_VERSION_TAG: metadata["source_version"]},
+            tags={DATA_VERSION_TAG: version},
         )
 
 

@@ -50,20 +50,15 @@ def store_batch(
     much as an event."""
     os.environ.setdefault(_BATCH_SIZE, str(batch_events))
     batch = uuid4().hex
+    asset_key = events[0].asset_key
     run_id, level = (_NO_RUN, logging.INFO) if context is None else (context.run_id, logging.DEBUG)
     dagster_events = [_dagster_event(context, event) for event in events]
     for number, event in enumerate(dagster_events, 1):
         mark = internal.DagsterEventBatchMetadata(batch, is_end=number == len(dagster_events))
-        at = _time_of_next(events[0].asset_key)
+        # Of several events of an asset in one millisecond, Dagster's page of events shows one.
+        at = max(time.time(), _latest.get(asset_key, 0.0) + 0.001)
+        _latest[asset_key] = at
         instance.report_dagster_event(event, run_id, level, batch_metadata=mark, timestamp=at)
-
-
-def _time_of_next(asset_key: dg.AssetKey) -> float:
-    """Return now, or a millisecond after the asset's last event of this process: of several events
-    in one millisecond, Dagster's page of events shows one."""
-    at = max(time.time(), _latest.get(asset_key, 0.0) + 0.001)
-    _latest[asset_key] = at
-    return at
 
 
 def last_tick(context: dg.SensorEvaluationContext, name: str) -> InstigatorTick | None:

@@ -1,29 +1,38 @@
 """Storing events in Dagster's event log: `report_events` while the caller waits, `EventWriter` in
-the background.
+the background, and `RunEvents`, which writes what a run found in the source, published, adopted and
+could not embed.
 
 Dagster stores a single event in about 10 ms on SQLite and 25 ms on Postgres, and a batch of them in
 a twentieth of that per event. A run that waited for each event would embed at the speed of a
 database, so its events are stored in batches, each second or when a batch is complete. Many
 machines share one database, so all of them together store some twenty times per second. A crash
 loses the events that wait and no file: the next run finds the files and adopts them.
+
+A partition's event points at the event of its source version, so it is made when that is stored.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as futures_wait
-from contextlib import ExitStack
+from contextlib import contextmanager
 from functools import partial
-from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 import dagster as dg
 
 from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.run.report import Failure, Receipt, SuperBatchReport
 from surge_dagster.engine.support.waiting import every, in_background, result_of, wait_in_turns
-from surge_dagster.orchestration.dagster_internals import Event, store_batch
+from surge_dagster.orchestration import asset_events
+from surge_dagster.orchestration.dagster_internals import Event, Planned, store_batch
+from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.outcome import Outcome
+from surge_dagster.orchestration.partition_keys import to_partition_key
+from surge_dagster.orchestration.records import Catalogued
 
 # A batch is one transaction, and other processes wait for SQLite as long as it lasts. While one is
 # stored, another one waits, of some 4 kB per event: more would only take longer to store when a run
@@ -31,6 +40,8 @@ from surge_dagster.orchestration.dagster_internals import Event, store_batch
 BATCH_EVENTS = 1_000
 _FLUSH_SECONDS = 1.0
 _THREAD = "surge-events"
+# The run's check lists more failures; a log line costs as much as an event.
+FAILURES_LOGGED = 100
 
 T = TypeVar("T")
 
@@ -54,7 +65,7 @@ def report_events(
 
 
 class EventWriter(Generic[T]):
-    """Stores what a step puts, in the background; the end of `with` stores the rest.
+    """Stores what a step puts, in the background.
 
     Args:
         grace_seconds: for the rest after an error.
@@ -67,7 +78,6 @@ class EventWriter(Generic[T]):
         self._storing: Future[None] = Future()
         self._storing.set_result(None)
         self._lock = threading.Lock()
-        self._flushing = ExitStack()
 
     def put(self, item: T) -> None:
         """Add an item; wait if a batch is complete and the one before it is still being stored."""
@@ -79,25 +89,21 @@ class EventWriter(Generic[T]):
         if is_complete:
             self._begin()
 
-    def __enter__(self) -> Self:
-        self._flushing.enter_context(every(_FLUSH_SECONDS, self._begin, _THREAD))
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._flushing.close()
-        if error is None:
-            self._finish()
-            return
-
-        # If that fails or takes longer, the error that ended the step is the one to report, and the
-        # next run adopts the files.
-        finishing = in_background(self._finish, _THREAD)
-        wait_in_turns(lambda turn: bool(futures_wait([finishing], turn).done), self._grace_seconds)
+    @contextmanager
+    def opened(self) -> Iterator[Self]:
+        """Store what is put in the block, also at intervals; its end stores the rest."""
+        try:
+            with every(_FLUSH_SECONDS, self._begin, _THREAD):
+                yield self
+        except BaseException:
+            # If that fails or takes longer, the error that ended the step is the one to report, and
+            # the next run adopts the files.
+            finishing = in_background(self._finish, _THREAD)
+            wait_in_turns(
+                lambda turn: bool(futures_wait([finishing], turn).done), self._grace_seconds
+            )
+            raise
+        self._finish()
 
     def _begin(self) -> None:
         """Begin to store what waits, unless a batch is being stored or could not be."""
@@ -124,3 +130,98 @@ class EventWriter(Generic[T]):
                 "published, and the next run adopts them without encoding them. Look whether the "
                 "event log's database can be reached and written."
             ) from error
+
+
+class RunEvents(EventWriter[Event | Receipt]):
+    """Reports a run to Dagster and enters failures in the outcome.
+
+    Args:
+        shown_as: returns the asset that shows the files of the run's space at that moment.
+    """
+
+    def __init__(
+        self,
+        names: CatalogNames,
+        context: dg.OpExecutionContext,
+        catalogued: Catalogued,
+        outcome: Outcome,
+        shown_as: Callable[[], dg.AssetKey],
+        grace_seconds: float,
+    ) -> None:
+        super().__init__(self._store_batch, grace_seconds)
+        self._names = names
+        self._context = context
+        self._asset = catalogued.asset
+        self._shown_as = shown_as
+        self._sources = dict(catalogued.sources)
+        # A partition that failed is planned by name just before its run ends, which shows it as
+        # failed. Every run that materializes it later plans it too: its page would otherwise go on
+        # naming the run that failed.
+        planned = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
+        self._planned = context.instance.get_latest_storage_id_by_partition(
+            self._asset, planned
+        ).keys()
+        self._outcome = outcome
+
+    def superbatch(self, report: SuperBatchReport, space: Space) -> None:
+        self.put(asset_events.superbatch(self._names, report, space))
+
+    def repeated(self, event: dg.AssetMaterialization) -> None:
+        """Report the last event of a partition again, as that of this run; its versions stay what
+        they are."""
+        assert event.partition
+        if event.partition in self._planned:
+            self.put(Planned(event.asset_key, event.partition))
+        text = "This run left the partition as it is; this is its last event once more."
+        self.put(event._replace(description=text))
+
+    def embedding(self, receipt: Receipt) -> None:
+        self.source(receipt.key)
+        partition_key = to_partition_key(receipt.key)
+        if partition_key in self._planned:
+            self.put(Planned(self._asset, partition_key))
+        self.put(receipt)
+
+    def failure(self, failure: Failure) -> None:
+        self.source(failure.key)
+        self._outcome.fail(failure)
+        if len(self._outcome.failures) <= FAILURES_LOGGED:
+            self._context.log.error(failure.reason)
+
+    def source(self, key: str) -> None:
+        """Report the partition's source version if it is not the one on record."""
+        # Not all of them at the start: with many partitions the first file would wait for minutes
+        # of events.
+        partition = self._outcome.partitions.get(key)
+        partition_key = to_partition_key(key)
+        if partition is None or self._sources.get(partition_key) == partition.source_version:
+            return
+        version = partition.source_version
+        changed = partition_key in self._sources
+        for event in asset_events.source_version(
+            self._names, partition_key, version, partition.source_rows, changed=changed
+        ):
+            self.put(event)
+        self._sources[partition_key] = version
+
+    # In the writer's thread
+
+    def _store_batch(self, batch: Sequence[Event | Receipt]) -> None:
+        instance = self._context.instance
+        plain = [item for item in batch if not isinstance(item, Receipt)]
+        report_events(instance, self._context, plain)
+        receipts = [item for item in batch if isinstance(item, Receipt)]
+        if not receipts:
+            return
+        keys = {to_partition_key(receipt.key) for receipt in receipts}
+        source_ids = instance.get_latest_storage_id_by_partition(
+            self._names.source_partitions, dg.DagsterEventType.ASSET_MATERIALIZATION, keys
+        )
+        asset = self._shown_as()  # for each batch: a switch may take place during the run
+        title = self._outcome.report.space_title
+        events: list[Event] = []
+        for receipt in receipts:
+            source_id = source_ids.get(to_partition_key(receipt.key))
+            event = asset_events.embedding(self._names, asset, receipt, source_id, title)
+            events.append(event)
+        report_events(instance, self._context, events)

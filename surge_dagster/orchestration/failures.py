@@ -19,22 +19,24 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import dagster as dg
+from sqlalchemy.exc import InterfaceError, OperationalError
 
-from surge_dagster.engine.errors import SurgeError, TransientError
+from surge_dagster.engine.errors import EncoderError, SurgeError, TransientError
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
-from surge_dagster.orchestration.catalog_resources import CatalogResources
 from surge_dagster.orchestration.dagster_internals import Event, Planned
 from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.launch import RETRY_TAG
-from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.names import CatalogNames, CatalogResources
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import to_partition_key
 from surge_dagster.orchestration.records import Catalogued
 
 _TABLE_ROWS = 200
 _NAMED = 20
+# After these errors Dagster launches the run again; the last two are of Dagster's own database.
+_PASSING = EncoderError, TransientError, OperationalError, InterfaceError
 
 
 def failure_table(rows: Sequence[tuple[str, str]]) -> dg.MarkdownMetadataValue:
@@ -91,16 +93,21 @@ def allow_run_retry(context: dg.OpExecutionContext, is_allowed: bool) -> None:
         context.instance.add_run_tags(context.run_id, {RETRY_TAG: str(is_allowed).lower()})
 
 
-def failure_of(
-    names: CatalogNames, context: dg.OpExecutionContext, outcome: Outcome, *, is_transient: bool
-) -> dg.Failure:
+def is_passing(error: BaseException) -> bool:
+    """Return whether Dagster launches a run again that ended with this error."""
+    return isinstance(error, _PASSING) or isinstance(error.__cause__, _PASSING)
+
+
+def failure_of(names: CatalogNames, context: dg.OpExecutionContext, outcome: Outcome) -> dg.Failure:
     """Return the failure that ends a run with failed partitions, or one that an error ended."""
     failures = list(outcome.failures.values())
     error = outcome.ended_by
     failed = counted(len(failures), "partition")
     if error is None:
+        is_transient = any(failure.transient for failure in failures)
         lines = [f"{failed} failed; the others are published and will not be encoded again."]
     else:
+        is_transient = is_passing(error)
         lines = [_text(error)]
         if failures:
             lines.append(f"{failed} had failed by then:")
@@ -116,14 +123,26 @@ def failure_of(
 
 
 def report_failures(names: CatalogNames, context: dg.OpExecutionContext, outcome: Outcome) -> None:
-    """Make Dagster show exactly these partitions as failed: planned and not materialized."""
+    """Make Dagster show exactly these partitions as failed: planned and not materialized; report
+    the reasons of those that were refused."""
     if not outcome.failures:
         return
     fingerprint = refusal_fingerprint(names.resources(context))
     events: list[Event] = []
-    for failure in outcome.refused.values():
-        partition = outcome.partitions[failure.key]
-        events.append(refusal(outcome.asset, partition, failure.reason, fingerprint))
+    for failure in outcome.failures.values():
+        partition = outcome.partitions.get(failure.key)
+        is_refused = failure.in_source and not failure.transient
+        if partition is None or not is_refused:
+            continue
+        refusal = dg.AssetObservation(
+            outcome.asset,
+            partition=to_partition_key(failure.key),
+            description="Refused; not requested again until its source or a setting changes.",
+            metadata={"key": failure.key, "refused": failure.reason},
+            # Dagster can read no other tag of many partitions in one query.
+            tags={DATA_VERSION_TAG: _refused_version(partition, fingerprint)},
+        )
+        events.append(refusal)
     events += [Planned(outcome.asset, key) for key in outcome.failures]
     report_events(context.instance, context, events)
 
@@ -135,20 +154,6 @@ def refusal_fingerprint(resources: CatalogResources) -> str:
     # Devices count: a text may kill workers of one device only.
     encoder = resources.encoder.model_dump(exclude={"grace_seconds", "price_per_hour"})
     return hashlib.sha256(json.dumps([catalog, encoder], sort_keys=True).encode()).hexdigest()[:12]
-
-
-def refusal(
-    asset: dg.AssetKey, partition: Partition, reason: str, fingerprint: str
-) -> dg.AssetObservation:
-    """Return the event that reports the refusal of a partition, with these settings."""
-    return dg.AssetObservation(
-        asset,
-        partition=to_partition_key(partition.key),
-        description="Refused; not requested again until its source or a setting changes.",
-        metadata={"key": partition.key, "refused": reason},
-        # Dagster can read no other tag of many partitions in one query.
-        tags={DATA_VERSION_TAG: _refused_version(partition, fingerprint)},
-    )
 
 
 def still_refused(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,7 +20,6 @@ from dataclasses import dataclass
 import dagster as dg
 
 from surge_dagster.engine.support.waiting import every
-from surge_dagster.orchestration.engine_warnings import engine_warnings
 
 # "<run id> <host> <counter>": Dagster copies the tags of a run to the run that retries it. Its UI
 # leaves out tags with this prefix.
@@ -99,27 +99,15 @@ def declare_silent_runs(
 
     silent: dict[str, tuple[str, float]] = {}
     for run in runs:
-        heartbeat = _heartbeat_of(run)
-        if heartbeat is None:
-            continue
-        host, value = heartbeat
-
-        known_value, seconds = seen.get(run.run_id, (None, 0))
-        seconds = seconds + gap if value == known_value else 0
-        if seconds < times.lost_seconds:
-            silent[run.run_id] = (value, seconds)
-        else:
-            _declare_lost(instance, run, host, times)
+        match run.tags.get(HEARTBEAT_TAG, "").split():
+            case [run_id, host, value] if run_id == run.run_id and value != _ENDED:
+                known_value, seconds = seen.get(run_id, (None, 0))
+                seconds = seconds + gap if value == known_value else 0
+                if seconds < times.lost_seconds:
+                    silent[run_id] = (value, seconds)
+                else:
+                    _declare_lost(instance, run, host, times)
     return json.dumps([now, silent])
-
-
-def _heartbeat_of(run: dg.DagsterRun) -> tuple[str, str] | None:
-    """Return the host and the counter of a run's own heartbeat."""
-    match run.tags.get(HEARTBEAT_TAG, "").split():
-        case [run_id, host, value] if run_id == run.run_id and value != _ENDED:
-            return host, value
-        case _:
-            return None
 
 
 def _declare_lost(
@@ -140,3 +128,27 @@ def _declare_lost(
         instance.report_run_canceled(run, f"{why} Its termination had been requested.")
     else:
         instance.report_run_failed(run, why)
+
+
+_ENGINE = logging.getLogger("surge_dagster")
+
+
+class _RunLog(logging.Handler):
+    def __init__(self, context: dg.OpExecutionContext) -> None:
+        super().__init__(logging.WARNING)
+        self._context = context
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(Exception):  # without a database the engine goes on
+            self._context.log.log(record.levelno, record.getMessage())
+
+
+@contextmanager
+def engine_warnings(context: dg.OpExecutionContext) -> Iterator[None]:
+    """Write warnings and errors of the engine into the run's log while the block works."""
+    handler = _RunLog(context)
+    _ENGINE.addHandler(handler)
+    try:
+        yield
+    finally:
+        _ENGINE.removeHandler(handler)

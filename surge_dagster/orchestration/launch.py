@@ -10,15 +10,12 @@ as bad data, forbids it by a tag of its own: see `failures.run_failure`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
 import dagster as dg
 from pydantic import Field
-
-from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.support.counts import counted, named
 
 POOL = "gpu"
 RETRY_TAG = "dagster/retry_on_asset_or_op_failure"
@@ -71,10 +68,12 @@ class LaunchConfig(dg.Config):
         ),
     )
 
-    @property
-    def is_typed(self) -> bool:
-        """Whether an operator typed the partition keys."""
-        return self.keys is not None and not self.unattended
+
+def partition_keys_of(context: dg.AssetExecutionContext) -> Sequence[str] | None:
+    """Return the partitions of a run of an asset; None for all."""
+    if context.has_partition_key or context.has_partition_key_range:
+        return context.partition_keys
+    return None
 
 
 def in_backfill(context: dg.OpExecutionContext) -> bool:
@@ -83,17 +82,6 @@ def in_backfill(context: dg.OpExecutionContext) -> bool:
     Dagster ends a backfill as failed when a partition that it covers has no event from its run.
     """
     return "dagster/backfill" in context.run_tags
-
-
-def require_known(typed: Iterable[str], known: Collection[str], catalog: str) -> None:
-    """Refuse partition keys of an operator that the catalog does not have."""
-    unknown = [repr(key) for key in typed if key not in known]
-    if unknown:
-        raise ConfigError(
-            f"the catalog {catalog!r} does not have {counted(len(unknown), 'key')}: "
-            f"{named(unknown)}. Nothing was encoded. Write keys as the asset source_partitions "
-            "shows them, and launch again."
-        )
 
 
 def job_of(

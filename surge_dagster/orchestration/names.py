@@ -9,14 +9,50 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
 
-from surge_dagster.config.check_policy import RUN_CHECK
+from surge_dagster.config.nested_settings import RUN_CHECK
+from surge_dagster.config.run_setup import RunSetup
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.orchestration.catalog_resources import CatalogResources
-from surge_dagster.resources import CatalogSource
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.sources import Source
+from surge_dagster.resources import CatalogSource, EncoderResource, OutputStore
+
+# Of the grace time, for publishing; the last events are stored in the rest of the time.
+_PUBLISH_SHARE = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogResources:
+    catalog: CatalogSource
+    encoder: EncoderResource
+    output: OutputStore
+
+    @property
+    def events_grace_seconds(self) -> float:
+        """How long a stopped run may take to store its last events."""
+        return (1 - _PUBLISH_SHARE) * self.encoder.grace_seconds
+
+    def open_source(self, spec: EncodingSpec | None = None) -> Source:
+        """Open the catalog with the rows of a spec, or of the encoder's."""
+        return self.catalog.open(spec or self.encoder.encoding_spec())
+
+    def run_setup(self, *, force: bool = False) -> RunSetup:
+        return RunSetup(
+            catalog=self.catalog,
+            encoder=self.encoder,
+            files=self.output,
+            source=self.catalog.url,
+            output=self.output.url,
+            source_options=self.catalog.cloud_options(),
+            output_options=self.output.cloud_options(),
+            grace_seconds=_PUBLISH_SHARE * self.encoder.grace_seconds,
+            force=force,
+        )
+
 
 _VALID = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
@@ -92,9 +128,6 @@ class CatalogNames:
 
     def derived(self, label: str) -> dg.AssetKey:
         return self._asset_key(f"embeddings_{label}")
-
-    def derived_op(self, label: str) -> str:
-        return f"{self.embeddings_op}_{label}"
 
     def assets(self, labels: Iterable[str]) -> frozenset[dg.AssetKey]:
         """Return all assets of the catalog, given the labels of its derived spaces."""

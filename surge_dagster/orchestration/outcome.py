@@ -1,16 +1,31 @@
-"""The outcome of a run: what failed, what was published, and what the run's checks look at."""
+"""The outcome of a run: what failed, what was published, and what the run's checks look at.
+
+The checks `dimensions_match` and `row_counts_match` use what a run knows of each file anyway: it
+reads the footer of each file to decide whether the partition is fresh, and has a receipt of each
+file that it publishes. So they cover every partition that the run published or found fresh, and
+read nothing of their own.
+
+The rows are compared with the row count of the source, if the source knows it without reading, as
+folders of Parquet files and tables do. Otherwise they are what the run has read; of a fresh file
+`row_counts_match` then judges nothing.
+
+A file with a fault is not valid: the run that finds it encodes the partition again, if its config
+selects missing partitions. The check still fails in this run, and passes in the next one.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
 
-from surge_dagster.cluster.machine_work import MachineWork
+from surge_dagster.cluster.machine import MachineWork
+from surge_dagster.engine.files.facts import InvalidFile
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.report import (
     Event,
     Failure,
@@ -21,12 +36,58 @@ from surge_dagster.engine.run.report import (
 )
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted, named
-from surge_dagster.orchestration.file_checks import FileChecks
 from surge_dagster.orchestration.partition_keys import to_partition_key
 
-_MOST_MACHINES = 100  # in the table of machines
 _NAMED = 5  # failed partitions, in the line of a run
 Violations = list[tuple[str, str]]  # partitions that violate a check: catalog key and reason
+
+
+@dataclass(slots=True)
+class FileChecks:
+    """What both checks found in a run, by the catalog keys of the partitions that they judged.
+
+    Attributes:
+        dimensions: why `dimensions_match` fails; "" if the file is right.
+        rows: the same for `row_counts_match`.
+    """
+
+    dimensions: dict[str, str] = field(default_factory=dict)
+    rows: dict[str, str] = field(default_factory=dict)
+
+    def record(self, partition: Partition, receipt: Receipt, space: Space) -> None:
+        """Record whether a file is as its space and source demand."""
+        wrong_dimension = ""
+        if receipt.dimension != space.dimension:
+            wrong_dimension = (
+                f"its file has {receipt.dimension} numbers per row; the space has "
+                f"{space.dimension}."
+            )
+        _record(self.dimensions, partition.key, wrong_dimension)
+
+        wrong_rows = ""
+        if partition.source_rows not in (None, receipt.source_rows):
+            wrong_rows = (
+                f"its file is made of {receipt.source_rows:,} rows; its source has "
+                f"{partition.source_rows:,}."
+            )
+        if partition.source_rows is not None or receipt.action != "fresh":
+            _record(self.rows, partition.key, wrong_rows)
+
+    def record_invalid(self, key: str, invalid: InvalidFile) -> None:
+        """Record what is wrong with a file that is not valid."""
+        if invalid.flaw == "dimension":
+            _record(self.dimensions, key, f"{invalid}.")
+        if invalid.flaw == "rows":
+            _record(self.rows, key, f"{invalid}.")
+
+    def fault(self, key: str) -> str:
+        """Return what is wrong with the file of a partition; "" if it is right."""
+        return self.dimensions.get(key) or self.rows.get(key) or ""
+
+
+def _record(faults: dict[str, str], key: str, fault: str) -> None:
+    # A fault stays on record if the run encodes the partition again.
+    faults[key] = faults.get(key) or fault
 
 
 @dataclass(slots=True)
@@ -134,39 +195,31 @@ class Outcome:
     seconds: float = 0.0  # that the run took, when it has ended
     summary: str = ""  # the run in one line, when it has ended
 
-    @property
-    def metrics(self) -> RunReport:
-        """Return the metrics of the run, with the partitions that its worklist found fresh."""
-        up_to_date = len(self.fresh - self.published)
-        return replace(
-            self.report, partitions_written=len(self.published), partitions_skipped=up_to_date
-        )
-
     def sum_up(self) -> str:
         """Describe the run in one line, `summary`; each of its partitions is in one count."""
-        failed = {failure.key for failure in self.failures.values()}
-        removed = set(self.removed) - failed
-        republished = self.republished - failed
-        encoded = self.published - republished - failed
-        fresh = self.fresh - self.published - removed - failed
-        counted_keys = failed | removed | republished | encoded | fresh
-        all_keys = counted_keys | self.partitions.keys()
-        if self.ended_by is not None and not all_keys:
+        rest = "not reached" if self.ended_by else "left out by select"
+        failed = sorted({failure.key for failure in self.failures.values()})
+        states = dict.fromkeys(self.partitions, rest)
+        states |= dict.fromkeys(self.fresh, "up to date")
+        states |= dict.fromkeys(self.published, "encoded")
+        states |= dict.fromkeys(self.republished, "republished")
+        states |= dict.fromkeys(self.removed, "removed from the source")
+        states |= dict.fromkeys(failed, "failed")
+        if self.ended_by is not None and not states:
             self.summary = f"failed before it began: {self.ended_by}"
             return self.summary
 
-        parts = [f"{len(encoded):,} encoded{self._texts()}", f"{len(fresh):,} up to date"]
-        others = {
-            "republished": len(republished),
-            "removed from the source": len(removed),
-            "not reached" if self.ended_by else "left out by select": len(all_keys - counted_keys),
-        }
-        parts += [f"{count:,} {what}" for what, count in others.items() if count]
-        names = f" ({named(sorted(failed), _NAMED)})" if failed else ""
+        counts = Counter(states.values())
+        parts = [f"{counts['encoded']:,} encoded{self._texts()}"]
+        parts.append(f"{counts['up to date']:,} up to date")
+        for state in ("republished", "removed from the source", rest):
+            if counts[state]:
+                parts.append(f"{counts[state]:,} {state}")
+        names = f" ({named(failed, _NAMED)})" if failed else ""
         parts.append(f"{len(failed):,} failed{names}")
         self.seconds = time.monotonic() - self.begun
         parts.append(f"{self.seconds:,.1f} s")
-        self.summary = f"{counted(len(all_keys), 'partition')}: {', '.join(parts)}"
+        self.summary = f"{counted(len(states), 'partition')}: {', '.join(parts)}"
         if isinstance(self.ended_by, Exception):  # not one that an operator terminated
             self.summary += f"; ended by {type(self.ended_by).__name__}: {self.ended_by}"
         return self.summary
@@ -179,19 +232,10 @@ class Outcome:
         kept = f", {reused:,} others kept their vectors" if reused else ""
         return f" ({counted(encoded, 'text')}{kept})"
 
-    @property
-    def refused(self) -> dict[str, Failure]:
-        """Return failures that lie in the content of a partition, by partition key."""
-        return {
-            key: failure
-            for key, failure in self.failures.items()
-            if failure.in_source and not failure.transient and failure.key in self.partitions
-        }
-
     def table_of_machines(self) -> dg.TableMetadataValue:
         """Return a table of a cluster's machines: work, speed, and when a machine was lost."""
         rows: list[dg.TableRecord] = []
-        for work in islice((self.machines or {}).values(), _MOST_MACHINES):
+        for work in (self.machines or {}).values():
             row = {
                 "machine": work.facts.host,
                 "texts": work.texts,
@@ -216,12 +260,8 @@ class Outcome:
             case Receipt(action="fresh"):
                 self.fresh.add(event.key)
             case Receipt():
-                if event.action == "encoded":
-                    self._count_encoded(event)
-                else:
+                if event.action != "encoded":
                     self.republished.add(event.key)
+                elif event.key not in self.published:
+                    self.truncation.add(event.key, event.rows, event.truncated)
                 self.published.add(event.key)
-
-    def _count_encoded(self, receipt: Receipt) -> None:
-        if receipt.key not in self.published:
-            self.truncation.add(receipt.key, receipt.rows, receipt.truncated)

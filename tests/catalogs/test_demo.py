@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from surge_dagster.catalogs.demo import (
+    CatalogSummary,
     SourceFile,
     build_demo_catalog,
     extract,
@@ -15,7 +16,6 @@ from surge_dagster.catalogs.demo import (
     first_paragraph,
     module_name,
 )
-from surge_dagster.catalogs.folder import CatalogSummary
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.tables.opening import open_source
 from tests.catalogs.installed import functions, install, rows_of, sizes_of, uninstall

@@ -134,7 +134,7 @@ class LocalCluster:
 
 def cluster_run(
     cluster: LocalCluster, pool: EncoderPool, sizes: StretchSizes = ONE_PARTITION
-) -> ClusterRun[Task]:
+) -> ClusterRun:
     source = cluster.setup.open_source()
     return ClusterRun(cluster.setup, source, pool, cluster.connect, sizes=sizes)
 

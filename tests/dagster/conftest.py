@@ -401,7 +401,7 @@ def workbench(root: Path, home: Path) -> Iterator[Workbench]:
         with dg.DagsterInstance.from_config(str(root / "home")) as instance:
             made = Workbench(root, instance)
             patch.setattr(
-                "surge_dagster.orchestration.requests.now", lambda: datetime.now(UTC) + made.ahead
+                "surge_dagster.orchestration.runs.now", lambda: datetime.now(UTC) + made.ahead
             )
             yield made
     close_databases()

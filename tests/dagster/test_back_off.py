@@ -7,7 +7,7 @@ from datetime import timedelta
 import dagster as dg
 import pytest
 
-from surge_dagster.orchestration.requests import due_after
+from surge_dagster.orchestration.runs import due_after
 from tests.dagster.conftest import Workbench, requested
 
 QUEUED, STARTED = dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTED

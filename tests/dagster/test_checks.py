@@ -8,17 +8,17 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import dagster as dg
 import numpy as np
 import pytest
 
-from surge_dagster.config.check_policy import CHECK_NAMES
+from surge_dagster.config.nested_settings import CheckName
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.orchestration.failures import failure_table
-from surge_dagster.orchestration.space_of_settings import existing_space
+from surge_dagster.orchestration.spaces import existing_space
 from tests.dagster.conftest import NAMES, Ran, Workbench, values_of, workbench
 from tests.engine.sources.test_parquet_system_errors import refuse_calls
 from tests.small_catalogs import numbered_rows, rewrite, with_vectors
@@ -35,6 +35,7 @@ def shown_checks(bench: Workbench) -> dict[str, dict[str, str] | None]:
 
 
 # which only a run can see
+CHECK_NAMES = get_args(CheckName)
 EVERYTHING = {*CHECK_NAMES} - {"vectors_have_not_drifted", "encode_not_slow"}
 WARNINGS = {"few_texts_are_truncated", "vectors_have_not_drifted"}
 OF_FOOTERS = {"dimensions_match", "row_counts_match"}

@@ -11,15 +11,15 @@ from itertools import chain
 import dagster as dg
 import pytest
 
+from surge_dagster.automation import embedding_runs
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.orchestration import divided
 from tests.dagster.conftest import NAMES, Tick, Workbench, options_of, requested
 
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two partitions of the catalogs here are worth a run of their own."""
-    monkeypatch.setattr(divided, "LEAST_BYTES", 8_000)
+    monkeypatch.setattr(embedding_runs, "LEAST_BYTES", 8_000)
 
 
 def test_the_sensor_requests_pieces(bench: Workbench, small_pieces: None) -> None:

@@ -30,7 +30,10 @@ def stores_when(opened: threading.Event, stored: list[int]) -> Store:
 def test_stopped_step_waits_for_events_no_longer_than_its_grace_time() -> None:
     opened = threading.Event()
 
-    with pytest.raises(KeyboardInterrupt), EventWriter(stores_when(opened, []), 0.2) as events:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        EventWriter(stores_when(opened, []), 0.2).opened() as events,
+    ):
         events.put(1)
         raise KeyboardInterrupt
 
@@ -41,7 +44,10 @@ def test_stopped_step_waits_for_events_no_longer_than_its_grace_time() -> None:
 def test_step_stores_everything_that_it_puts_in_order(end: type[BaseException] | None) -> None:
     stored: list[int] = []
 
-    with suppress(KeyboardInterrupt, RuntimeError), EventWriter(stored.extend, 60) as events:
+    with (
+        suppress(KeyboardInterrupt, RuntimeError),
+        EventWriter(stored.extend, 60).opened() as events,
+    ):
         for number in range(2 * BATCH_EVENTS + 500):
             events.put(number)
         if end is not None:
@@ -55,7 +61,7 @@ def test_step_waits_for_a_slow_event_log(monkeypatch: pytest.MonkeyPatch) -> Non
     stored: list[int] = []
     monkeypatch.setattr(events_module, "BATCH_EVENTS", 5)
 
-    with EventWriter(stores_when(opened, stored), 60) as events:
+    with EventWriter(stores_when(opened, stored), 60).opened() as events:
 
         def put_all() -> None:
             for number in range(50):

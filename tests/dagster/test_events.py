@@ -16,11 +16,16 @@ import pytest
 from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.sources.parquet_files import _VERSION_BYTES
 from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.orchestration import asset_events, run_events
+from surge_dagster.orchestration import asset_events
+from surge_dagster.orchestration import events as events_module
 from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
 from surge_dagster.orchestration.dagster_internals import Event
 from surge_dagster.orchestration.events import report_events
-from surge_dagster.orchestration.partition_keys import MOST_BYTES, with_short_keys
+from surge_dagster.orchestration.partition_keys import (
+    MOST_BYTES,
+    to_partition_key,
+    with_short_keys,
+)
 from tests.dagster.conftest import (
     NAMES,
     Workbench,
@@ -86,8 +91,10 @@ def events_of_every_kind() -> list[Event]:
     for number, key in enumerate(
         ["plain", 'quote"back\\slash', "größe 中文 🙂", "7316400070000000", "e"]
     ):
-        partition = Partition(key, f"v{number}", lambda: iter(()), lambda: "v", rows=number or None)
-        events += asset_events.source_version(NAMES, partition, changed=True)
+        partition_key = to_partition_key(key)
+        events += asset_events.source_version(
+            NAMES, partition_key, f"v{number}", number or None, changed=True
+        )
         texts = ("d", 0, "s", "c", "w", "space")
         receipt = Receipt(key, "encoded", f"/a/{key}", number, 8, 2**60, *texts, number)
         events.append(asset_events.embedding(NAMES, NAMES.embeddings, receipt, number, "title"))
@@ -161,7 +168,7 @@ def test_postgres_has_room_for_the_longest_key_and_version(postgres_bench: Workb
 
     receipt = Receipt(key, "encoded", "/a", 1, 8, 2**60, "d", 0, version, "c", "w", "space")
     events = [
-        *asset_events.source_version(NAMES, partition, changed=True),
+        *asset_events.source_version(NAMES, key, version, changed=True),
         asset_events.embedding(NAMES, NAMES.embeddings, receipt, 1, "title"),
     ]
     instance = postgres_bench.instance
@@ -238,7 +245,7 @@ def test_files_whose_events_were_refused_are_adopted_by_the_retry(
             raise OSError("the disk of the event log is full")
         report_events(instance, context, events)
 
-    monkeypatch.setattr(run_events, "report_events", refuse_once)
+    monkeypatch.setattr(events_module, "report_events", refuse_once)
     ran = bench.refresh()
 
     again = bench.retry(ran)

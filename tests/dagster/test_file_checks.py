@@ -10,7 +10,7 @@ import pytest
 
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run.report import Receipt
-from surge_dagster.orchestration.file_checks import FileChecks
+from surge_dagster.orchestration.outcome import FileChecks
 from tests.dagster.conftest import NAMES, Ran, Workbench
 from tests.small_catalogs import narrow, partition_of, tamper
 

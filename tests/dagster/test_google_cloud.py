@@ -17,7 +17,7 @@ from surge_dagster.config.settings import load_settings
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.store import StorageOptions
 from surge_dagster.engine.store.gcp import GcpOptions
-from surge_dagster.orchestration.catalog_resources import CatalogResources
+from surge_dagster.orchestration.names import CatalogResources
 from surge_dagster.resources import CatalogSource, OutputStore
 from tests.dagster.conftest import Ran, Workbench, execute
 from tests.dagster.private_dagster import shown_by_the_ui

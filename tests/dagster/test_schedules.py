@@ -8,9 +8,9 @@ from unittest import mock
 import dagster as dg
 import pytest
 
+from surge_dagster.automation import embedding_runs
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.orchestration import divided
 from tests.dagster.conftest import NAMES, Workbench, options_of, requested
 
 
@@ -45,7 +45,7 @@ def test_nightly_refresh_without_an_answering_store_is_one_run(
     bench.fill("ab")
     bench.settings["max_runs"] = 2
     down = mock.Mock(side_effect=StoreUnavailable("GET failed (503: SlowDown) after 3 attempts."))
-    monkeypatch.setattr(divided, failing, down)
+    monkeypatch.setattr(embedding_runs, failing, down)
 
     assert requested(bench.scheduled()) == [None]
 
@@ -65,8 +65,8 @@ def test_nightly_refresh_whose_store_hangs_is_one_run(
 
     bench.settings["max_runs"] = 2
     monkeypatch.setattr(LocalStore, "until", until)
-    monkeypatch.setattr(divided, "known_space", hang)
-    monkeypatch.setattr(divided, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(embedding_runs, "known_space", hang)
+    monkeypatch.setattr(embedding_runs, "_LOOK_SECONDS", 0.1)
 
     assert requested(bench.scheduled()) == [None]
 

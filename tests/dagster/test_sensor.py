@@ -88,7 +88,7 @@ def test_partitions_held_by_an_active_run_are_not_requested(
 def test_run_gets_a_limited_number_of_partitions(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surge_dagster.automation.new_partitions._KEYS_PER_RUN", 2)
+    monkeypatch.setattr("surge_dagster.automation.embedding_runs._KEYS_PER_RUN", 2)
     bench.fill("abcde")
     for expected in (["a", "b"], ["c", "d"], ["e"]):
         found = bench.tick()
@@ -204,7 +204,7 @@ def test_tick_fails_when_source_or_store_does_not_answer(
         bench.tick()
     bench.write("a")
     down = mock.Mock(side_effect=StoreUnavailable("GET failed (503: SlowDown) after 3 attempts."))
-    monkeypatch.setattr("surge_dagster.automation.new_partitions.states_of_unfinished", down)
+    monkeypatch.setattr("surge_dagster.automation.embedding_runs.states_of_unfinished", down)
 
     with pytest.raises(StoreUnavailable, match="SlowDown"):
         bench.tick()

@@ -188,8 +188,8 @@ class TestImpossibleSettings:
 class TestChecks:
     def test_severity_off_is_read_from_yaml_without_quotes(self) -> None:
         Path("surge.yaml").write_text("checks:\n  ids_match: off\n  one_space: warn\n")
-        policy = load_settings().check_policy()
-        severities = [policy.severity(name) for name in ("ids_match", "one_space", "texts_match")]
+        settings = load_settings()
+        severities = [settings.severity(name) for name in ("ids_match", "one_space", "texts_match")]
 
         assert severities == ["off", "warn", "error"]
 

@@ -1,5 +1,4 @@
-"""The space that readers use, in Dagster: which asset shows the files of a space, and what the
-asset `current_space` shows.
+"""The space of the settings, which runs fill, and the space that readers use.
 
 `embeddings` shows the files that readers get. Otherwise an asset that depends on it would be
 materialized for a file that it does not read. The files of any other space are shown by
@@ -15,16 +14,16 @@ import dagster as dg
 
 from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.files.formats import PublishedFile
-from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.current_space import named_space, space_of_readers
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.spaces import list_spaces
+from surge_dagster.engine.output.spaces import find_space, list_spaces, nearest_spaces
 from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.store.store import Store
 from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG, embedding
 from surge_dagster.orchestration.dagster_internals import Event
 from surge_dagster.orchestration.events import report_events
-from surge_dagster.orchestration.names import CatalogNames
+from surge_dagster.orchestration.names import CatalogNames, CatalogResources
 from surge_dagster.orchestration.partition_keys import to_partition_key
 from surge_dagster.orchestration.records import read_catalogued
 
@@ -108,14 +107,12 @@ def _shown_spaces(store: Store, space: Space) -> Mapping[str, Any]:
     rows: list[dg.TableRecord] = []
     for each in spaces:
         row = {
-            "current": "",
+            "current": "✓" if each.name == space.name else "",
             "title": each.title,
             "space": each.name,
             "model": each.requested.model,
             "path": store.location(each.name),
         }
-        if each.name == space.name:
-            row["current"] = "✓"
         rows.append(dg.TableRecord(row))
     return {
         "space_title": space.title,
@@ -134,3 +131,38 @@ def _rows(store: Store, space: Space) -> int:
         if isinstance(file, PublishedFile):
             rows += file.facts.rows
     return rows
+
+
+def known_space(resources: CatalogResources, store: Store) -> Space | None:
+    """Return the space of the settings, without loading a model; None if a run would begin it."""
+    return find_space(store, resources.encoder.encoding_spec())
+
+
+def require_first_space(names: CatalogNames, resources: CatalogResources, store: Store) -> None:
+    """Raise unless a space that is begun would be the first one of the output."""
+    others = _nearest(store, resources.encoder.encoding_spec())
+    if others:
+        raise ConfigError(
+            f"the settings mean none of the spaces of the output {store.url!r}: {others}. Correct "
+            f"the setting, or launch {names.refresh_job} by hand once: a space is never begun "
+            "unattended, since that encodes the whole catalog."
+        )
+
+
+def existing_space(
+    names: CatalogNames, resources: CatalogResources, store: Store, then: str
+) -> Space:
+    """Return the space of the settings, for a job that needs one."""
+    space = known_space(resources, store)
+    if space is None:
+        others = _nearest(store, resources.encoder.encoding_spec())
+        held = f"; it holds {others}" if others else ""
+        raise ConfigError(
+            f"the output {store.url!r} holds nothing of {resources.encoder.model!r} with these "
+            f"settings yet{held}. Launch {names.refresh_job}, then {then}."
+        )
+    return space
+
+
+def _nearest(store: Store, spec: EncodingSpec) -> str:
+    return nearest_spaces(spec, [space for space in list_spaces(store) if not space.derived])
