@@ -174,15 +174,11 @@ def embedding_jobs(
             log_result(names, context, result)
         run.end()
 
-    configured_as_the_asset = refresh.alias(names.embeddings_op)
+    whole = "Embeds every partition that is missing or stale, in one run."
     any_set = "Embeds any set of partitions in one run: the config names their keys or their state."
     return (
-        job_of(
-            names.refresh_job,
-            refresh,
-            "Embeds every partition that is missing or stale, in one run.",
-        ),
-        job_of(names.embed_job, configured_as_the_asset, any_set),
+        job_of(names.refresh_job, refresh, whole),
+        job_of(names.embed_job, refresh.alias(names.embeddings_op), any_set),
     )
 
 

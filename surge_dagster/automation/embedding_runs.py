@@ -30,7 +30,6 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 import dagster as dg
 
@@ -153,10 +152,8 @@ def _request_listing(
     if held.run_ids:
         return dg.SkipReason(f"{unlisted}; waiting for {held.by}")
 
-    options: dict[str, Any] = {"unattended": True}
-    if not settings.refresh_stale:
-        options["select"] = "missing"
-    config = config_of(names.embeddings_op, options)
+    select = "all" if settings.refresh_stale else "missing"
+    config = config_of(names.embeddings_op, {"unattended": True, "select": select})
     done = f"a run has embedded the last materialization ({unlisted.version})"
     return request_for(context.instance, names.embed_job, target, done, config, settings.run_tags)
 

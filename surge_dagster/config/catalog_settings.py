@@ -152,25 +152,23 @@ class CatalogSettings(BaseModel):
         self, frames: Frame | Mapping[str, Frame | Callable[[], Frame]], spec: EncodingSpec
     ) -> Source:
         """Open one frame, which `partition_by` divides, or frames by partition key."""
-        return in_chunks(self._open_frames(frames, self.selection(spec.chunks)), spec)
-
-    def _open_frames(
-        self, frames: Frame | Mapping[str, Frame | Callable[[], Frame]], selection: Selection
-    ) -> Source:
         self.require_no_bigquery("a frame")
-        if not isinstance(frames, Mapping):
-            if not self.partition_by:
+        selection = self.selection(spec.chunks)
+        if isinstance(frames, Mapping):
+            if self.partition_by:
                 raise ConfigError(
-                    "one frame needs partition_by, the columns that divide it into partitions. "
-                    'Name them, or give frames by partition key, as in {"all": frame}.'
+                    "frames by partition key are partitions, which partition_by cannot divide. "
+                    "Leave it out."
                 )
-            return FrameTable(frames, self.partition_by, selection)
-        if self.partition_by:
+            source: Source = FrameCatalog(frames, selection)
+        elif self.partition_by:
+            source = FrameTable(frames, self.partition_by, selection)
+        else:
             raise ConfigError(
-                "frames by partition key are partitions, which partition_by cannot divide. Leave "
-                "it out."
+                "one frame needs partition_by, the columns that divide it into partitions. "
+                'Name them, or give frames by partition key, as in {"all": frame}.'
             )
-        return FrameCatalog(frames, selection)
+        return in_chunks(source, spec)
 
     def require_no_bigquery(self, place: str) -> None:
         """Raise `ConfigError` if settings of BigQuery are given for another source."""
