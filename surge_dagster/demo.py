@@ -105,6 +105,11 @@ def _embed_and_check(instance: dg.DagsterInstance, settings: Settings, out: Cons
     if "texts_per_second" in metrics:
         line += f"; {metrics['texts_per_second']:,.0f} texts/s on {metrics['device']}"
     out.print(line)
+    if metrics.get("truncated"):
+        texts = counted(metrics["truncated"], "text")
+        out.print(
+            f"Cut off     {texts} at what the model reads; the setting chunks keeps all of it"
+        )
 
     checked = execute(instance, definitions.resolve_job_def(_NAMES.check_job), show)
     wrong: list[str] = []
