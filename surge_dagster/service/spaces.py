@@ -355,6 +355,8 @@ class ServedSpaces:
             if sha256 not in wanted or lanes.queries.pool.has_failed:
                 del self._lanes[sha256]
                 lanes.close(_CLOSING_SECONDS)
+        for sha256 in self._load_again_at.keys() - wanted:  # else a switch back would wait
+            del self._load_again_at[sha256]
 
     def _publish(self) -> None:
         served = list[ServedSpace]()

@@ -207,6 +207,7 @@ def test_switch_finds_the_next_space_warm_and_ends_the_old_one(two_spaces: Space
         until(lambda: not old.queries.is_alive)
         with pytest.raises(Refusal, match="is not served"):
             spaces.find(a)
+        until(lambda: len(spaces._load_again_at) == 1)  # so that a switch back does not wait
     assert not spaces.is_alive
 
 
