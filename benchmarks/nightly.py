@@ -36,7 +36,7 @@ from benchmarks.harness import (
 )
 from benchmarks.paced_runs import drawn_texts, embed
 from surge_dagster import EncoderPool, EncodingSpec, open_source, open_store
-from surge_dagster.engine.feed.change_files import ChangeFeed
+from surge_dagster.engine.run.change_feed import ChangeFeed
 
 _CHANGED_SHARE = 0.01
 _COPIED_SHARE = 0.13
@@ -87,7 +87,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, list[Docum
 def embed_catalog(pool: EncoderPool, catalog: Path, output: Path) -> Document:
     """Run as the command and Dagster do, and return the report."""
     changes = ChangeFeed(always=False)
-    report = embed(pool, open_source(catalog), open_store(output), learns=True, observer=changes)
+    report = embed(pool, open_source(catalog), open_store(output), learns=True, change_feed=changes)
     sizes = [path.stat().st_size for path in output.rglob("*") if path.is_file()]
     return report.as_dict() | {"output_bytes": sum(sizes)}
 

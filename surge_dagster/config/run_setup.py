@@ -20,8 +20,8 @@ from surge_dagster.config.settings import (
 )
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.output.freshness import Freshness, OutputState
+from surge_dagster.engine.run.change_feed import ChangeFeed
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.reuse_check import ReuseAnswer
 from surge_dagster.engine.sources.partition import Partition, PartitionRange, Source
@@ -120,7 +120,9 @@ class RunSetup:
             include_text=self.files.include_text,
             memory_limit_bytes=memory_limit,
             grace_seconds=self.grace_seconds,
-            observer=ChangeFeed(always=self.files.changes, keep_days=self.files.keep_changes_days),
+            change_feed=ChangeFeed(
+                always=self.files.changes, keep_days=self.files.keep_changes_days
+            ),
         )
 
 

@@ -57,13 +57,13 @@ from surge_dagster.engine.encoder.devices import device_kind, device_names
 from surge_dagster.engine.encoder.pool import DEFAULT_HANG_TIMEOUT_SECONDS, EncoderPool
 from surge_dagster.engine.encoder.speed import LEAST_B_MIN
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.feed.change_files import DEFAULT_KEEP_DAYS
 from surge_dagster.engine.model.digest import EXPECTED, TRUSTED
 from surge_dagster.engine.model.locating import DEFAULT_MODEL
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, Space
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.output.spaces import SPACE_FILE
+from surge_dagster.engine.run.change_feed import DEFAULT_KEEP_DAYS
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources import Source
 from surge_dagster.engine.store import StorageOptions, open_store

@@ -14,8 +14,8 @@ from surge_dagster.consumers.comparison import compare
 from surge_dagster.consumers.lance import LanceTable
 from surge_dagster.consumers.target import HandOver, Target
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.feed.changes import changes
+from surge_dagster.engine.run.change_feed import ChangeFeed
 from surge_dagster.engine.sources import Selection
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
@@ -40,7 +40,7 @@ def follow(
     """Embed a partition with some of its columns, and hand it over."""
     version = f"{rows.to_pydict()} {carried}"
     source = FrameCatalog({"k": rows}, Selection(carried=carried), versions={"k": version})
-    assert finish_receipts(make_run(pool, source, store, observer=ChangeFeed()), "encoded")
+    assert finish_receipts(make_run(pool, source, store, change_feed=ChangeFeed()), "encoded")
     return hand_over(store, target)
 
 
@@ -111,7 +111,9 @@ def test_files_that_carry_different_columns_reach_a_table_in_one_hand_over(
 
     def embed(key: str, *carried: str) -> None:
         source = FrameCatalog({key: ROWS}, Selection(carried=carried), versions={key: f"{carried}"})
-        assert finish_receipts(make_run(hash_pool, source, store, observer=ChangeFeed()), "encoded")
+        assert finish_receipts(
+            make_run(hash_pool, source, store, change_feed=ChangeFeed()), "encoded"
+        )
 
     def look() -> list[tuple[object, ...]]:
         hand_over(store, target)

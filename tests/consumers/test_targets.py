@@ -18,9 +18,9 @@ from surge_dagster.consumers.lance import LanceTable
 from surge_dagster.consumers.target import HandOver, Target
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.feed.changes import Changes, Sample, changes
-from surge_dagster.engine.feed.confirmations import confirm_versions
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.spaces import claim_space
+from surge_dagster.engine.run.change_feed import confirm_versions
 from tests.consumers.scripts import TEXTS, Follower, follow_a_script
 from tests.engine.feeds import Output
 

@@ -12,15 +12,14 @@ import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.encoder.worker.backends import hash_vectors
-from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.feed.changes import Changes, changes
-from surge_dagster.engine.feed.row_comparison import RowChanges
 from surge_dagster.engine.files.facts import FileFacts, desired_version
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.files.parquet import FileWriter
 from surge_dagster.engine.files.rows import FileRows, schema
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import claim_space
+from surge_dagster.engine.run.change_feed import RowChanges, write_changes
 from surge_dagster.engine.run.old_rows import OldRows
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.support.text_hash import text_hashes
@@ -50,11 +49,9 @@ class Output:
         if before is not None and with_changes:
             is_changed = [before.get(row) != text for row, text in texts.items()]
             deleted = pa.array([row for row in before if row not in texts], pa.string())
-            changes = RowChanges(np.array(is_changed, np.bool_), deleted, self.versions[key])
-            feed = ChangeFeed(always=True)
-            feed.begin(self.store, self.space.name, include_text=True)
-            facts = facts_of(key, self.space.name, texts, version)
-            feed.publishing(facts, changes, [changes.wanted_ids(0, ids)])
+            changed = ids.filter(pa.array(is_changed, pa.bool_()))
+            changes = RowChanges([changed], deleted, self.versions[key])
+            write_changes(self.store, facts_of(key, self.space.name, texts, version), changes)
         write_file(self.store.root / self.name(key), key, self.space.name, texts, version)
         self.rows[key] = dict(texts)
         self.versions[key] = version
@@ -140,6 +137,12 @@ def note_changes(patch: pytest.MonkeyPatch, note: Callable[[str, RowChanges | No
         return changes
 
     patch.setattr(OldRows, "changes", noting)
+
+
+def changed_ids(changes: RowChanges | None) -> list[Any]:
+    """The ids that were added or changed; the changes must be known."""
+    assert changes is not None
+    return [row_id for ids in changes.changed for row_id in ids.to_pylist()]
 
 
 def hand_over(feed: Changes, target: Applied) -> list[tuple[str, str, str | None]]:

@@ -30,8 +30,8 @@ import pyarrow as pa
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.schedule import EncodeCall
-from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.run.change_feed import ChangeFeed
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.run.thresholds import Thresholds
@@ -175,7 +175,7 @@ def main(catalog: str, output: str, endpoint: str, log: str, step: int, *rows: s
         pool.start()
         store: Any = MortalStore(open_output(output, endpoint), reaper)
         front: Any = MortalPool(pool, reaper)
-        options: dict[str, Any] = {"observer": ChangeFeed(), "ranges": ranges}
+        options: dict[str, Any] = {"change_feed": ChangeFeed(), "ranges": ranges}
         reaper.run = EmbeddingRun(open_source(catalog), store, front, THRESHOLDS, **options)
         for event in reaper.run.events():
             if isinstance(event, Receipt):

@@ -16,8 +16,8 @@ from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.schedule import EncodeCall, EncodeMetrics
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.run import thresholds as thresholds_module
+from surge_dagster.engine.run.change_feed import ChangeFeed
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.run.superbatch import ReadPartition
@@ -50,7 +50,7 @@ def make_run(
         changes: write change files even if no consumer is registered.
     """
     store = open_store(output) if isinstance(output, Path) else output
-    options.setdefault("observer", ChangeFeed(always=changes))
+    options.setdefault("change_feed", ChangeFeed(always=changes))
     return EmbeddingRun(partitions, store, pool, thresholds, **options)
 
 

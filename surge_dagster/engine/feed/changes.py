@@ -34,16 +34,18 @@ from surge_dagster.engine.errors import (
     SurgeError,
     TransientError,
 )
-from surge_dagster.engine.feed.change_files import MOST_IDS, ChangeFile, ChangeFiles
-from surge_dagster.engine.feed.confirmations import (
-    confirm_versions,
-    confirmed_versions,
-    forget_elsewhere,
-)
 from surge_dagster.engine.files.facts import InvalidFile
 from surge_dagster.engine.files.formats import PublishedFile, file_name, open_listed
 from surge_dagster.engine.files.parquet import OutputFile
 from surge_dagster.engine.readers.loading import Embeddings, open_embeddings
+from surge_dagster.engine.run.change_feed import (
+    MOST_IDS,
+    ChangeFile,
+    ChangeFiles,
+    confirm_versions,
+    confirmed_versions,
+    forget_elsewhere,
+)
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.unreadable import UNREADABLE, is_systems, not_given
 

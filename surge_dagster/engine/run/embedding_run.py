@@ -28,11 +28,11 @@ from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.output.current_space import keep_current
 from surge_dagster.engine.output.freshness import Freshness, OutputState
 from surge_dagster.engine.output.spaces import claim_space, recorded_catalog, space_of_spec
+from surge_dagster.engine.run.change_feed import ChangeFeed
 from surge_dagster.engine.run.deciding import decide
 from surge_dagster.engine.run.encoding import ReadAhead, encoded_superbatches
 from surge_dagster.engine.run.events import EventStream
 from surge_dagster.engine.run.memory import SLOTS, fit_memory
-from surge_dagster.engine.run.observer import PublicationObserver
 from surge_dagster.engine.run.publisher import Publisher
 from surge_dagster.engine.run.reading import superbatches
 from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport
@@ -77,7 +77,7 @@ class EmbeddingRun:
         memory_limit_bytes: data that may be resident at any time; None is half of the memory that
             the process may use.
         grace_seconds: how long a run that is stopped may take to publish what is encoded.
-        observer: watches what is published, such as a `ChangeFeed`.
+        change_feed: records how rows of replaced files have changed; None does not.
         publish_threads: files of a SuperBatch that are serialized and published concurrently; None
             follows from the store (`publishing_threads`).
         task: "query" for a file of queries, whose pool encodes those.
@@ -103,7 +103,7 @@ class EmbeddingRun:
     include_text: bool = True
     memory_limit_bytes: int | None = None
     grace_seconds: float = 20.0
-    observer: PublicationObserver | None = None
+    change_feed: ChangeFeed | None = None
     publish_threads: int | None = None
     task: Task = "document"
 
@@ -355,15 +355,15 @@ class EmbeddingRun:
         error: BaseException | None = None
         dropped: set[PartitionToRead] = set()
         try:
-            is_watched = self.observer is not None and self.observer.begin(
-                target.store, target.space.name, include_text=target.include_text
-            )
-            observer = self.observer if is_watched else None
+            feed = self.change_feed
+            records_changes = feed is not None and feed.begin(target.store, target.space.name)
             staging = Staging(target)
             answer = self.reuse_answer or ReuseAnswer()
             check = ReuseCheck(outputs.names(), target, self.pool, memory, events.emit, answer)
-            items = superbatches(due, target, staging, memory, dropped, check, observer)
-            publisher = Publisher(target, staging, memory, events, dropped, observer)
+            items = superbatches(
+                due, target, staging, memory, dropped, check, records_changes=records_changes
+            )
+            publisher = Publisher(target, staging, memory, events, dropped)
             try:
                 with contextlib.closing(ReadAhead(items, memory, events)) as batches:
                     for encoded in encoded_superbatches(batches, self.pool, memory, events.begun):
@@ -371,8 +371,8 @@ class EmbeddingRun:
             except BaseException as caught:
                 error = caught
             publisher.close()
-            if self.observer is not None and error is None and self._stop.requested_at is None:
-                self.observer.end()
+            if feed is not None and error is None and not self.stopped:
+                feed.end(target.store, target.space.name)
         except BaseException as caught:
             error = error or caught
         finally:

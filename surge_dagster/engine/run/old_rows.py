@@ -26,7 +26,7 @@ from surge_dagster.engine.files.formats import open_published
 from surge_dagster.engine.files.parquet import OutputFile
 from surge_dagster.engine.files.rows import invalid_row, matrix_of, row_group_rows
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.run.observer import ObservedRows, PublicationObserver
+from surge_dagster.engine.run.change_feed import RowChanges, RowComparison
 from surge_dagster.engine.run.old_values import LOOKUP_BYTES, NO_ROW, OldValues
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.superbatch import PartitionToRead, SpaceTarget, StagedRows
@@ -63,7 +63,7 @@ class OldRows:
         reader: OutputFile,
         partition: PartitionToRead,
         memory: _Memory,
-        observer: PublicationObserver | None,
+        is_compared: bool,
         takes_vectors: bool,
         reused_rows: Callable[[StagedRows], np.ndarray] | None,
     ) -> None:
@@ -74,7 +74,7 @@ class OldRows:
         self._hashes: OldValues | None = None
         self._takes_vectors = takes_vectors
         self._reused_rows = reused_rows
-        needs_texts = takes_vectors or (observer is not None and reused_rows is not None)
+        needs_texts = takes_vectors or (is_compared and reused_rows is not None)
         if needs_texts and reader.facts.rows and reader.facts.precision == target.precision:
             if memory.reserve(_reading_bytes(reader, self._space)):
                 self._hashes, self._group_ends = read_hashes(reader)
@@ -83,7 +83,10 @@ class OldRows:
                     "partition %r: its old file is not used, as reading it takes too much memory",
                     partition.key,
                 )
-        self._observed = None if observer is None else observer.follow(reader, memory.reserve)
+        self._compared: RowComparison | None = None
+        if is_compared:
+            include_text = target.include_text
+            self._compared = RowComparison(reader, memory.reserve, include_text=include_text)
         self._group: _Group | None = None
         self._readings = 0
         self._flags: tuple[StagedRows, np.ndarray] | None = None
@@ -102,11 +105,11 @@ class OldRows:
                 piece = batch.rows(start, min(start + size, len(batch)))
             by_id = self._by_id(piece)
             vectors, old_rows = self._vectors(piece, by_id)
-            if self._observed is not None and by_id is not None:
+            if self._compared is not None and by_id is not None:
                 is_same = np.zeros(len(piece), np.bool_)
                 if vectors is not None:
                     is_same[vectors.rows] = old_rows == by_id[vectors.rows]
-                self._observed.add(by_id, is_same, piece.carried)
+                self._compared.add(piece, by_id, is_same)
             yield piece, vectors
 
     def skip(self, batch: RowBatch, staged: StagedRows, place: int) -> None:
@@ -116,7 +119,7 @@ class OldRows:
             place: of the first one among the staged rows.
         """
         by_id = self._by_id(batch)
-        if self._observed is None or by_id is None:
+        if self._compared is None or by_id is None:
             return
         is_same = np.zeros(len(batch), np.bool_)
         is_of_this_file = staged.old_rows_version == self._reader.facts.rows_version
@@ -124,7 +127,7 @@ class OldRows:
             has_same_text = self._hashes.rows(text_hashes(batch.texts), by_id) == by_id
             reused = self._flags_of(staged)[place : place + len(batch)]
             is_same = reused & has_same_text & (by_id != NO_ROW)
-        self._observed.add(by_id, is_same, batch.carried)
+        self._compared.add(batch, by_id, is_same)
 
     def _flags_of(self, staged: StagedRows) -> np.ndarray:
         """Return which staged rows have vectors of an old file; those of one segment are kept."""
@@ -133,12 +136,12 @@ class OldRows:
             self._flags = staged, self._reused_rows(staged)
         return self._flags[1]
 
-    def changes(self) -> ObservedRows | None:
+    def changes(self) -> RowChanges | None:
         """Return how the rows differ from those of the old file, after the last one, if known."""
-        return None if self._observed is None else self._observed.result()
+        return None if self._compared is None else self._compared.result()
 
     def _by_id(self, batch: RowBatch) -> np.ndarray | None:
-        return None if self._observed is None else self._observed.old_rows(batch.ids)
+        return None if self._compared is None else self._compared.old_rows(batch.ids)
 
     def _vectors(
         self, batch: RowBatch, by_id: np.ndarray | None
@@ -204,20 +207,21 @@ def open_old_rows(
     partition: PartitionToRead,
     target: SpaceTarget,
     memory: RunMemory,
-    observer: PublicationObserver | None,
     *,
+    is_compared: bool,
     takes_vectors: bool,
     reused_rows: Callable[[StagedRows], np.ndarray] | None = None,
 ) -> Iterator[OldRows | None]:
     """Yield the rows of a partition's old file; None if it has no file that can be used.
 
     Args:
+        is_compared: whether its rows are compared with the new ones.
         takes_vectors: whether its vectors may be used.
         reused_rows: returns which staged rows have vectors of an old file; None if no rows are
             staged.
     """
     file = partition.old_file
-    if file is None or not (takes_vectors or observer is not None):
+    if file is None or not (takes_vectors or is_compared):
         yield None
         return
 
@@ -229,7 +233,7 @@ def open_old_rows(
             published = open_published(target.store, target.space, file.stored.name, file)
             reader = opened.enter_context(published)
             old_rows = OldRows(
-                target, reader, partition, booked, observer, takes_vectors, reused_rows
+                target, reader, partition, booked, is_compared, takes_vectors, reused_rows
             )
         except StoreUnavailable:
             raise

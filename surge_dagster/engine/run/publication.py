@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import numpy as np
-import pyarrow as pa
 
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.files.formats import write_file
 from surge_dagster.engine.files.rows import invalid_row
-from surge_dagster.engine.run.observer import ObservedRows, PublicationObserver
+from surge_dagster.engine.run.change_feed import write_changes
 from surge_dagster.engine.run.report import (
     Event,
     Failure,
@@ -47,7 +46,6 @@ class Publication:
     encoded: EncodedSuperBatch
     target: SpaceTarget
     staging: Staging
-    observer: PublicationObserver | None
     started: float = field(default_factory=time.perf_counter)
     receipts: list[Receipt] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
@@ -70,8 +68,8 @@ class Publication:
             write_file(upload, rows, facts)
             serialized = time.perf_counter()
             action = partition.action(facts)
-            if self.observer is not None and read.changes is not None and action == "encoded":
-                self.observer.publishing(facts, read.changes, _wanted_ids(segment, read.changes))
+            if read.changes is not None and action == "encoded":
+                write_changes(target.store, facts, read.changes)
             stored = upload.publish(lambda: require_unchanged(partition.source))
         receipt = Receipt.of(
             facts,
@@ -172,15 +170,6 @@ class Publication:
             encode_span=encoded.encode_span,
             serialize_span=self.serialize.span(begun),
         )
-
-
-def _wanted_ids(segment: Segment, changes: ObservedRows) -> list[pa.Array]:
-    wanted_ids: list[pa.Array] = []
-    row = 0
-    for ids in segment.ids:
-        wanted_ids.append(changes.wanted_ids(row, ids))
-        row += len(ids)
-    return wanted_ids
 
 
 def _now() -> str:

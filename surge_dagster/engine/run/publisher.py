@@ -23,7 +23,6 @@ from functools import partial
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.run.events import EventStream
-from surge_dagster.engine.run.observer import PublicationObserver
 from surge_dagster.engine.run.publication import Publication
 from surge_dagster.engine.run.report import Failure, Receipt, failure_of
 from surge_dagster.engine.run.rewriting import assemble
@@ -76,7 +75,6 @@ class Publisher:
     Args:
         dropped: partitions that are no longer written; the publisher adds those that it cannot
             write.
-        observer: gets each file that is about to be published.
     """
 
     def __init__(
@@ -86,14 +84,12 @@ class Publisher:
         memory: RunMemory,
         events: EventStream,
         dropped: set[PartitionToRead],
-        observer: PublicationObserver | None,
     ) -> None:
         self._target = target
         self._staging = staging
         self._memory = memory
         self._events = events
         self._dropped = dropped
-        self._observer = observer
         self._stop_signal = memory.stop
         self._threads = memory.plan.result.threads
         self._tasks: list[Future[None]] = []
@@ -151,7 +147,7 @@ class Publisher:
         The threads share its segments: one task for each of thousands of tiny partitions would cost
         too much.
         """
-        publication = Publication(encoded, self._target, self._staging, self._observer)
+        publication = Publication(encoded, self._target, self._staging)
         waiting = deque(encoded.batch.segments)
         write = partial(self._write_segments, publication, waiting)
         threads = [in_background(write, _THREAD) for _ in range(min(self._threads, len(waiting)))]
@@ -265,7 +261,6 @@ class Publisher:
                 read,
                 split.staged,
                 self._stop_signal.require_not_over,
-                self._observer,
             )
             target.sync()
         finally:

@@ -27,7 +27,6 @@ import pyarrow as pa
 from surge_dagster.engine.encoder.arena import KnownVectors
 from surge_dagster.engine.errors import DataError, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.run.aggregator import Aggregator
-from surge_dagster.engine.run.observer import PublicationObserver
 from surge_dagster.engine.run.old_rows import OldRows, open_old_rows
 from surge_dagster.engine.run.report import Failure, Receipt, failure_of
 from surge_dagster.engine.run.reuse_check import ReuseCheck
@@ -118,16 +117,18 @@ def superbatches(
     memory: RunMemory,
     dropped: set[PartitionToRead],
     reuse_check: ReuseCheck,
-    observer: PublicationObserver | None = None,
+    *,
+    records_changes: bool = False,
 ) -> Generator[SuperBatch | Receipt | Failure]:
     """Read what was decided to be read, in this order; receipts and failures pass.
 
     Args:
         decisions: see `deciding.decide`, which also lists what is raised.
+        records_changes: whether rows are compared with those of old files.
         memory: books each SuperBatch; its receiver releases it.
     """
     aggregator = Aggregator(memory.bounds, memory.acquire, memory.reserve)
-    reader = _RowReader(target, staging, memory, reuse_check, observer)
+    reader = _RowReader(target, staging, memory, reuse_check, records_changes)
     divided: dict[str, PartitionToRead] = {}
     for decision in decisions:
         if isinstance(decision, Receipt):
@@ -207,7 +208,7 @@ class _RowReader:
     staging: Staging
     memory: RunMemory
     reuse_check: ReuseCheck
-    observer: PublicationObserver | None
+    records_changes: bool
 
     def pieces(self, partition: PartitionToRead) -> Generator[_Piece | ReadPartition]:
         """Yield all rows of a partition or a range, checked, and then what is known of it.
@@ -245,7 +246,7 @@ class _RowReader:
             partition,
             self.target,
             self.memory,
-            self.observer if partition.range is None else None,
+            is_compared=self.records_changes and partition.range is None,
             takes_vectors=takes_vectors,
             reused_rows=partial(self.staging.reused_rows, partition.source) if staged else None,
         )

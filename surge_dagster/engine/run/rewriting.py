@@ -16,7 +16,7 @@ from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.files.parquet import STRING_COPIES, FileWriter, levels_bytes
 from surge_dagster.engine.files.rows import vector_bytes
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.run.observer import ObservedRows, PublicationObserver
+from surge_dagster.engine.run.change_feed import write_changes
 from surge_dagster.engine.run.report import require_unchanged
 from surge_dagster.engine.run.staging import Staging
 from surge_dagster.engine.run.superbatch import (
@@ -39,7 +39,6 @@ def assemble(
     read: ReadPartition,
     staged: Sequence[StagedRows],
     require_not_over: Callable[[], None],
-    observer: PublicationObserver | None = None,
 ) -> PublishedFile:
     """Write a partition's file from its staged segments.
 
@@ -56,14 +55,12 @@ def assemble(
     vectors = reduce(VectorFacts.plus, (segment.vectors for segment in staged), VectorFacts())
     facts = target.facts(partition, read, vectors)
     columns = target.columns(read.id_type, read.carried_columns)
-    changes = read.changes if partition.action(facts) == "encoded" else None
-    wanted_ids: list[pa.Array] = []
     rows = _rows(staging, partition, staged, require_not_over)
 
     with target.create(partition.key) as upload:
-        write_rows(target.space, upload, columns, facts, _noted(rows, changes, wanted_ids))
-        if observer is not None and changes is not None:
-            observer.publishing(facts, changes, wanted_ids)
+        write_rows(target.space, upload, columns, facts, rows)
+        if read.changes is not None and partition.action(facts) == "encoded":
+            write_changes(target.store, facts, read.changes)
         return PublishedFile(upload.publish(lambda: require_unchanged(source)), facts, columns)
 
 
@@ -77,18 +74,6 @@ def _rows(
         for batch in staging.rows(partition.source, segment):
             require_not_over()
             yield batch
-
-
-def _noted(
-    batches: Iterable[pa.RecordBatch], changes: ObservedRows | None, wanted_ids: list[pa.Array]
-) -> Iterator[pa.RecordBatch]:
-    """Yield all rows of a partition; `wanted_ids` takes the ids that an observer needs."""
-    row = 0
-    for batch in batches:
-        if changes is not None:
-            wanted_ids.append(changes.wanted_ids(row, batch.column("id")))
-        row += len(batch)
-        yield batch
 
 
 def write_rows(

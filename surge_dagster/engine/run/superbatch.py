@@ -15,7 +15,7 @@ from surge_dagster.engine.files.facts import FileFacts, VectorFacts, desired_ver
 from surge_dagster.engine.files.formats import PublishedFile, file_name
 from surge_dagster.engine.files.rows import FileRows, in_words, schema
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.run.observer import ObservedRows
+from surge_dagster.engine.run.change_feed import RowChanges
 from surge_dagster.engine.run.report import Action
 from surge_dagster.engine.sources.partition import Partition, PartitionRange, RowBatch
 from surge_dagster.engine.store.store import Store, Upload
@@ -99,7 +99,8 @@ class ReadPartition:
         rows: also those that need no encoding.
         source_rows, skipped_rows, blank_texts: see `FileFacts`.
         staged: its rows that an earlier run had staged, ascending.
-        changes: what the run's observer made of its rows, if there is one.
+        changes: how its rows differ from those of the old file; None if that is unknown or not
+            wanted.
     """
 
     rows: int
@@ -109,7 +110,7 @@ class ReadPartition:
     skipped_rows: int = 0
     blank_texts: int = 0
     staged: tuple[StagedRows, ...] = ()
-    changes: ObservedRows | None = None
+    changes: RowChanges | None = None
     carried_columns: pa.Schema | None = None
 
 

@@ -7,15 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
-from surge_dagster.engine.feed import change_files
-from surge_dagster.engine.feed.change_files import ChangeFeed, ChangeFiles
-from surge_dagster.engine.feed.confirmations import confirm_versions, confirmed_versions
-from surge_dagster.engine.feed.row_comparison import RowChanges
 from surge_dagster.engine.files.facts import InvalidFile
+from surge_dagster.engine.run import change_feed
+from surge_dagster.engine.run.change_feed import (
+    ChangeFeed,
+    ChangeFiles,
+    RowChanges,
+    confirm_versions,
+    confirmed_versions,
+    write_changes,
+)
 from surge_dagster.engine.store.local_store import LocalStore
 from tests.engine.feeds import facts_of
 
@@ -32,22 +36,14 @@ def write(
     store: LocalStore,
     before: str,
     after: str,
-    is_changed: Sequence[int],
+    changed: Sequence[str],
     deleted: Sequence[Any] = (),
     key: str = "p",
 ) -> None:
-    """Write a change file of rows with the ids 0, 1, …"""
-    ids = pa.array([str(row) for row in range(len(is_changed))])
-    changes = RowChanges(np.array(is_changed, np.bool_), pa.array(deleted, pa.string()), before)
-    publish(store, changes, after, changes.wanted_ids(0, ids), key)
-
-
-def publish(
-    store: LocalStore, changes: RowChanges, after: str, ids: pa.Array, key: str = "p"
-) -> None:
-    feed = ChangeFeed(always=True)
-    feed.begin(store, SPACE, include_text=True)
-    feed.publishing(facts_of(key, SPACE, {}, after), changes, [ids])
+    """Write the change file of a partition."""
+    columns = [pa.array(ids, pa.string()) for ids in (changed, deleted)]
+    changes = RowChanges(columns[:1], columns[1], before)
+    write_changes(store, facts_of(key, SPACE, {}, after), changes)
 
 
 def names(store: LocalStore) -> set[str]:
@@ -56,10 +52,10 @@ def names(store: LocalStore) -> set[str]:
 
 
 def test_chain_of_change_files_leads_from_one_version_to_a_later_one(store: LocalStore) -> None:
-    write(store, FIRST, SECOND, [0, 1, 1])
-    write(store, SECOND, THIRD, [0, 0, 0], ["9"])
+    write(store, FIRST, SECOND, ["1", "2"])
+    write(store, SECOND, THIRD, [], ["9"])
     # of a run that died before it published, or of another partition
-    write(store, FIRST, FOURTH, [1])
+    write(store, FIRST, FOURTH, ["0"])
     files = ChangeFiles(store, SPACE)
     chain = files.chain(FIRST, THIRD)
     assert chain is not None
@@ -74,7 +70,7 @@ def test_chain_of_change_files_leads_from_one_version_to_a_later_one(store: Loca
 def test_change_file_that_is_not_what_its_name_says_is_refused(
     store: LocalStore, fault: str
 ) -> None:
-    write(store, FIRST, SECOND, [1] * 50)
+    write(store, FIRST, SECOND, list(map(str, range(50))))
     [path] = store.root.rglob("*.parquet")
     content = bytearray(path.read_bytes())
     if fault == "cut off":
@@ -90,38 +86,31 @@ def test_change_file_that_is_not_what_its_name_says_is_refused(
         files.read(file)
 
 
-def test_too_many_changes_leave_a_gap(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(change_files, "MOST_IDS", 2)
-    write(store, FIRST, THIRD, [1, 1], ["5"])
-    assert names(store) == set()
-
-
 def test_change_files_are_removed_once_they_are_old(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(store, FIRST, SECOND, [1])
-    write(store, SECOND, THIRD, [1])
+    write(store, FIRST, SECOND, ["0"])
+    write(store, SECOND, THIRD, ["0"])
     feed = ChangeFeed()
-    feed.begin(store, SPACE, include_text=True)
 
-    feed.end()
+    feed.end(store, SPACE)
     assert names(store) == {"b", "c"}
 
     later = time.time() + 7.1 * 24 * 3600
-    monkeypatch.setattr(change_files.time, "time", lambda: later)
-    feed.end()
+    monkeypatch.setattr(change_feed.time, "time", lambda: later)
+    feed.end(store, SPACE)
     assert names(store) == set()
 
 
 def test_feed_is_written_only_if_it_is_wanted_or_has_a_consumer(
     store: LocalStore,
 ) -> None:
-    assert not ChangeFeed().begin(store, SPACE, include_text=True)
-    assert ChangeFeed(always=True).begin(store, SPACE, include_text=True)
+    assert not ChangeFeed().begin(store, SPACE)
+    assert ChangeFeed(always=True).begin(store, SPACE)
     confirm_versions(store, "another space", "shop", {})
-    assert not ChangeFeed().begin(store, SPACE, include_text=True)
+    assert not ChangeFeed().begin(store, SPACE)
     confirm_versions(store, SPACE, "shop", {})
-    assert ChangeFeed().begin(store, SPACE, include_text=True)
+    assert ChangeFeed().begin(store, SPACE)
 
 
 def test_confirmations_are_read_back_as_they_were_written(store: LocalStore) -> None:

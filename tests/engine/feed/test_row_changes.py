@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.feed.changes import PartitionChanges, changes
-from surge_dagster.engine.feed.row_comparison import RowChanges
+from surge_dagster.engine.run import change_feed
+from surge_dagster.engine.run.change_feed import RowChanges
 from surge_dagster.engine.sources import Selection
 from surge_dagster.engine.tables.frames import FrameCatalog
 from tests.engine.carried_values import VALUES
-from tests.engine.feeds import note_changes
+from tests.engine.feeds import changed_ids, note_changes
 from tests.engine.refreshes import ROWS, Output, output
 from tests.engine.runs import completed, make_run
 from tests.small_catalogs import numbered_rows, read_embedded, rewrite, with_vectors
@@ -44,7 +44,7 @@ def test_rows_are_compared_by_id(output: Output, row_changes: list[RowChanges | 
     output.embed(edited, changes=True)
     [changes] = row_changes
     assert changes is not None
-    assert changes.is_changed.tolist() == [False, False, True, True] + 45 * [False]
+    assert changed_ids(changes) == ["id-2", "new"]
     assert changes.deleted.to_pylist() == [ROWS[n][0] for n in (3, 4, *range(50, 60))]
     assert changes.previous_rows_version == version
 
@@ -54,8 +54,7 @@ def test_row_takes_the_vector_of_its_own_id_where_texts_are_equal(
 ) -> None:
     output.embed([("a", "equal"), ("b", "equal"), ("c", "other")], changes=True)
     output.embed([("b", "equal"), ("c", "other"), ("a", "equal")], changes=True)
-    assert row_changes[-1] is not None
-    assert row_changes[-1].is_changed.tolist() == [False] * 3
+    assert changed_ids(row_changes[-1]) == []
 
 
 def test_rows_whose_old_vectors_are_not_trusted_have_changed(
@@ -64,8 +63,7 @@ def test_rows_whose_old_vectors_are_not_trusted_have_changed(
     output.embed(ROWS, changes=True)
     rewrite(output.path, lambda table: with_vectors(table, lambda matrix: matrix[:, ::-1]))
     output.embed(ROWS[1:], changes=True)
-    assert row_changes[-1] is not None
-    assert set(row_changes[-1].is_changed.tolist()) == {True}
+    assert changed_ids(row_changes[-1]) == [row_id for row_id, _ in ROWS[1:]]
 
 
 def test_all_rows_of_a_split_partition_change_if_its_vectors_are_not_trusted(
@@ -91,8 +89,16 @@ def test_rows_that_were_encoded_again_have_changed(
 ) -> None:
     output.embed(ROWS, changes=True)
     output.embed(ROWS, changes=True, force=True)
-    assert row_changes[-1] is not None
-    assert set(row_changes[-1].is_changed.tolist()) == {True}
+    assert changed_ids(row_changes[-1]) == [row_id for row_id, _ in ROWS]
+
+
+def test_too_many_changes_leave_a_gap(
+    output: Output, row_changes: list[RowChanges | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(change_feed, "MOST_IDS", 2)
+    output.embed(ROWS, changes=True)
+    output.embed([*ROWS[1:], ("new", "new"), ("newer", "newer")], changes=True)
+    assert row_changes[-1] is None
 
 
 @pytest.mark.parametrize("kind", VALUES)
@@ -118,8 +124,7 @@ def test_one_edited_value_of_a_carried_column_is_one_change(
     embed(places)
 
     [found] = row_changes
-    assert found is not None
-    assert np.flatnonzero(found.is_changed).tolist() == [7]
+    assert changed_ids(found) == [ROWS[7][0]]
 
 
 @pytest.mark.parametrize("include_text", [True, False])

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.feed.row_comparison import RowChanges
+from surge_dagster.engine.run.change_feed import RowChanges
 from surge_dagster.engine.run.report import OldVectorSample
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.tables.opening import open_source
-from tests.engine.feeds import note_changes
+from tests.engine.feeds import changed_ids, note_changes
 from tests.engine.run.test_ranges import ranges_of, write_big
 from tests.engine.run.test_staged_runs import BIG, cut_off
 from tests.engine.runs import completed, failures, finish, make_run, of_kind
@@ -32,7 +31,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[RowChanges | None]:
 def assert_edited(changes: RowChanges | None) -> None:
     """Assert that these are the changes from `BIG` to `EDITED`."""
     assert changes is not None
-    assert np.flatnonzero(changes.is_changed).tolist() == [100, len(EDITED) - 1]
+    assert changed_ids(changes) == ["id-100", "new"]
     assert changes.deleted.to_pylist() == [row[0] for row in BIG[440:]]
 
 

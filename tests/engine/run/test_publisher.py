@@ -12,7 +12,7 @@ from surge_dagster.engine.support.waiting import StopSignal
 
 def test_error_that_no_partition_explains_ends_the_run() -> None:
     memory = Mock(stop=StopSignal(grace_seconds=60))
-    publisher = Publisher(Mock(), Mock(), memory, Mock(), set(), None)
+    publisher = Publisher(Mock(), Mock(), memory, Mock(), set())
     publisher._publish = Mock(side_effect=ValueError("it cannot be explained"))
 
     publisher.submit(Mock())

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.feed.change_files import ChangeFeed
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.output.spaces import find_space, recorded_catalog
+from surge_dagster.engine.run.change_feed import ChangeFeed
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore
@@ -44,7 +44,7 @@ def test_constructing_a_run_writes_nothing_and_starts_nothing(
         CATALOG,
         tmp_path / "out",
         catalog=CatalogRecord("/shop"),
-        observer=ChangeFeed(always=True),
+        change_feed=ChangeFeed(always=True),
     )
     assert not (tmp_path / "out").exists()
     assert busy_threads() == before
