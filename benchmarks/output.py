@@ -57,14 +57,13 @@ from benchmarks.paced_runs import (
 )
 from surge_dagster import EmbeddingRun, open_source
 from surge_dagster.engine.files.facts import FileFacts, desired_version
-from surge_dagster.engine.files.parquet import FileWriter
-from surge_dagster.engine.files.rows import FileRows, invalid_row, schema
+from surge_dagster.engine.files.parquet import write_file
+from surge_dagster.engine.files.rows import invalid_row, schema, table_of
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import Upload
 from surge_dagster.engine.support.process_memory import MemoryGauge
-from surge_dagster.engine.support.text_hash import text_hashes
 
 _MEMORY = Path("/dev/shm")
 _ROWS = (10_000, 100_000, 500_000)
@@ -153,10 +152,8 @@ def write_output(
         key, space, "model", "fp32", source_version, digest, version, count, dimension, 0
     )
     columns = schema(pa.string(), dimension, "float32", include_text=True)
-    rows = FileRows([ids], ids.type, texts, text_hashes(texts), matrix)
-    with pa.OSFile(str(path), "wb") as sink, FileWriter(sink, columns, facts) as writer:
-        writer.append_table(rows.table(columns))
-        writer.close()
+    with pa.OSFile(str(path), "wb") as sink:
+        write_file(sink, columns, facts, [table_of(columns, [ids], texts, matrix)])
 
 
 def measure_tiny(arguments: argparse.Namespace, disk: Path) -> Document:

@@ -21,7 +21,7 @@ from surge_dagster.engine.encoder.worker.backends import hash_vectors
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.files.facts import FileFacts
 from surge_dagster.engine.files.formats import file_name
-from surge_dagster.engine.files.parquet import FileWriter, OutputFile, read_facts
+from surge_dagster.engine.files.parquet import OutputFile, read_facts, write_file
 from surge_dagster.engine.files.rows import carried_columns, matrix_of, schema
 from surge_dagster.engine.sources.partition import (
     KEY_METADATA,
@@ -135,10 +135,8 @@ class Embedded:
 def read_embedded(output: Path, space: str, key: str) -> Embedded:
     """Read a partition's output file in full, comparing checksums."""
     name = file_name(space, key)
-    with (
-        pa.OSFile(str(output / name)) as source,
-        OutputFile(source) as reader,
-    ):
+    with pa.OSFile(str(output / name)) as source:
+        reader = OutputFile(source)
         facts = reader.facts
         table = pa.Table.from_batches(reader.read(), schema=reader.columns)
     whole = table.combine_chunks().to_batches() if table.num_rows else []
@@ -177,9 +175,7 @@ def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **facts: object)
         kind = table.schema.field("id").type
         columns = schema(kind, DIMENSION, "float32", include_text=True, carried=carried)
         new = replace(old, rows=table.num_rows, **facts)  # pyright: ignore[reportArgumentType]
-        with FileWriter(sink, columns, new) as writer:
-            writer.append_table(table.replace_schema_metadata(None).cast(columns))
-            writer.close()
+        write_file(sink, columns, new, [table.replace_schema_metadata(None).cast(columns)])
 
 
 def tamper(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:

@@ -31,14 +31,14 @@ from benchmarks.encode.peers import SentenceTransformersPool, Setting
 from benchmarks.evaluation.metering import Meter, MeteredPool
 from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.files.facts import FileFacts, desired_version
-from surge_dagster.engine.files.formats import file_name, write_file
-from surge_dagster.engine.files.rows import FileRows
+from surge_dagster.engine.files.formats import file_name
+from surge_dagster.engine.files.parquet import write_file
+from surge_dagster.engine.files.rows import schema, table_of
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.sources.content import ContentDigest
 from surge_dagster.engine.sources.partition import Partition, read_rows
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.support.text_hash import text_hashes
 
 _THREADS = 4  # of a run's publisher on a local disk
 _PILOT_TEXTS = 200
@@ -181,10 +181,10 @@ class Files:
             0,
         )
         id_type = gathered.ids[0].type if gathered.ids else pa.string()
-        hashes = text_hashes(gathered.texts)
-        content = FileRows(gathered.ids, id_type, gathered.texts, hashes, matrix)
+        columns = schema(id_type, dimension, str(matrix.dtype), include_text=True)
+        table = table_of(columns, gathered.ids, gathered.texts, matrix)
         with self._store.create(file_name(space, key)) as upload:
-            write_file(upload, content, facts)
+            write_file(upload.sink, columns, facts, [table])
             upload.publish(lambda: None)
 
     def close(self) -> None:

@@ -13,16 +13,15 @@ import pytest
 
 from surge_dagster.engine.encoder.worker.backends import hash_vectors
 from surge_dagster.engine.feed.changes import Changes, changes
+from surge_dagster.engine.files import parquet
 from surge_dagster.engine.files.facts import FileFacts, desired_version
 from surge_dagster.engine.files.formats import file_name
-from surge_dagster.engine.files.parquet import FileWriter
-from surge_dagster.engine.files.rows import FileRows, schema
+from surge_dagster.engine.files.rows import schema, table_of
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.run.change_feed import RowChanges, write_changes
 from surge_dagster.engine.run.old_rows import OldRows
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.support.text_hash import text_hashes
 from tests.small_catalogs import DIMENSION as RUN_DIMENSION
 from tests.small_catalogs import Rows
 
@@ -95,18 +94,14 @@ def write_file(path: Path, key: str, space: str, texts: Texts, version: str) -> 
         pa.int64() if 1 in texts else pa.string(), DIMENSION, "float32", include_text=True
     )
     facts = facts_of(key, space, texts, version)
-    with pa.OSFile(str(path), "wb") as sink, FileWriter(sink, columns, facts) as writer:
-        items = list(texts.items())
-        for start in range(0, len(items), 3):
-            ids, strings = (
-                pa.array(column) for column in zip(*items[start : start + 3], strict=True)
-            )
-            vectors = hash_vectors(strings.to_pylist(), DIMENSION)
-            kept = strings.cast(pa.large_string())
-            writer.append_table(
-                FileRows([ids], ids.type, kept, text_hashes(kept), vectors).table(columns)
-            )
-        writer.close()
+    items = list(texts.items())
+    groups: list[pa.Table] = []
+    for start in range(0, len(items), 3):
+        ids, strings = (pa.array(column) for column in zip(*items[start : start + 3], strict=True))
+        vectors = hash_vectors(strings.to_pylist(), DIMENSION)
+        groups.append(table_of(columns, [ids], strings.cast(pa.large_string()), vectors))
+    with pa.OSFile(str(path), "wb") as sink:
+        parquet.write_file(sink, columns, facts, groups)
 
 
 def facts_of(key: str, space: str, texts: Texts, version: str) -> FileFacts:

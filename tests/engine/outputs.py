@@ -12,13 +12,12 @@ import pytest
 from surge_dagster import Embeddings
 from surge_dagster.engine.files.facts import FileFacts, desired_version
 from surge_dagster.engine.files.formats import file_name
-from surge_dagster.engine.files.parquet import FileWriter
-from surge_dagster.engine.files.rows import FileRows, schema
+from surge_dagster.engine.files.parquet import write_file
+from surge_dagster.engine.files.rows import schema, table_of
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store, StoredObject
-from surge_dagster.engine.support.text_hash import text_hashes
 
 
 class Output:
@@ -70,15 +69,8 @@ class Output:
             0,
             rows_version=f"{key} {rows}",
         )
-        with (
-            self.store.create(self.name(key)) as upload,
-            FileWriter(upload.sink, columns, facts) as writer,
-        ):
-            kept = texts if include_text else None
-            writer.append_table(
-                FileRows([ids], ids.type, kept, text_hashes(texts), matrix).table(columns)
-            )
-            writer.close()
+        with self.store.create(self.name(key)) as upload:
+            write_file(upload.sink, columns, facts, [table_of(columns, [ids], texts, matrix)])
             upload.publish(lambda: None)
         return matrix
 
@@ -89,16 +81,11 @@ def publish_two_rows(
     """Publish a small file of the space "s", or one of another space in its place."""
     columns = schema(pa.string(), 4, "float32", include_text=False)
     facts = FileFacts(key, space, "m", "fp32", version, "0" * 32, "1" * 32, 2, 4, 0)
-    with (
-        store.create(place or file_name("s", key)) as upload,
-        FileWriter(upload.sink, columns, facts) as writer,
-    ):
-        ids = pa.array(["a", "b"])
-        hashes = text_hashes(pa.array(["", ""]))
-        writer.append_table(
-            FileRows([ids], ids.type, None, hashes, np.zeros((2, 4), np.float32)).table(columns)
-        )
-        writer.close()
+    ids = pa.array(["a", "b"])
+    texts = pa.array(["", ""])
+    rows = table_of(columns, [ids], texts, np.zeros((2, 4), np.float32))
+    with store.create(place or file_name("s", key)) as upload:
+        write_file(upload.sink, columns, facts, [rows])
         return upload.publish(lambda: None)
 
 

@@ -1,23 +1,22 @@
 """What an output file states about itself: entries named `surge.*` in its metadata, guarded by a
 digest.
 
-Checksums of pages do not cover a file's metadata, so the digest does. The facts of an output file
-are `FileFacts`; files of other kinds, such as those of the change feed, have facts of their own
-kind.
+Checksums of pages do not cover a file's metadata, so the digest does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from functools import cache, partial
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from functools import partial
+from typing import Literal
 
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given
 from surge_dagster.version import __version__
 
+FORMAT = "2"
 _FORMAT = b"surge.format"
 _METADATA_DIGEST = b"surge.metadata_digest"
 WRITER = f"surge-dagster {__version__}"
@@ -38,18 +37,6 @@ class InvalidFile(Exception):
         self.location = location
         self.flaw: Flaw = flaw
         super().__init__(f"{location!r} cannot be read because {reason}" if location else reason)
-
-
-class Facts(Protocol):
-    """A frozen dataclass of strings and whole numbers."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def rows(self) -> int: ...
-
-
-AnyFacts = TypeVar("AnyFacts", bound=Facts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +89,15 @@ class FileFacts(VectorOrigin):
     carried_columns: str = ""
 
 
+_text = partial(bytes.decode, errors="replace")
+# Each fact's name and what reads its value, by the name of its entry.
+_READERS = {
+    f"surge.{fact.name}".encode(): (fact.name, int if fact.type == "int" else _text)
+    for fact in fields(FileFacts)
+}
+ENTRY_NAMES = (_FORMAT, *_READERS, _METADATA_DIGEST)
+
+
 @dataclass(frozen=True, slots=True)
 class VectorFacts(VectorOrigin):
     truncated: int = 0
@@ -148,54 +144,34 @@ def explained(location: str) -> Iterator[None]:
         raise InvalidFile(f"it is damaged ({first_line(error)})", location=location) from error
 
 
-def guarded_metadata(facts: Facts, file_format: str) -> dict[bytes, bytes]:
+def guarded_metadata(facts: FileFacts) -> dict[bytes, bytes]:
     """Return the metadata entries of a file with these facts: its format, the facts, and the digest
     over all of them."""
-    entries = {_FORMAT: file_format.encode()}
-    for name, (fact, _) in _readers(type(facts)).items():
+    entries = {_FORMAT: FORMAT.encode()}
+    for name, (fact, _) in _READERS.items():
         entries[name] = str(getattr(facts, fact)).encode("utf-8", "surrogatepass")
     return {**entries, _METADATA_DIGEST: _digest(entries)}
 
 
-def facts_of(
-    metadata: Mapping[bytes, bytes] | None, kind: type[AnyFacts], file_format: str
-) -> AnyFacts:
-    """Return the facts in the metadata of a file that has this format; raises `InvalidFile` if they
-    are not as they were written."""
+def facts_of(metadata: Mapping[bytes, bytes] | None) -> FileFacts:
+    """Return the facts in the metadata of a file; raises `InvalidFile` if they are not as they were
+    written."""
     metadata = metadata or {}
-    *names, last = entry_names(kind)
+    *names, last = ENTRY_NAMES
     entries = {name: metadata[name] for name in names if name in metadata}
     stated_format = entries.get(_FORMAT, b"").decode("utf-8", "replace") or None
-    if stated_format != file_format:
-        raise InvalidFile(
-            f"its metadata name the format {stated_format!r}; expected {file_format!r}"
-        )
+    if stated_format != FORMAT:
+        raise InvalidFile(f"its metadata name the format {stated_format!r}; expected {FORMAT!r}")
     if metadata.get(last) != _digest(entries):
         raise InvalidFile(
             "its metadata do not match their own digest: they were changed after the file was "
             "written"
         )
     try:
-        return kind(**{fact: read(entries[name]) for name, (fact, read) in _readers(kind).items()})
+        facts = {fact: read(entries[name]) for name, (fact, read) in _READERS.items()}
+        return FileFacts(**facts)  # pyright: ignore[reportArgumentType]
     except (KeyError, ValueError) as error:  # another version writes other entries
         raise InvalidFile(f"its metadata cannot be read ({error})") from error
-
-
-@cache
-def entry_names(kind: type[Facts]) -> tuple[bytes, ...]:
-    """Return the names of a file's entries with facts of this kind, in the order of
-    `guarded_metadata`."""
-    return (_FORMAT, *_readers(kind), _METADATA_DIGEST)
-
-
-@cache
-def _readers(kind: type[Facts]) -> dict[bytes, tuple[str, Callable[[bytes], Any]]]:
-    """Return each fact's name and what reads its value from bytes, by the name of its entry."""
-    text = partial(bytes.decode, errors="replace")
-    return {
-        f"surge.{fact.name}".encode(): (fact.name, int if fact.type == "int" else text)
-        for fact in fields(kind)
-    }
 
 
 def _digest(entries: Mapping[bytes, bytes]) -> bytes:

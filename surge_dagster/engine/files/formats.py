@@ -1,4 +1,4 @@
-"""Write and open output files, read what a file states about itself, and say what is wrong with it.
+"""Open output files, read what a file states about itself, and say what is wrong with it.
 
 A file is open for reading only after its columns and facts were compared with its space and place.
 What is wrong then, or while its rows are read, is one of three errors: `InvalidFile`,
@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 
 from surge_dagster.engine.errors import DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.files.facts import FileFacts, Flaw, InvalidFile, explained
-from surge_dagster.engine.files.parquet import FileWriter, OutputFile, read_facts
-from surge_dagster.engine.files.rows import FileRows, check_schema, schema
+from surge_dagster.engine.files.parquet import OutputFile, read_facts
+from surge_dagster.engine.files.rows import check_schema
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.store.store import Store, StoredObject, Upload
+from surge_dagster.engine.store.store import Store, StoredObject
 from surge_dagster.engine.support.keys import decode_key, encode_key
 
 SUFFIX = ".parquet"
@@ -40,21 +40,6 @@ class PublishedFile:
 def file_name(space: str, key: str) -> str:
     """Return the name of a partition's output file within the store."""
     return f"{space}/{encode_key(key)}{SUFFIX}"
-
-
-def write_file(upload: Upload, rows: FileRows, facts: FileFacts) -> None:
-    """Write a whole output file."""
-    texts = rows.texts
-    columns = schema(
-        rows.id_type,
-        rows.matrix.shape[1],
-        str(rows.matrix.dtype),
-        include_text=texts is not None,
-        carried=rows.carried_columns,
-    )
-    with FileWriter(upload.sink, columns, facts) as writer:
-        writer.append_table(rows.table(columns))
-        writer.close()
 
 
 def read_shape(source: pa.NativeFile) -> tuple[pa.Schema, int]:
@@ -77,7 +62,7 @@ def read_published_file(store: Store, name: str) -> PublishedFile:
             with store.open(name, end.stored) as source:
                 footer = pq.read_metadata(source)
         columns = footer.schema.to_arrow_schema().remove_metadata()
-        return PublishedFile(end.stored, read_facts(footer, columns), _shared(columns))
+        return PublishedFile(end.stored, read_facts(footer), _shared(columns))
 
 
 @lru_cache(maxsize=64)
@@ -110,7 +95,7 @@ def open_published(
     with contextlib.ExitStack() as opened:
         with explained(location):
             source = opened.enter_context(store.open(name, listed and listed.stored))
-            reader = opened.enter_context(OutputFile(source, buffer_size, location))
+            reader = OutputFile(source, buffer_size, location)
             require_own(space, name, reader.facts, reader.columns)
         yield reader
 

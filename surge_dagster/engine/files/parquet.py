@@ -13,14 +13,12 @@ MiB are neither written nor read faster and take three times the memory.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Self
+from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from surge_dagster.engine.files.facts import (
-    AnyFacts,
     FileFacts,
     InvalidFile,
     explained,
@@ -29,13 +27,12 @@ from surge_dagster.engine.files.facts import (
 )
 from surge_dagster.engine.files.rows import (
     carried_columns,
+    group_rows,
     require_carried,
     require_dimension,
     row_group_rows,
-    vector_bytes,
 )
 
-FORMAT = "2"
 STRING_COPIES = 3
 WRITE_BATCH_ROWS = 1024
 PAGE_BYTES = 256 * 1024
@@ -44,61 +41,37 @@ _VECTORS = "embedding.list.item"
 _COMPRESSED = {"id": "zstd", "text": "zstd", "text_hash": "none", _VECTORS: "none"}
 
 
-class FileWriter:
-    """Writes one file, in one piece or in several; the caller opens and closes the sink.
-
-    Attributes:
-        row_group_rows: most rows of a row group.
-        rows: written so far.
-    """
-
-    def __init__(
-        self,
-        sink: pa.NativeFile,
-        columns: pa.Schema,
-        facts: FileFacts,
-    ) -> None:
-        self.columns = columns
-        self.row_group_rows = row_group_rows(vector_bytes(columns.field("embedding").type), 1)
-        self.rows = 0
-        carried = carried_columns(columns)
-        compression = _COMPRESSED | dict.fromkeys(carried.names if carried else (), "zstd")
-        self._writer = pq.ParquetWriter(
-            sink,
-            columns,
-            version="2.6",
-            use_dictionary=False,
-            write_statistics=False,
-            compression=compression,  # pyright: ignore[reportArgumentType]
-            write_page_checksum=True,
-            write_batch_size=WRITE_BATCH_ROWS,
-            data_page_size=PAGE_BYTES,
-            # the list's values are called "item", as Arrow calls them
-            use_compliant_nested_type=False,
-        )
-        metadata = guarded_metadata(facts, FORMAT)
-        self._writer.add_key_value_metadata(metadata)  # pyright: ignore[reportArgumentType]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Write no footer: the caller discards a file that was not closed."""
-        if error[0] is not None and self._writer.is_open:
-            # The file is thrown away, so it does not matter that its footer cannot be written
-            # either.
-            with contextlib.suppress(OSError, pa.ArrowException):
-                self._writer.close()
-
-    def append_table(self, table: pa.Table) -> None:
-        """Write rows that have the file's columns already."""
-        if table.num_rows:
-            self._writer.write_table(table, row_group_size=self.row_group_rows)
-        self.rows += table.num_rows
-
-    def close(self) -> None:
-        """Write the footer."""
-        self._writer.close()
+def write_file(
+    sink: pa.NativeFile, columns: pa.Schema, facts: FileFacts, tables: Iterable[pa.Table]
+) -> None:
+    """Write one file of tables that have its columns; the caller opens and closes the sink, and
+    discards the file after an error."""
+    carried = carried_columns(columns)
+    compression = _COMPRESSED | dict.fromkeys(carried.names if carried else (), "zstd")
+    writer = pq.ParquetWriter(
+        sink,
+        columns,
+        version="2.6",
+        use_dictionary=False,
+        write_statistics=False,
+        compression=compression,  # pyright: ignore[reportArgumentType]
+        write_page_checksum=True,
+        write_batch_size=WRITE_BATCH_ROWS,
+        data_page_size=PAGE_BYTES,
+        # the list's values are called "item", as Arrow calls them
+        use_compliant_nested_type=False,
+    )
+    try:
+        writer.add_key_value_metadata(guarded_metadata(facts))  # pyright: ignore[reportArgumentType]
+        for table in tables:
+            if table.num_rows:
+                writer.write_table(table, row_group_size=group_rows(columns))
+    except BaseException:
+        # It does not matter that the footer of a file that is thrown away cannot be written either.
+        with contextlib.suppress(OSError, pa.ArrowException):
+            writer.close()
+        raise
+    writer.close()
 
 
 class OutputFile:
@@ -109,7 +82,6 @@ class OutputFile:
         location: in messages.
 
     Args:
-        source: is closed with it.
         buffer_size: bytes to read at a time; zero is a column of a row group.
     """
 
@@ -119,17 +91,8 @@ class OutputFile:
             source, pre_buffer=False, buffer_size=buffer_size, page_checksum_verification=True
         )
         self.columns = self._file.schema_arrow.remove_metadata()
-        self.facts = read_facts(self._file.metadata, self.columns)
+        self.facts = read_facts(self._file.metadata)
         self.groups = self._file.num_row_groups
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._file.close()
 
     def read(
         self,
@@ -159,30 +122,22 @@ class OutputFile:
         return self._file.metadata.row_group(group).total_byte_size
 
 
-def read_facts(footer: pq.FileMetaData, columns: pa.Schema | None = None) -> FileFacts:
-    """Return the facts in the footer of an output file, compared with its rows and its columns."""
-    facts = read_guarded(footer, FileFacts, FORMAT)
-    if columns is None:
-        columns = footer.schema.to_arrow_schema()
-
-    require_dimension(columns, facts.dimension)
-    require_carried(facts.carried_columns, columns)
-    return facts
-
-
-def read_guarded(footer: pq.FileMetaData, kind: type[AnyFacts], file_format: str) -> AnyFacts:
-    """Return the facts in the footer of a file of this format, compared with the rows that the
-    footer counts.
+def read_facts(footer: pq.FileMetaData) -> FileFacts:
+    """Return the facts in the footer of an output file, compared with its rows and its columns.
 
     Readers give as many rows as the row groups state, whatever the file as a whole does.
     """
-    facts = facts_of(footer.metadata, kind, file_format)
+    facts = facts_of(footer.metadata)
     groups = (footer.row_group(group).num_rows for group in range(footer.num_row_groups))
     for rows in (footer.num_rows, sum(groups)):
         if rows != facts.rows:
             raise InvalidFile(
                 f"its metadata promise {facts.rows:,} rows and it has {rows:,}", "rows"
             )
+
+    columns = footer.schema.to_arrow_schema()
+    require_dimension(columns, facts.dimension)
+    require_carried(facts.carried_columns, columns)
     return facts
 
 

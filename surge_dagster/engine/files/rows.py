@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.files.facts import InvalidFile
-from surge_dagster.engine.support.text_hash import TEXT_HASH
+from surge_dagster.engine.support.text_hash import TEXT_HASH, text_hashes
 
 MAX_ROW_GROUP_ROWS = 65_536
 READ_BYTES = 1024 * 1024
@@ -26,41 +25,37 @@ _NORM_TOLERANCE = {np.dtype("float32"): 1e-3, np.dtype("float16"): 5e-3}
 _CHUNK_ROWS = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class FileRows:
-    """All rows of one output file.
+def table_of(
+    columns: pa.Schema,
+    ids: Sequence[pa.Array],
+    texts: pa.Array,
+    matrix: np.ndarray,
+    carried: Sequence[pa.RecordBatch] = (),
+    truncated: np.ndarray | None = None,
+) -> pa.Table:
+    """Return rows as a table of a file's columns; vectors are not copied.
 
-    Attributes:
-        texts: None leaves the column out; `text_hashes` are of all texts nevertheless.
+    Args:
         matrix: [rows, dimension], contiguous.
         carried: further columns of the source.
         truncated: whether the model reads only a part of each text, bool [rows]; None: of no text.
     """
-
-    ids: Sequence[pa.Array]
-    id_type: pa.DataType
-    texts: pa.Array | None
-    text_hashes: pa.Array
-    matrix: np.ndarray
-    carried: Sequence[pa.RecordBatch] = ()
-    carried_columns: pa.Schema | None = None
-    truncated: np.ndarray | None = None
-
-    def table(self, columns: pa.Schema) -> pa.Table:
-        """Return the rows as a table of a file's columns; vectors are not copied."""
-        ids = pa.chunked_array(list(self.ids), self.id_type)
-        arrays: list[Any] = [ids]
-        if self.texts is not None:
-            arrays.append(self.texts)
-        arrays.append(self.text_hashes)
-        truncated = self.truncated
-        if truncated is None:
-            truncated = np.zeros(len(self.matrix), np.bool_)
-        arrays.append(pa.array(truncated))
-        if self.carried_columns is not None:
-            arrays += pa.Table.from_batches(self.carried, self.carried_columns).columns
-        arrays.append(embedding_array(columns, self.matrix))
-        return pa.Table.from_arrays(arrays, schema=columns)
+    if truncated is None:
+        truncated = np.zeros(len(matrix), np.bool_)
+    own: dict[str, Any] = {
+        "id": pa.chunked_array(list(ids), columns.field("id").type),
+        "text": texts,
+        "text_hash": text_hashes(texts),
+        "truncated": pa.array(truncated),
+        "embedding": embedding_array(columns, matrix),
+    }
+    arrays: list[Any] = []
+    for field in columns:
+        array = own.get(field.name)
+        if array is None:
+            array = pa.chunked_array([batch.column(field.name) for batch in carried], field.type)
+        arrays.append(array)
+    return pa.Table.from_arrays(arrays, schema=columns)
 
 
 def embedding_type(dimension: int, dtype: str) -> pa.DataType:
@@ -162,6 +157,11 @@ def in_words(columns: pa.Schema | None) -> str:
 def row_group_rows(dimension: int, itemsize: int) -> int:
     """Return the rows of a full row group: at most 65,536, and at most 1 MiB of embeddings."""
     return max(1, min(MAX_ROW_GROUP_ROWS, _ROW_GROUP_BYTES // (dimension * itemsize)))
+
+
+def group_rows(columns: pa.Schema) -> int:
+    """Return the rows of a full row group of a file with these columns."""
+    return row_group_rows(vector_bytes(columns.field("embedding").type), 1)
 
 
 def vector_bytes(vectors: pa.DataType) -> int:

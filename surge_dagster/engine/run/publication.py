@@ -12,7 +12,7 @@ import numpy as np
 
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.files.formats import write_file
+from surge_dagster.engine.files.parquet import write_file
 from surge_dagster.engine.files.rows import invalid_row
 from surge_dagster.engine.run.change_feed import write_changes
 from surge_dagster.engine.run.report import (
@@ -62,10 +62,10 @@ class Publication:
         partition = segment.partition
         begun = time.perf_counter()
         matrix = self._valid_vectors(segment)
-        rows = target.rows(batch, segment, matrix)
+        table = target.table(batch, segment, matrix)
         facts = target.facts(partition, read, segment.vector_facts(batch.slot, _now()))
         with target.create(partition.key) as upload:
-            write_file(upload, rows, facts)
+            write_file(upload.sink, table.schema, facts, [table])
             serialized = time.perf_counter()
             action = partition.action(facts)
             if read.changes is not None and action == "encoded":

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile, VectorFacts
 from surge_dagster.engine.files.formats import PublishedFile
-from surge_dagster.engine.files.parquet import STRING_COPIES, FileWriter, levels_bytes
-from surge_dagster.engine.files.rows import vector_bytes
+from surge_dagster.engine.files.parquet import STRING_COPIES, levels_bytes, write_file
+from surge_dagster.engine.files.rows import group_rows, vector_bytes
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.change_feed import write_changes
 from surge_dagster.engine.run.report import require_unchanged
@@ -85,23 +85,28 @@ def write_rows(
 ) -> None:
     """Write a file of the space; raises `InvalidFile` if `batches` have another number of rows than
     the facts."""
-    with FileWriter(upload.sink, columns, facts) as writer:
-        for group in _row_groups(batches, writer, space):
-            writer.append_table(group)
-        if writer.rows != facts.rows:
-            raise InvalidFile(f"{writer.rows:,} rows could be read of {facts.rows:,}")
-        writer.close()
+    write_file(upload.sink, columns, facts, _row_groups(_counted(batches, facts), columns, space))
+
+
+def _counted(batches: Iterable[pa.RecordBatch], facts: FileFacts) -> Iterator[pa.RecordBatch]:
+    rows = 0
+    for batch in batches:
+        rows += len(batch)
+        yield batch
+    if rows != facts.rows:
+        raise InvalidFile(f"{rows:,} rows could be read of {facts.rows:,}")
 
 
 def _row_groups(
-    batches: Iterable[pa.RecordBatch], writer: FileWriter, space: Space
+    batches: Iterable[pa.RecordBatch], columns: pa.Schema, space: Space
 ) -> Iterator[pa.Table]:
     """Yield small batches as row groups of a file: full ones, or as large as may be held while they
     are written."""
     held: list[pa.RecordBatch] = []
     size = 0
     rows = 0
-    vector = vector_bytes(writer.columns.field("embedding").type)
+    most_rows = group_rows(columns)
+    vector = vector_bytes(columns.field("embedding").type)
     levels = 0
     if vector > space.dimension:
         levels = space.dimension * levels_bytes(vector // space.dimension)
@@ -110,13 +115,13 @@ def _row_groups(
         strings = batch.nbytes - batch.num_rows * vector
         size += batch.num_rows * (vector + levels) + (1 + STRING_COPIES) * strings
         rows += batch.num_rows
-        if size >= _GROUP_BYTES or rows >= writer.row_group_rows:
-            table = pa.Table.from_batches(held, schema=writer.columns)
-            group = min(rows, writer.row_group_rows)
+        if size >= _GROUP_BYTES or rows >= most_rows:
+            table = pa.Table.from_batches(held, schema=columns)
+            group = min(rows, most_rows)
             yield table.slice(0, group)
             # rows beyond a full row group begin the next one
             held = table.slice(group).to_batches()
             size = size * (rows - group) // rows
             rows -= group
     if held:
-        yield pa.Table.from_batches(held, schema=writer.columns)
+        yield pa.Table.from_batches(held, schema=columns)

@@ -36,7 +36,7 @@ from surge_dagster.engine.files.facts import (
     desired_version,
     explained,
 )
-from surge_dagster.engine.files.parquet import FileWriter, OutputFile
+from surge_dagster.engine.files.parquet import OutputFile, write_file
 from surge_dagster.engine.files.rows import (
     READ_BYTES,
     carried_columns,
@@ -164,19 +164,14 @@ class Staging:
         )
 
     def _upload(self, name: str, table: pa.Table, facts: FileFacts, borders: list[int]) -> None:
-        with (
-            self._store.create(name) as upload,
-            FileWriter(upload.sink, table.schema, facts) as writer,
-        ):
-            for begin, end in pairwise(borders):
-                writer.append_table(table.slice(begin, end - begin))
-            writer.close()
+        groups = (table.slice(begin, end - begin) for begin, end in pairwise(borders))
+        with self._store.create(name) as upload:
+            write_file(upload.sink, table.schema, facts, groups)
             upload.publish(lambda: None)
 
     def _table(self, batch: SuperBatch, segment: Segment, matrix: np.ndarray) -> pa.Table:
         """Return the rows of a segment as a file has them, and which vectors were reused."""
-        columns = self._target.columns(segment.id_type, segment.carried_columns)
-        table = self._target.rows(batch, segment, matrix).table(columns)
+        table = self._target.table(batch, segment, matrix)
         reused = pa.array(batch.slot.is_known(segment.start, segment.stop))
         return table.add_column(table.num_columns - 1, _REUSED, reused)
 
@@ -240,7 +235,7 @@ class Staging:
         with contextlib.ExitStack() as opened:
             with explained(location):
                 source = opened.enter_context(self._store.open(name))
-                reader = opened.enter_context(OutputFile(source, READ_BYTES, location))
+                reader = OutputFile(source, READ_BYTES, location)
                 self._require_own(reader, name)
             yield reader
 

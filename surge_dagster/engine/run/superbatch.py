@@ -13,13 +13,12 @@ from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.schedule import EncodeMetrics
 from surge_dagster.engine.files.facts import FileFacts, VectorFacts, desired_version
 from surge_dagster.engine.files.formats import PublishedFile, file_name
-from surge_dagster.engine.files.rows import FileRows, in_words, schema
+from surge_dagster.engine.files.rows import in_words, schema, table_of
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.change_feed import RowChanges
 from surge_dagster.engine.run.report import Action
 from surge_dagster.engine.sources.partition import Partition, PartitionRange, RowBatch
 from surge_dagster.engine.store.store import Store, Upload
-from surge_dagster.engine.support.text_hash import text_hashes
 from surge_dagster.engine.support.timeline import Span
 
 
@@ -252,17 +251,14 @@ class SpaceTarget:
         """Flush the space's folder: files published before are durable afterwards."""
         self.store.sync(self.space.name)
 
-    def rows(self, batch: SuperBatch, segment: Segment, matrix: np.ndarray) -> FileRows:
+    def table(self, batch: SuperBatch, segment: Segment, matrix: np.ndarray) -> pa.Table:
         """Return a segment with its vectors [rows, dimension] as rows of a file."""
-        texts = batch.slot.texts(segment.start, segment.stop)
-        return FileRows(
+        return table_of(
+            self.columns(segment.id_type, segment.carried_columns),
             segment.ids,
-            segment.id_type,
-            texts if self.include_text else None,
-            text_hashes(texts),
+            batch.slot.texts(segment.start, segment.stop),
             matrix,
             segment.carried,
-            segment.carried_columns,
             batch.slot.truncation(segment.start, segment.stop),
         )
 

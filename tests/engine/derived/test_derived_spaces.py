@@ -16,7 +16,7 @@ from surge_dagster import open_embeddings
 from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.files.parquet import FileWriter, read_facts
+from surge_dagster.engine.files.parquet import read_facts, write_file
 from surge_dagster.engine.model.spec import DERIVED_DTYPES, DerivedDtype, Space
 from surge_dagster.engine.readers.search import search
 from surge_dagster.engine.verify.switching import SwitchRefused, switch_space
@@ -114,9 +114,9 @@ def change_vector(path: Path) -> None:
     values[9 * column.type.byte_width] ^= 1
     changed = pa.Array.from_buffers(column.type, len(column), [None, pa.py_buffer(values)])
     place = table.schema.get_field_index("embedding")
-    with pa.OSFile(str(path), "wb") as sink, FileWriter(sink, table.schema, facts) as writer:
-        writer.append_table(table.set_column(place, table.schema.field(place), changed))
-        writer.close()
+    table = table.set_column(place, table.schema.field(place), changed)
+    with pa.OSFile(str(path), "wb") as sink:
+        write_file(sink, table.schema, facts, [table])
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import make_dataclass
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from surge_dagster.engine.files import facts as facts_module
 from surge_dagster.engine.files.facts import (
+    ENTRY_NAMES,
     FileFacts,
     InvalidFile,
     desired_version,
-    entry_names,
     facts_of,
     guarded_metadata,
 )
@@ -30,7 +29,7 @@ def test_facts_are_read_back_as_they_were_written(
     facts = FileFacts(
         key, "space", "model", "fp32", version, "0" * 32, "1" * 32, rows, 384, truncated
     )
-    assert facts_of(guarded_metadata(facts, "1"), FileFacts, "1") == facts
+    assert facts_of(guarded_metadata(facts)) == facts
 
 
 def test_metadata_name_every_fact_of_the_format() -> None:
@@ -40,18 +39,18 @@ def test_metadata_name_every_fact_of_the_format() -> None:
         "truncated writer "
         "source_rows skipped_rows blank_texts rows_version carried_columns metadata_digest"
     )
-    assert entry_names(FileFacts) == tuple(f"surge.{name}".encode() for name in promised.split())
-    assert tuple(guarded_metadata(FACTS, "1")) == entry_names(FileFacts)
+    assert tuple(f"surge.{name}".encode() for name in promised.split()) == ENTRY_NAMES
+    assert tuple(guarded_metadata(FACTS)) == ENTRY_NAMES
 
 
 def test_key_that_is_not_text_can_be_written_and_read() -> None:
     facts = FileFacts("\ud800", "space", "model", "fp32", "v1", "0", "1", 1, 2, 0)
-    assert facts_of(guarded_metadata(facts, "1"), FileFacts, "1").partition_key == "\ufffd" * 3
+    assert facts_of(guarded_metadata(facts)).partition_key == "\ufffd" * 3
 
 
-@pytest.mark.parametrize("name", entry_names(FileFacts))
+@pytest.mark.parametrize("name", ENTRY_NAMES)
 def test_changed_or_missing_entry_is_refused(name: bytes) -> None:
-    written = guarded_metadata(FACTS, "1")
+    written = guarded_metadata(FACTS)
     changed, missing = (
         written | {name: written[name] + b"0"},
         {each: written[each] for each in written if each != name},
@@ -59,22 +58,27 @@ def test_changed_or_missing_entry_is_refused(name: bytes) -> None:
     for entries in (changed, missing):
         expected = "name the format" if name == b"surge.format" else "do not match their own digest"
         with pytest.raises(InvalidFile, match=expected):
-            facts_of(entries, FileFacts, "1")
+            facts_of(entries)
 
 
 def test_metadata_of_another_program_is_refused() -> None:
     for metadata in (None, {}, {b"pandas": b"{}"}):
-        with pytest.raises(InvalidFile, match="name the format None; expected '1'"):
-            facts_of(metadata, FileFacts, "1")
+        with pytest.raises(InvalidFile, match="name the format None; expected '2'"):
+            facts_of(metadata)
     broken = FileFacts("shoes", "space", "model", "fp32", "v1", "0", "1", "ten", 384, 2)  # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidFile, match="cannot be read"):
-        facts_of(guarded_metadata(broken, "1"), FileFacts, "1")
+        facts_of(guarded_metadata(broken))
 
 
-def test_metadata_that_lack_an_entry_under_a_right_digest_are_refused() -> None:
-    other = make_dataclass("OtherFacts", [("rows", int)])(10)
+def test_metadata_that_lack_an_entry_under_a_right_digest_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(facts_module, "_READERS", {b"surge.rows": ("rows", int)})
+        other = guarded_metadata(FACTS)
+
     with pytest.raises(InvalidFile, match="its metadata cannot be read"):
-        facts_of(guarded_metadata(other, "1"), FileFacts, "1")
+        facts_of(other)
 
 
 def test_desired_version_depends_on_content_and_space() -> None:

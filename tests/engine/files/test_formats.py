@@ -26,13 +26,12 @@ from surge_dagster.engine.files.parquet import (
     PAGE_BYTES,
     STRING_COPIES,
     WRITE_BATCH_ROWS,
-    FileWriter,
     piece_bytes,
     read_facts,
+    write_file,
 )
-from surge_dagster.engine.files.rows import FileRows, schema
+from surge_dagster.engine.files.rows import schema, table_of
 from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.support.text_hash import text_hashes
 
 FACTS = FileFacts("Köln", "hash-16-abc", "hash://16", "fp32", "v1", "0" * 32, "1" * 32, 3, 16, 2)
 # What an entry of the footer looks like; a partition may be called that.
@@ -42,16 +41,11 @@ COLUMNS = schema(pa.string(), 16, "float32", include_text=True)
 
 def file_of(facts: FileFacts, groups: int = 1) -> bytes:
     sink = pa.BufferOutputStream()
-    with FileWriter(sink, COLUMNS, facts) as writer:
-        for _ in range(groups):
-            rows = facts.rows // groups
-            texts = pa.array(["text"] * rows, pa.large_string())
-            ids = [pa.array(["id"] * rows, pa.string())]
-            matrix = np.zeros((rows, 16), np.float32)
-            writer.append_table(
-                FileRows(ids, pa.string(), texts, text_hashes(texts), matrix).table(COLUMNS)
-            )
-        writer.close()
+    rows = facts.rows // groups
+    texts = pa.array(["text"] * rows, pa.large_string())
+    ids = [pa.array(["id"] * rows, pa.string())]
+    table = table_of(COLUMNS, ids, texts, np.zeros((rows, 16), np.float32))
+    write_file(sink, COLUMNS, facts, [table] * groups)
     return sink.getvalue().to_pybytes()
 
 
@@ -147,8 +141,7 @@ def test_file_of_another_program_is_refused_with_the_reason(tmp_path: Path) -> N
 def test_rows_refer_to_the_matrix_without_a_copy() -> None:
     matrix, ids = np.zeros((1000, 16), np.float32), pa.array([str(row) for row in range(300)])
     columns = schema(ids.type, 16, "float32", include_text=False)
-    hashes = text_hashes(ids.cast(pa.large_string()))
-    table = FileRows([ids], ids.type, None, hashes, matrix[100:400]).table(columns)
+    table = table_of(columns, [ids], ids.cast(pa.large_string()), matrix[100:400])
     [chunk] = table["embedding"].chunks
     values = chunk.flatten()
     assert values.buffers()[1].address + values.offset * 4 == matrix[100:].ctypes.data
@@ -158,13 +151,9 @@ WRITE_EACH_SIZE = """
 import json, os, sys, tempfile
 import numpy as np, pyarrow as pa
 from surge_dagster.engine.files.facts import FileFacts
-from surge_dagster.engine.files.formats import write_file
-from surge_dagster.engine.files.rows import FileRows
-from surge_dagster.engine.support.text_hash import text_hashes
+from surge_dagster.engine.files.parquet import write_file
+from surge_dagster.engine.files.rows import schema, table_of
 
-class Upload:
-    def __init__(self):
-        self.sink = pa.OSFile(tempfile.mktemp(dir=sys.argv[1]), "wb")
 def peak(rows, dimension, text_bytes, dtype):
     # zstd cannot make it much smaller
     noise = np.random.default_rng(1).bytes(text_bytes).hex()[:text_bytes]
@@ -174,7 +163,9 @@ def peak(rows, dimension, text_bytes, dtype):
     pools.append(pa.proxy_memory_pool(pa.system_memory_pool()))
     pa.set_memory_pool(pools[-1])
     facts = FileFacts("k", "s-1", "m", "fp32", "v1", "0" * 32, "1" * 32, rows, dimension, 0)
-    write_file(Upload(), FileRows([ids], pa.string(), texts, text_hashes(texts), matrix), facts)
+    columns = schema(ids.type, dimension, dtype, include_text=True)
+    sink = pa.OSFile(tempfile.mktemp(dir=sys.argv[1]), "wb")
+    write_file(sink, columns, facts, [table_of(columns, [ids], texts, matrix)])
     return pools[-1].max_memory()
 pools = []  # each outlives its buffers
 print(json.dumps([peak(*size) for size in json.loads(sys.argv[2])]), flush=True)

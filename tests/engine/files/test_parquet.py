@@ -13,16 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile
-from surge_dagster.engine.files.parquet import FileWriter, OutputFile, read_facts
+from surge_dagster.engine.files.parquet import OutputFile, read_facts, write_file
 from surge_dagster.engine.files.rows import (
     MAX_ROW_GROUP_ROWS,
-    FileRows,
     check_schema,
     matrix_of,
     row_group_rows,
     schema,
+    table_of,
 )
-from surge_dagster.engine.support.text_hash import text_hashes
 from tests.small_catalogs import narrow, tamper
 
 FACTS = FileFacts("Köln", "hash-16-abc", "hash://16", "fp32", "v1", "0" * 32, "1" * 32, 5, 16, 2)
@@ -53,19 +52,13 @@ def write(
     )
     texts = pa.array([f"text {row} of many" for row in range(rows)], pa.large_string())
     columns = schema(column.type, dimension, str(matrix.dtype), include_text=include_text)
-    with (
-        pa.OSFile(str(path), "wb") as sink,
-        FileWriter(sink, columns, facts or facts_of(rows, dimension)) as writer,
-    ):
-        for part in np.array_split(np.arange(rows), pieces):
-            if len(part):
-                cut = slice(int(part[0]), int(part[-1]) + 1)
-                kept = texts[cut] if include_text else None
-                rows_of_part = FileRows(
-                    [column[cut]], column.type, kept, text_hashes(texts[cut]), matrix[cut]
-                )
-                writer.append_table(rows_of_part.table(columns))
-        writer.close()
+    groups: list[pa.Table] = []
+    for part in np.array_split(np.arange(rows), pieces):
+        if len(part):
+            cut = slice(int(part[0]), int(part[-1]) + 1)
+            groups.append(table_of(columns, [column[cut]], texts[cut], matrix[cut]))
+    with pa.OSFile(str(path), "wb") as sink:
+        write_file(sink, columns, facts or facts_of(rows, dimension), groups)
     return columns
 
 
@@ -164,8 +157,8 @@ class TestDamage:
             damaged = bytearray(content)
             damaged[bit // 8] ^= 1 << bit % 8
             try:
-                with OutputFile(pa.BufferReader(bytes(damaged))) as file:  # pyright: ignore[reportArgumentType]
-                    found = pa.Table.from_batches(file.read(batch_rows=64), file.columns)
+                file = OutputFile(pa.BufferReader(bytes(damaged)))  # pyright: ignore[reportArgumentType]
+                found = pa.Table.from_batches(file.read(batch_rows=64), file.columns)
             except (InvalidFile, OSError, pa.ArrowException, ValueError):
                 noticed[bit < pages] += 1
                 continue

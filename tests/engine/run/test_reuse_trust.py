@@ -14,7 +14,7 @@ import pytest
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import EncoderError
 from surge_dagster.engine.files.formats import file_name
-from surge_dagster.engine.files.parquet import FileWriter, read_facts
+from surge_dagster.engine.files.parquet import read_facts, write_file
 from surge_dagster.engine.files.rows import schema
 from surge_dagster.engine.run import old_rows
 from surge_dagster.engine.run.report import OldVectorSample
@@ -152,9 +152,9 @@ def test_vectors_of_another_dtype_are_not_reused(
     table = pq.read_table(output.path)
     facts = read_facts(pq.read_metadata(output.path))
     columns = schema(pa.string(), DIMENSION, "float16", include_text=True)
-    with pa.OSFile(str(output.path), "wb") as sink, FileWriter(sink, columns, facts) as writer:
-        writer.append_table(table.replace_schema_metadata(None).cast(columns))
-        writer.close()
+    table = table.replace_schema_metadata(None).cast(columns)
+    with pa.OSFile(str(output.path), "wb") as sink:
+        write_file(sink, columns, facts, [table])
     assert output.embed(ROWS[1:]).rows_reused == 0
     assert "vectors of its old file are not used" in caplog.text
     output.check(ROWS[1:])
