@@ -16,7 +16,7 @@ from pydantic import Field
 
 from surge_dagster.engine.output.current_space import named_space
 from surge_dagster.engine.tables.opening import release
-from surge_dagster.engine.verify.switching import SwitchRefused, switch_space
+from surge_dagster.engine.verify.verification import SwitchRefused, switch_space
 from surge_dagster.orchestration.failures import errors_as_failures, failure_table, run_failure
 from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.launch import job_of

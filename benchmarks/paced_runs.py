@@ -27,7 +27,7 @@ from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.schedule import EncodeCall, EncodeMetrics
 from surge_dagster.engine.encoder.worker.backends import BackendSettings, Progress, Rows
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.plan.calibrating import learning
+from surge_dagster.engine.plan.planned_run import learning
 from surge_dagster.engine.run.report import Event
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition, RowBatch

@@ -41,7 +41,7 @@ from benchmarks.harness import (
 from benchmarks.paced_runs import embed, paced_pool
 from benchmarks.synthetic import LOG_SIGMA, build_synthetic_catalog
 from surge_dagster import EncoderPool, open_source, open_store, plan
-from surge_dagster.engine.plan.calibrating import calibrate
+from surge_dagster.engine.plan.planned_run import calibrate
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.store import StorageOptions

@@ -20,8 +20,8 @@ from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import Freshness
 from surge_dagster.engine.plan.dividing import Piece
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
+from surge_dagster.engine.run.old_rows import ReuseAnswer
 from surge_dagster.engine.run.report import Event, Failure
-from surge_dagster.engine.run.reuse_check import ReuseAnswer
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store
 from surge_dagster.version import __version__

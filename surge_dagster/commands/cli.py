@@ -46,7 +46,7 @@ from surge_dagster.engine.run.report import RunReport
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.tables.opening import release
-from surge_dagster.engine.verify.switching import switch_space
+from surge_dagster.engine.verify.verification import switch_space
 from surge_dagster.local_run import run_catalog
 from surge_dagster.terminal import (
     TERMINATED_CODE,

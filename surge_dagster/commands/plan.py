@@ -14,10 +14,9 @@ from surge_dagster.commands.settings import CATALOG, SPACE, start_pool, takes_se
 from surge_dagster.config.settings import Settings
 from surge_dagster.engine.encoder.speed import Speed
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.plan.calibrating import calibrate, known_costs
 from surge_dagster.engine.plan.cost_model import CALL_SECONDS, io_costs
+from surge_dagster.engine.plan.planned_run import calibrate, known_costs, plan_partitions
 from surge_dagster.engine.plan.planned_run import plan as plan_run
-from surge_dagster.engine.plan.planned_run import plan_partitions
 from surge_dagster.engine.plan.planner import Fleet, Goals, PaperModel, Plan, RunCosts
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted

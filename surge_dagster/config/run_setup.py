@@ -23,7 +23,7 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output.freshness import Freshness, OutputState
 from surge_dagster.engine.run.change_feed import ChangeFeed
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
-from surge_dagster.engine.run.reuse_check import ReuseAnswer
+from surge_dagster.engine.run.old_rows import ReuseAnswer
 from surge_dagster.engine.sources.partition import Partition, PartitionRange, Source
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.store import Store

@@ -222,7 +222,8 @@ class PartitionChanges:
             schema = _batch_schema(reader.columns)
             if known is None:
                 yield _clear(schema, self.partition)
-                yield from self._all_rows(reader, schema)
+                for batch in _given_rows(reader):
+                    yield _batch(schema, self.partition, "put", batch)
             else:
                 yield from self._changed_rows(reader, schema, known)
         self.feed._read[self.partition] = self._file.facts.rows_version
@@ -256,11 +257,6 @@ class PartitionChanges:
                 return None
         return pa.concat_arrays([pa.array([], id_type), *ids]).unique()
 
-    def _all_rows(self, reader: OutputFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield every row of the file."""
-        for batch in _given_rows(reader):
-            yield _batch(schema, self.partition, "put", _values(batch))
-
     def _changed_rows(
         self, reader: OutputFile, schema: pa.Schema, known: pa.Array
     ) -> Iterator[pa.RecordBatch]:
@@ -271,12 +267,12 @@ class PartitionChanges:
             is_present[places.drop_null().to_numpy()] = True
             changed = batch.filter(places.is_valid())
             if len(changed):
-                yield _batch(schema, self.partition, "put", _values(changed))
+                yield _batch(schema, self.partition, "put", changed)
 
         deleted = known.filter(pa.array(~is_present))
         for start in range(0, len(deleted), _BATCH_ROWS):
             ids = deleted[start : start + _BATCH_ROWS]
-            yield _batch(schema, self.partition, "delete", {"id": ids})
+            yield _batch(schema, self.partition, "delete", pa.record_batch({"id": ids}))
 
 
 def changes(
@@ -327,21 +323,15 @@ def _batch_schema(columns: pa.Schema) -> pa.Schema:
 
 def _clear(schema: pa.Schema, partition: str) -> pa.RecordBatch:
     no_id = pa.nulls(1, schema.field("id").type)
-    return _batch(schema, partition, "clear", {"id": no_id})
+    return _batch(schema, partition, "clear", pa.record_batch({"id": no_id}))
 
 
 def _batch(
-    schema: pa.Schema, partition: str, operation: str, values: Mapping[str, pa.Array]
+    schema: pa.Schema, partition: str, operation: str, rows: pa.RecordBatch
 ) -> pa.RecordBatch:
-    """Return a batch of the feed from columns of the file, with the id; missing ones are null."""
-    rows = len(values["id"])
-    known = {"op": pa.repeat(operation, rows), "partition": pa.repeat(partition, rows), **values}
-    columns: list[pa.Array] = []
-    for field in schema:
-        column = known.get(field.name)
-        columns.append(pa.nulls(rows, field.type) if column is None else column)
+    """Return a batch of the feed from rows of the file, with the id; missing columns are null."""
+    count = len(rows)
+    columns = [pa.repeat(operation, count), pa.repeat(partition, count)]
+    for name, kind in list(zip(schema.names, schema.types, strict=True))[2:]:
+        columns.append(rows.column(name) if name in rows.schema.names else pa.nulls(count, kind))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _values(batch: pa.RecordBatch) -> dict[str, pa.Array]:
-    return dict(zip(batch.schema.names, batch.columns, strict=True))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -116,6 +117,11 @@ class OutputFile:
                 raise InvalidFile(
                     f"its metadata promise {self.facts.rows:,} rows and it has {rows:,}"
                 )
+
+    def group_ends(self) -> np.ndarray:
+        """Return the row after each row group, int64."""
+        groups = (self._file.metadata.row_group(group) for group in range(self.groups))
+        return np.cumsum([group.num_rows for group in groups], dtype=np.int64)
 
     def group_bytes(self, group: int) -> int:
         """Return an upper bound of the memory that one row group takes, in bytes."""

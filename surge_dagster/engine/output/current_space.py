@@ -3,7 +3,7 @@
 
 An output with one space needs no such object. Before a run begins a second space, it names the
 first one there, so that readers keep reading what is complete; only a switch changes it
-(`surge_dagster.engine.verify.switching`). A writer replaces the object as a whole, and only if it
+(`engine/verify/verification.py`). A writer replaces the object as a whole, and only if it
 still says what the writer has read: concurrent switches never interleave.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -43,7 +44,9 @@ def decide(
         ConfigError: the source cannot be listed.
     """
     keys: set[str] = set()
-    divided = _by_key(ranges)
+    divided: dict[str, list[PartitionRange]] = defaultdict(list)
+    for rows in ranges:
+        divided[rows.key].append(rows)
     for partition in outputs.looked_at(partitions) if freshness is None else partitions:
         stop.require_running()
         parts = divided.pop(partition.key, [])
@@ -51,7 +54,14 @@ def decide(
             _require_new(partition, keys)
             keys.add(partition.key)
             found = outputs.freshness(partition) if freshness is None else freshness[partition.key]
-            yield from _cut(_decision(partition, found, outputs, force), parts)
+            decision = _decision(partition, found, outputs, force)
+            if not parts or isinstance(decision, Receipt):
+                yield decision
+                continue
+            for rows in parts:
+                _require_rows(partition, rows)
+            for rows in parts:
+                yield replace(decision, range=rows)
         except StoreUnavailable:
             raise
         except (SurgeError, OSError) as error:
@@ -59,26 +69,6 @@ def decide(
     for key, parts in divided.items():
         reason = f"{parts[0]} were to be encoded, and the source has no such partition now."
         yield Failure(key, f"{reason} Divide it anew.", transient=True)
-
-
-def _by_key(ranges: Sequence[PartitionRange]) -> dict[str, list[PartitionRange]]:
-    found: dict[str, list[PartitionRange]] = {}
-    for rows in ranges:
-        found.setdefault(rows.key, []).append(rows)
-    return found
-
-
-def _cut(
-    decision: Receipt | PartitionToRead, ranges: Sequence[PartitionRange]
-) -> list[Receipt | Failure | PartitionToRead]:
-    """Return what is read of a partition: these ranges, or all of it without any."""
-    if not ranges or isinstance(decision, Receipt):
-        return [decision]
-    found: list[Receipt | Failure | PartitionToRead] = []
-    for rows in ranges:
-        _require_rows(decision.source, rows)
-        found.append(replace(decision, range=rows))
-    return found
 
 
 def _require_rows(partition: Partition, rows: PartitionRange) -> None:

@@ -33,10 +33,10 @@ from surge_dagster.engine.run.deciding import decide
 from surge_dagster.engine.run.encoding import ReadAhead, encoded_superbatches
 from surge_dagster.engine.run.events import EventStream
 from surge_dagster.engine.run.memory import SLOTS, fit_memory
+from surge_dagster.engine.run.old_rows import ReuseAnswer, ReuseCheck
 from surge_dagster.engine.run.publisher import Publisher
 from surge_dagster.engine.run.reading import superbatches
 from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport
-from surge_dagster.engine.run.reuse_check import ReuseAnswer, ReuseCheck
 from surge_dagster.engine.run.run_memory import ExposedIo, InFlight, RunMemory
 from surge_dagster.engine.run.staging import Staging, remove_staged, sweep_orphan_files
 from surge_dagster.engine.run.superbatch import PartitionToRead, SpaceTarget

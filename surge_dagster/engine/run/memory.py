@@ -22,6 +22,7 @@ and is released without needing more.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,7 +39,7 @@ _LEAST_ID_SET_BYTES = 8 * 1024 * 1024
 _FIXED_BYTES = _READER_BYTES + _LEAST_ID_SET_BYTES
 _SOURCE_SHARE = 0.25
 _MACHINE_SHARE = 0.5
-_HALVINGS = 50  # of the range in which a scale is searched
+_STEPS = 1 << 50  # of the range in which a scale is searched
 _LEAST_SHARE = 0.125  # of a SuperBatch that fits once; more calls cost more than idle stages
 
 
@@ -171,18 +172,10 @@ def _largest_scale(
     """Return the largest scale of the derived thresholds, 0 to 1, whose SuperBatch fits `size`
     bytes."""
 
-    def fits(scale: float) -> bool:
-        return result.of_superbatch(thresholds.resolve(derived_b_min, scale)) <= size
+    def is_too_large(step: int) -> bool:
+        return result.of_superbatch(thresholds.resolve(derived_b_min, step / _STEPS)) > size
 
-    if fits(1.0):
-        return 1.0
-    scale = 0.0
-    step = 0.5
-    for _ in range(_HALVINGS):
-        if fits(scale + step):
-            scale += step
-        step /= 2
-    return scale
+    return max(0, bisect_left(range(_STEPS + 1), True, key=is_too_large) - 1) / _STEPS
 
 
 def plan_memory(bounds: Bounds, result: ResultMemory, limit: int) -> MemoryPlan:

@@ -7,20 +7,29 @@ text, so it does not matter whether the row has moved, has another id, or stands
 Vectors come from pages whose checksums hold, and from row groups in which every vector is finite
 and has its length. At the first damage the rest of the partition is encoded. Nothing here refuses a
 partition: what cannot be read, or does not fit into memory, is encoded.
+
+A model or a device may give other vectors than it gave before, under the same name. So a run first
+draws one row from each of up to 32 files of its space, encodes their texts and compares
+(`ReuseCheck`). If one vector differs by more than the precision promises, the run takes no vectors
+from old files. Files without a text column cannot be compared, and their vectors are reused. Rows
+that an earlier run staged are used in any case.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.encoder.arena import KnownVectors
-from surge_dagster.engine.errors import StoreUnavailable, TransientError
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import EncoderError, StoreUnavailable, TransientError
 from surge_dagster.engine.files.facts import InvalidFile
 from surge_dagster.engine.files.formats import open_published
 from surge_dagster.engine.files.parquet import OutputFile
@@ -28,20 +37,119 @@ from surge_dagster.engine.files.rows import invalid_row, matrix_of, row_group_ro
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.change_feed import RowChanges, RowComparison
 from surge_dagster.engine.run.old_values import LOOKUP_BYTES, NO_ROW, OldValues
+from surge_dagster.engine.run.report import OldVectorSample
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.superbatch import PartitionToRead, SpaceTarget, StagedRows
 from surge_dagster.engine.sources.content import IdSet
 from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.support.cosines import LOWEST_COSINE, cosines
 from surge_dagster.engine.support.text_hash import HASH_BYTES, TEXT_HASH, text_hashes
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line
 
 log = logging.getLogger(__name__)
 
+_MOST_FILES = 32
+_MOST_TEXT_BYTES = 64 * 1024
+_SEED = 1
 UNUSABLE = (InvalidFile, TransientError, *UNREADABLE)
 _PIECE_BYTES = 8 * 1024 * 1024  # of vectors that are handed over at a time
 _COPIES = 5  # of a row group's vectors: as they are read, with their levels, and decoded
 # of a row group on average: if rows were shuffled, each piece needs most of them
 _MOST_READINGS = 10
+
+
+@dataclass(eq=False, slots=True)
+class ReuseAnswer:
+    """Whether old vectors may be reused; None until it is decided. Runs of one pool may share it.
+
+    Attributes:
+        lock: held while a run compares the sample.
+    """
+
+    allowed: bool | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class ReuseCheck:
+    """Decides whether old vectors may be reused; used by the reader.
+
+    Args:
+        names: of the files of the space, sorted.
+        report: takes the result of the comparison.
+        answer: of runs that share it; the first one compares.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        target: SpaceTarget,
+        pool: EncoderPool,
+        memory: RunMemory,
+        report: Callable[[OldVectorSample], None],
+        answer: ReuseAnswer,
+    ) -> None:
+        self._names = names
+        self._target = target
+        self._pool = pool
+        self._memory = memory
+        self._report = report
+        self._random = random.Random(_SEED)
+        self._answer = answer
+
+    def allows_reuse(self) -> bool:
+        """Return whether old vectors may be reused; the first call compares the sample."""
+        answer = self._answer
+        with answer.lock:
+            if answer.allowed is None:
+                with self._memory.held(self._memory.plan.reader):
+                    answer.allowed = self._compare()
+            return answer.allowed
+
+    def _compare(self) -> bool:
+        drawn = self._random.sample(self._names, min(_MOST_FILES, len(self._names)))
+        rows = [row for name in drawn if (row := self._row_of(name)) is not None]
+        if not rows:
+            return True
+
+        keys, texts, old_vectors = zip(*rows, strict=True)
+        try:
+            vectors = self._pool.vectors(pa.array(texts, pa.large_string()))
+        except EncoderError as error:
+            log.warning(
+                "no vectors of old files are reused, as a sample of them could not be compared: %s",
+                error,
+            )
+            return False
+
+        found = cosines(vectors, np.stack(old_vectors)).tolist()
+        by_key = dict(zip(keys, found, strict=True))
+        sample = OldVectorSample(by_key, LOWEST_COSINE[self._target.precision])
+        self._report(sample)
+        if sample.drifted:
+            log.warning("%s", sample.message)
+        return not sample.drifted
+
+    def _row_of(self, name: str) -> tuple[str, str, np.ndarray] | None:
+        """Return key, text and vector of a row of a file; None if it cannot be read or compared."""
+        try:
+            with open_published(self._target.store, self._target.space, name) as reader:
+                has_rows = "text" in reader.columns.names and reader.facts.rows
+                if has_rows and reader.facts.precision == self._target.precision:
+                    return self._row_in(reader)
+        except StoreUnavailable:
+            raise
+        except UNUSABLE:  # the reader of its partition reports it
+            pass
+        return None
+
+    def _row_in(self, reader: OutputFile) -> tuple[str, str, np.ndarray] | None:
+        """Return the first row of a random row group; None if its text is too long."""
+        group = self._random.randrange(reader.groups)
+        row = next(reader.read(columns=["text", "embedding"], groups=[group], batch_rows=1))
+        text = row.column("text")[0].as_py()
+        if len(text.encode()) > _MOST_TEXT_BYTES:
+            return None
+        return reader.facts.partition_key, text, matrix_of(row)[0].copy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +185,8 @@ class OldRows:
         needs_texts = takes_vectors or (is_compared and reused_rows is not None)
         if needs_texts and reader.facts.rows and reader.facts.precision == target.precision:
             if memory.reserve(_reading_bytes(reader, self._space)):
-                self._hashes, self._group_ends = read_hashes(reader)
+                self._hashes = read_hashes(reader)
+                self._group_ends = reader.group_ends()
             else:
                 log.info(
                     "partition %r: its old file is not used, as reading it takes too much memory",
@@ -281,19 +390,7 @@ def _reading_bytes(reader: OutputFile, space: Space) -> int:
     return rows * (HASH_BYTES + LOOKUP_BYTES) + group + min(rows * row_bytes, _PIECE_BYTES)
 
 
-def read_hashes(reader: OutputFile) -> tuple[OldValues, np.ndarray]:
-    """Return the hashes of all texts of a file, and where its row groups end, int64."""
-    parts: list[pa.Array] = []
-    ends: list[int] = []
-    rows = 0
-    for group in range(reader.groups):
-        for batch in reader.read(columns=["text_hash"], groups=[group]):
-            parts.append(batch.column("text_hash"))
-            rows += len(batch)
-        ends.append(rows)
-    hashes = pa.concat_arrays(parts) if parts else pa.array([], TEXT_HASH)
-    if len(hashes) != reader.facts.rows:
-        raise InvalidFile(
-            f"its metadata promise {reader.facts.rows:,} rows and it has {len(hashes):,}"
-        )
-    return OldValues(hashes), np.array(ends, np.int64)
+def read_hashes(reader: OutputFile) -> OldValues:
+    """Return the hashes of all texts of a file."""
+    parts = [batch.column("text_hash") for batch in reader.read(columns=["text_hash"])]
+    return OldValues(pa.concat_arrays([pa.array([], TEXT_HASH), *parts]))

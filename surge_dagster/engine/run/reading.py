@@ -27,9 +27,8 @@ import pyarrow as pa
 from surge_dagster.engine.encoder.arena import KnownVectors
 from surge_dagster.engine.errors import DataError, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.run.aggregator import Aggregator
-from surge_dagster.engine.run.old_rows import OldRows, open_old_rows
+from surge_dagster.engine.run.old_rows import OldRows, ReuseCheck, open_old_rows
 from surge_dagster.engine.run.report import Failure, Receipt, failure_of
-from surge_dagster.engine.run.reuse_check import ReuseCheck
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.staging import Staging
 from surge_dagster.engine.run.superbatch import (

@@ -30,7 +30,6 @@ import pyarrow as pa
 
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.files.facts import (
-    FileFacts,
     InvalidFile,
     VectorFacts,
     desired_version,
@@ -61,6 +60,7 @@ from surge_dagster.engine.support.keys import encode_key
 log = logging.getLogger(__name__)
 
 STAGING = ".staging"
+_VECTOR_FACTS = [each.name for each in fields(VectorFacts)]
 _REUSED = "surge.reused"  # whether a row's vector is that of the old file
 _NAME = re.compile(r"(?P<start>\d{1,18})-(?P<stop>\d{1,18})\.parquet")
 
@@ -116,7 +116,10 @@ class Staging:
         """Return these staged rows; none if they cannot be used."""
         try:
             with self._opened(self._name(partition, start, stop)) as reader:
-                return [_staged_rows(reader, start, stop)]
+                facts = reader.facts
+                vectors = VectorFacts(**{name: getattr(facts, name) for name in _VECTOR_FACTS})
+                digest = facts.content_digest
+                return [StagedRows(start, stop, digest, vectors, facts.rows_version)]
         except StoreUnavailable:
             raise
         except (InvalidFile, FileNotFoundError, TransientError) as error:
@@ -157,17 +160,15 @@ class Staging:
         )
 
         self._staged_keys.add(encode_key(partition.key))
-        self._upload(name, table, facts, _group_borders(np.concatenate(sizes)))
+        borders = pairwise(_group_borders(np.concatenate(sizes)))
+        with self._store.create(name) as upload:
+            groups = (table.slice(begin, end - begin) for begin, end in borders)
+            write_file(upload.sink, table.schema, facts, groups)
+            upload.publish(lambda: None)
         self._store.sync(self._folder(partition.source))
         return StagedRows(
             segment.first_row, stop, facts.content_digest, vectors, partition.old_rows_version
         )
-
-    def _upload(self, name: str, table: pa.Table, facts: FileFacts, borders: list[int]) -> None:
-        groups = (table.slice(begin, end - begin) for begin, end in pairwise(borders))
-        with self._store.create(name) as upload:
-            write_file(upload.sink, table.schema, facts, groups)
-            upload.publish(lambda: None)
 
     def _table(self, batch: SuperBatch, segment: Segment, matrix: np.ndarray) -> pa.Table:
         """Return the rows of a segment as a file has them, and which vectors were reused."""
@@ -274,14 +275,6 @@ def _pieces(batch: SuperBatch, segment: Segment) -> Iterator[RowBatch]:
         texts = batch.slot.texts(first, first + len(ids))
         yield RowBatch(ids, texts, carried=carried)  # pyright: ignore[reportArgumentType]
         first += len(ids)
-
-
-def _staged_rows(reader: OutputFile, start: int, stop: int) -> StagedRows:
-    vectors = VectorFacts(
-        **{each.name: getattr(reader.facts, each.name) for each in fields(VectorFacts)}
-    )
-    facts = reader.facts
-    return StagedRows(start, stop, facts.content_digest, vectors, facts.rows_version)
 
 
 def _most_rows_without_overlap(segments: Iterable[StagedRows]) -> list[StagedRows]:

@@ -19,8 +19,13 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.parquet import read_facts, write_file
 from surge_dagster.engine.model.spec import DERIVED_DTYPES, DerivedDtype, Space
 from surge_dagster.engine.readers.search import search
-from surge_dagster.engine.verify.switching import SwitchRefused, switch_space
-from surge_dagster.engine.verify.verification import Compared, Violation, verify
+from surge_dagster.engine.verify.verification import (
+    Compared,
+    SwitchRefused,
+    Violation,
+    switch_space,
+    verify,
+)
 from tests.engine.runs import finish, in_memory, make_run
 from tests.small_catalogs import numbered_rows, rewrite
 from tests.spaces import KEYS, ROWS, Spaces

@@ -13,8 +13,8 @@ import pytest
 
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.speed import Speed
-from surge_dagster.engine.plan.calibrating import RunLog, calls_of, known_costs, learning
 from surge_dagster.engine.plan.cost_model import Io, io_costs, io_of, predict_flushes, store_kind
+from surge_dagster.engine.plan.planned_run import RunLog, calls_of, known_costs, learning
 from surge_dagster.engine.plan.planner import forecast
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import RunReport, SuperBatchReport

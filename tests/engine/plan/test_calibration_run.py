@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.plan.calibrating import calibrate, known_costs
+from surge_dagster.engine.plan.planned_run import calibrate, known_costs
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import StorageOptions

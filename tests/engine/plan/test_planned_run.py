@@ -14,8 +14,7 @@ import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.plan import catalog_sample
-from surge_dagster.engine.plan.calibrating import learning
-from surge_dagster.engine.plan.planned_run import plan
+from surge_dagster.engine.plan.planned_run import learning, plan
 from surge_dagster.engine.plan.planner import Plan
 from surge_dagster.engine.run.report import RunReport
 from surge_dagster.engine.run.thresholds import Thresholds

@@ -13,7 +13,7 @@ import pytest
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.output.current_space import CurrentSpace, SwitchedMeanwhile, read_current
 from surge_dagster.engine.sources.partition import Partition, Source
-from surge_dagster.engine.verify.switching import SwitchRefused, switch_space
+from surge_dagster.engine.verify.verification import SwitchRefused, switch_space
 from tests.small_catalogs import (
     FailingStore,
     Rows,
