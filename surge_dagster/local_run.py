@@ -15,7 +15,7 @@ from surge_dagster.config.settings import Settings, load_settings
 from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.readers.removed_partitions import handle_removed
-from surge_dagster.engine.run.following import Follower, Progress
+from surge_dagster.engine.run.events import Follower, Progress
 from surge_dagster.engine.run.report import Failure, RunReport
 from surge_dagster.engine.sources.partition import Partition, Source
 from surge_dagster.engine.store.store import Store

@@ -40,7 +40,7 @@ from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import Freshness, OutputState
 from surge_dagster.engine.plan.planned_run import learning
 from surge_dagster.engine.run.deciding import decide
-from surge_dagster.engine.run.following import Run
+from surge_dagster.engine.run.events import Run
 from surge_dagster.engine.run.report import (
     Event,
     Failure,

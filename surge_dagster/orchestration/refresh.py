@@ -29,7 +29,7 @@ from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import Freshness, OutputState
 from surge_dagster.engine.output.spaces import model_difference
-from surge_dagster.engine.run.following import Follower, Run
+from surge_dagster.engine.run.events import Follower, Run
 from surge_dagster.engine.run.report import Failure, Receipt, SuperBatchReport
 from surge_dagster.engine.run.staging import remove_staged
 from surge_dagster.engine.sources.partition import Partition, Source

@@ -21,7 +21,7 @@ from surge_dagster.definitions import embedding_catalog
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.run import report
 from surge_dagster.engine.run.encoding import Pace
-from surge_dagster.engine.run.following import Follower
+from surge_dagster.engine.run.events import Follower
 from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.store import open_store
 from surge_dagster.orchestration.launch import config_of, job_of

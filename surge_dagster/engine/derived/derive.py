@@ -5,7 +5,7 @@ fresh if it names the rows (`rows_version`) and the source version of the parent
 files are converted concurrently, a row group at a time.
 
 The ranges of int8 are measured once over all vectors of the parent, and are part of the space.
-Later values beyond them are clipped; `recall.py` measures what is lost, on request.
+Later values beyond them are clipped; `measure_recall` measures what is lost, on request.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ import pyarrow as pa
 
 from surge_dagster.engine.derived.conversion import convert, cut
 from surge_dagster.engine.derived.parent_files import (
+    Recall,
     beside_parent,
     find_derived,
     find_ranges,
+    measure_recall,
     parent_rows,
 )
-from surge_dagster.engine.derived.recall import Recall, measure_recall
 from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.files.facts import WRITER, desired_version
 from surge_dagster.engine.files.formats import PublishedFile, file_name, usable_file
@@ -39,8 +40,8 @@ from surge_dagster.engine.model.spec import DerivedDtype, Space
 from surge_dagster.engine.output.current_space import keep_current
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import claim_derived
+from surge_dagster.engine.run.publication import write_rows
 from surge_dagster.engine.run.report import Failure, Receipt
-from surge_dagster.engine.run.rewriting import write_rows
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.unreadable import first_line

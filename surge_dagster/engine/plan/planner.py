@@ -30,7 +30,7 @@ from surge_dagster.engine.plan.cost_model import (
     variation,
 )
 from surge_dagster.engine.run.memory import SLOTS, MemoryPlan
-from surge_dagster.engine.run.report import Failure
+from surge_dagster.engine.run.report import Failure, million_cost
 from surge_dagster.engine.run.thresholds import PARTITION_OVERHEAD_BYTES, Bounds
 
 _LEAST_GAIN = 0.01  # of the encoding time; less is within what a prediction is wrong by
@@ -284,18 +284,11 @@ def plan(
     work = _Work(rows, rows - rows_reused, np.asarray(text_bytes, dtype=float), costs.speed)
     mean_sizes = work.text_bytes / np.maximum(rows, 1)
     flushes = predict_flushes(rows, in_texts(bounds, work.mean_bytes), mean_sizes, rows_reused)
-    planned = _plan_of(work, flushes, costs, bounds)
-    if memory is not None:
-        peak = _peak_resident_bytes(flushes, memory)
-        planned = replace(planned, peak_resident_bytes=peak, memory_limit_bytes=memory.limit)
-    return _with_goals(planned, work, costs, goals or Goals())
-
-
-def _plan_of(work: _Work, flushes: Sequence[Flush], costs: RunCosts, bounds: Bounds) -> Plan:
-    speed = work.speed
+    speed = costs.speed
     encoded = work.texts_encoded
-    return Plan(
-        forecast=forecast(flushes, costs),
+    times = forecast(flushes, costs)
+    planned = Plan(
+        forecast=times,
         bounds=bounds,
         paper=_paper_model(work, len(flushes)),
         partitions=len(work.rows),
@@ -310,23 +303,32 @@ def _plan_of(work: _Work, flushes: Sequence[Flush], costs: RunCosts, bounds: Bou
         fill_ratio=encoded / len(flushes) / bounds.b_min if flushes else 0.0,
         call_seconds=speed.call_seconds,
         text_seconds=speed.worker_seconds(work.mean_tokens),
+        workers_per_machine=_served_workers(work, costs, times),
     )
+    if memory is not None:
+        peak = _peak_resident_bytes(flushes, memory)
+        planned = replace(planned, peak_resident_bytes=peak, memory_limit_bytes=memory.limit)
+    return _with_goals(planned, work, goals or Goals())
 
 
-def _with_goals(planned: Plan, work: _Work, costs: RunCosts, goals: Goals) -> Plan:
+def _with_goals(planned: Plan, work: _Work, goals: Goals) -> Plan:
     """Return the plan with its cost, and with the machines that a deadline takes."""
     times = planned.forecast
-    served = _served_workers(work, costs, times)
-    planned = replace(planned, workers_per_machine=served)
     if goals.price_per_hour is not None:
         cost = goals.price_per_hour * times.wall_seconds / 3600
-        of_million = 1e6 * cost / planned.texts_encoded if planned.texts_encoded else None
+        of_million = million_cost(cost, planned.texts_encoded)
         planned = replace(planned, cost=cost, cost_per_million_texts=of_million)
     if goals.deadline_seconds is not None:
         calls = planned.superbatches
         others = times.publish_seconds / max(1, calls)
-        texts = planned.texts_encoded
-        fleet = size_fleet(work.model, texts, calls, others, goals.deadline_seconds, served)
+        fleet = size_fleet(
+            work.model,
+            planned.texts_encoded,
+            calls,
+            others,
+            goals.deadline_seconds,
+            planned.workers_per_machine,
+        )
         planned = replace(planned, fleet=fleet)
     return planned
 

@@ -361,10 +361,9 @@ class _Memory:
     room."""
 
     def __init__(self, memory: RunMemory, source: Partition, rows: int) -> None:
-        plan = memory.plan
         ids = IdSet().bytes_after(max(source.rows or 0, rows))
         self._memory = memory
-        self._available = plan.source - max(0, source.page_bytes - plan.reader_pages) - 2 * ids
+        self._available = memory.source_bytes(source) - 2 * ids
         self.held = 0
 
     def reserve(self, size: int) -> bool:

@@ -23,9 +23,8 @@ from functools import partial
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.run.events import EventStream
-from surge_dagster.engine.run.publication import Publication
+from surge_dagster.engine.run.publication import Publication, assemble
 from surge_dagster.engine.run.report import Failure, Receipt, failure_of
-from surge_dagster.engine.run.rewriting import assemble
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.staging import StagedRowsGone, Staging
 from surge_dagster.engine.run.superbatch import (

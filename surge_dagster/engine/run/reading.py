@@ -336,8 +336,7 @@ class _Ids(contextlib.AbstractContextManager["_Ids"]):
     ) -> None:
         self._source = partition.source
         self._memory = memory
-        pages = max(0, partition.source.page_bytes - memory.plan.reader_pages)
-        self._available = memory.plan.source - pages
+        self._available = memory.source_bytes(partition.source)
         if old_rows is not None:
             self._available -= old_rows.held
         self._ids = IdSet()

@@ -210,6 +210,11 @@ class OldVectorSample:
         )
 
 
+def million_cost(cost: float, texts: int) -> float | None:
+    """Return the cost of a million texts; None if there are none."""
+    return 1e6 * cost / texts if texts else None
+
+
 Event = SuperBatchReport | OldVectorSample | Receipt | Failure
 
 
@@ -318,9 +323,7 @@ class RunReport:
     def cost_per_million_texts(self) -> float | None:
         """The cost of a million texts with new vectors, equal ones included; None if there are
         none."""
-        if self.cost is None or not self.texts_encoded:
-            return None
-        return 1e6 * self.cost / self.texts_encoded
+        return None if self.cost is None else million_cost(self.cost, self.texts_encoded)
 
     def count(self, event: Event, seconds: float) -> None:
         """Add an event, `seconds` after the run began."""

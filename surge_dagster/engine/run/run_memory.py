@@ -124,6 +124,10 @@ class RunMemory:
         finally:
             self.ledger.release(size)
 
+    def source_bytes(self, partition: Partition) -> int:
+        """Return what the ids and the old file of a partition may take."""
+        return self.plan.source - max(0, partition.page_bytes - self.plan.reader_pages)
+
     def batches(
         self, partition: Partition, rows: PartitionRange | None = None
     ) -> Generator[RowBatch]:

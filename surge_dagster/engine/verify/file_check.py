@@ -269,16 +269,16 @@ def _aligned(
     source: Iterator[RowBatch], file: Iterator[pa.RecordBatch]
 ) -> Iterator[tuple[RowBatch | None, pa.RecordBatch | None]]:
     """Yield both streams in batches of equal length; the last pair has None if one ended early."""
-    source = (batch for batch in source if len(batch))
-    file = (batch for batch in file if batch.num_rows)
+    source = filter(len, source)
+    file = filter(len, file)
     ours = next(source, None)
     theirs = next(file, None)
-    while ours is not None and theirs is not None:
-        rows = min(len(ours), theirs.num_rows)
+    while ours and theirs:
+        rows = min(len(ours), len(theirs))
         yield ours.rows(0, rows), theirs.slice(0, rows)
-        ours = ours.rows(rows, len(ours)) if rows < len(ours) else next(source, None)
-        theirs = theirs.slice(rows) if rows < theirs.num_rows else next(file, None)
-    if ours is not None or theirs is not None:
+        ours = ours.rows(rows, len(ours)) or next(source, None)
+        theirs = theirs.slice(rows) or next(file, None)
+    if ours or theirs:
         yield ours, theirs
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from surge_dagster.engine.derived import recall
+from surge_dagster.engine.derived import parent_files
 from surge_dagster.engine.derived.conversion import cut
-from surge_dagster.engine.derived.recall import measure_recall, recall_of
+from surge_dagster.engine.derived.parent_files import measure_recall, recall_of
 from surge_dagster.engine.files.formats import usable_file
 from surge_dagster.engine.model.spec import DerivedDtype, EncodingSpec, Space
 from surge_dagster.engine.output.freshness import OutputState
@@ -103,7 +103,7 @@ def test_sample_takes_from_many_files_and_says_what_it_took(
     assert whole.queries == 120
     assert whole.rows == len(KEYS) * ROWS
     assert whole.partitions == len(KEYS)
-    monkeypatch.setattr(recall, "_SAMPLE_BYTES", 80 * 16 * 4)
+    monkeypatch.setattr(parent_files, "_SAMPLE_BYTES", 80 * 16 * 4)
     part = measure_recall(store, parent, int8, files)
     assert part and (part.rows, part.partitions, part.total_rows) == (30, 3, 120), (
         "an eighth of 80 rows of each file"

@@ -10,7 +10,7 @@ from pathlib import Path
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec, Space
-from surge_dagster.engine.run.following import Follower, Progress
+from surge_dagster.engine.run.events import Follower, Progress
 from surge_dagster.engine.run.report import Action, Event, Failure, Receipt, RunReport
 from surge_dagster.engine.run.run_memory import InFlight
 from surge_dagster.engine.sources.partition import Partition

@@ -21,7 +21,7 @@ from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.files.rows import matrix_of, row_group_rows
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.run import memory
-from surge_dagster.engine.run.rewriting import assemble
+from surge_dagster.engine.run.publication import assemble
 from surge_dagster.engine.run.staging import STAGING, Staging, _most_rows_without_overlap
 from surge_dagster.engine.run.superbatch import (
     PartitionToRead,
