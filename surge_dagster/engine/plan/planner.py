@@ -284,10 +284,18 @@ def plan(
     work = _Work(rows, rows - rows_reused, np.asarray(text_bytes, dtype=float), costs.speed)
     mean_sizes = work.text_bytes / np.maximum(rows, 1)
     flushes = predict_flushes(rows, in_texts(bounds, work.mean_bytes), mean_sizes, rows_reused)
-    speed = costs.speed
+    planned = _plan_of(work, flushes, costs, bounds)
+    if memory is not None:
+        peak = _peak_resident_bytes(flushes, memory)
+        planned = replace(planned, peak_resident_bytes=peak, memory_limit_bytes=memory.limit)
+    return _with_goals(planned, work, goals or Goals())
+
+
+def _plan_of(work: _Work, flushes: Sequence[Flush], costs: RunCosts, bounds: Bounds) -> Plan:
+    speed = work.speed
     encoded = work.texts_encoded
     times = forecast(flushes, costs)
-    planned = Plan(
+    return Plan(
         forecast=times,
         bounds=bounds,
         paper=_paper_model(work, len(flushes)),
@@ -305,10 +313,6 @@ def plan(
         text_seconds=speed.worker_seconds(work.mean_tokens),
         workers_per_machine=_served_workers(work, costs, times),
     )
-    if memory is not None:
-        peak = _peak_resident_bytes(flushes, memory)
-        planned = replace(planned, peak_resident_bytes=peak, memory_limit_bytes=memory.limit)
-    return _with_goals(planned, work, goals or Goals())
 
 
 def _with_goals(planned: Plan, work: _Work, goals: Goals) -> Plan:

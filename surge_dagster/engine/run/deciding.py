@@ -38,10 +38,8 @@ def decide(
         ranges: what is read of their partitions; the others are read whole.
         freshness: of all partitions by key, if the caller has asked for it.
 
-    Raises:
-        Cancelled: the run is stopping.
-        StoreUnavailable: the store does not answer.
-        ConfigError: the source cannot be listed.
+    Raises: `Cancelled` if the run is stopping, `StoreUnavailable` if the store does not answer,
+    `ConfigError` if the source cannot be listed.
     """
     keys: set[str] = set()
     divided: dict[str, list[PartitionRange]] = defaultdict(list)
@@ -55,13 +53,10 @@ def decide(
             keys.add(partition.key)
             found = outputs.freshness(partition) if freshness is None else freshness[partition.key]
             decision = _decision(partition, found, outputs, force)
-            if not parts or isinstance(decision, Receipt):
+            if parts and isinstance(decision, PartitionToRead):
+                yield from _ranges_of(decision, parts)
+            else:
                 yield decision
-                continue
-            for rows in parts:
-                _require_rows(partition, rows)
-            for rows in parts:
-                yield replace(decision, range=rows)
         except StoreUnavailable:
             raise
         except (SurgeError, OSError) as error:
@@ -69,6 +64,14 @@ def decide(
     for key, parts in divided.items():
         reason = f"{parts[0]} were to be encoded, and the source has no such partition now."
         yield Failure(key, f"{reason} Divide it anew.", transient=True)
+
+
+def _ranges_of(
+    decision: PartitionToRead, ranges: Sequence[PartitionRange]
+) -> list[PartitionToRead]:
+    for rows in ranges:
+        _require_rows(decision.source, rows)
+    return [replace(decision, range=rows) for rows in ranges]
 
 
 def _require_rows(partition: Partition, rows: PartitionRange) -> None:

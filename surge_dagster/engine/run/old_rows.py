@@ -324,10 +324,8 @@ def open_old_rows(
     """Yield the rows of a partition's old file; None if it has no file that can be used.
 
     Args:
-        is_compared: whether its rows are compared with the new ones.
-        takes_vectors: whether its vectors may be used.
-        reused_rows: returns which staged rows have vectors of an old file; None if no rows are
-            staged.
+        is_compared, takes_vectors: what it is used for.
+        reused_rows: returns which staged rows have vectors of an old file; None if none is staged.
     """
     file = partition.old_file
     if file is None or not (takes_vectors or is_compared):

@@ -131,11 +131,7 @@ class Staging:
         self, batch: SuperBatch, segment: Segment, matrix: np.ndarray, vectors: VectorFacts
     ) -> StagedRows:
         """Stage a segment's rows with their vectors [rows, dimension]; they are durable when this
-        returns.
-
-        Raises:
-            TransientError, OSError: the store does not take it.
-        """
+        returns. Raises `TransientError` or `OSError` if the store does not take it."""
         digest = ContentDigest()
         sizes: list[np.ndarray] = []
         for rows in _pieces(batch, segment):
