@@ -38,7 +38,7 @@ install = $(BIN)/python -m pip install --disable-pip-version-check --progress-ba
   2> >(sed '/^WARNING: /d' >&2) | sed -un -e '/\.metadata /d' -e 's,^Installing collected.*,  … downloaded; installing,p' \
     -e 's,^ *\(Downloading\|Using cached\|Processing\) \([^ ]*/\)\?\([^ ]*\(whl\|gz\)\)\( ([0-9.]* [kMG]*B)\)\?.*,  \3\5,p'
 
-.PHONY: help venv demo ui test test-processes soak lint eval eval-full bench bench-main-road bench-cluster bench-dagster bench-derive bench-output bench-resume bench-sources bench-nightly bench-serve gpu gpu-carry clean
+.PHONY: help venv demo ui test test-processes soak lint eval eval-full bench bench-main-road bench-chunks bench-cluster bench-dagster bench-derive bench-output bench-resume bench-sources bench-nightly bench-serve gpu gpu-carry clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -123,6 +123,9 @@ bench-sources: $(TEST_STAMP) ## grouping a table in no order, and feeding runs f
 
 bench-derive: $(TEST_STAMP) ## rows per second of derived spaces, from memory and from files
 	@$(BIN)/python -m benchmarks.derive $(ARGS)
+
+bench-chunks: $(TEST_STAMP) ## documents in chunks beside the same chunks as short texts
+	@$(BIN)/python -m benchmarks.chunks $(ARGS)
 
 bench-nightly: $(TEST_STAMP) ## what a night costs that changes little
 	@$(BIN)/python -m benchmarks.nightly $(ARGS)

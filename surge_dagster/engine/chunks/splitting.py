@@ -111,7 +111,7 @@ class Splitter:
         self._tokenizer.no_truncation()
         # of a chunk without a template
         self._room = self.tokens - rule.overlap - len(self._tokenizer.encode(self._prompt).ids)
-        self._splitter = lru_cache(_SIZES + 1)(self._new_splitter)
+        self._splitter = lru_cache(_SIZES + 1)(self.new_splitter)
         self._threads = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "surge-chunks")
 
     def split(self, documents: Sequence[Document]) -> list[list[Chunk]]:
@@ -176,7 +176,8 @@ class Splitter:
     def _cut(self, text: str, tokens: int) -> list[int]:
         return [start for start, _ in self._splitter(tokens).chunk_indices(text)] or [0]
 
-    def _new_splitter(self, tokens: int) -> TextSplitter | MarkdownSplitter:
+    def new_splitter(self, tokens: int) -> TextSplitter | MarkdownSplitter:
+        """Return the library's splitter for texts of at most so many tokens."""
         kind = _kinds()[self._rule.format]
         return kind.from_huggingface_tokenizer(self._tokenizer, tokens, trim=False)
 
