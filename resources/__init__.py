@@ -20,7 +20,7 @@ from surge_dagster.engine.chunks.source import in_chunks
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.sources import Source
 from surge_dagster.engine.store import StorageOptions, open_store
-from surge_dagster.engine.store.gcp import GcpOptions
+from surge_dagster.engine.store.object_client import GcpOptions
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.tables.bigquery import BIGQUERY_SCHEME
 from surge_dagster.resources.encoder import EncoderResource

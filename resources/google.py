@@ -12,7 +12,7 @@ import dagster as dg
 from dagster_gcp import BigQueryResource, GCSResource
 from google.cloud import bigquery, storage
 
-from surge_dagster.engine.store.gcp import CLOUD_SCOPE, GcpOptions
+from surge_dagster.engine.store.object_client import CLOUD_SCOPE, GcpOptions
 
 
 class CatalogGCSResource(GCSResource):

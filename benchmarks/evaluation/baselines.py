@@ -36,8 +36,7 @@ from surge_dagster.engine.files.parquet import write_file
 from surge_dagster.engine.files.rows import schema, table_of
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.spaces import claim_space
-from surge_dagster.engine.sources.content import ContentDigest
-from surge_dagster.engine.sources.partition import Partition, read_rows
+from surge_dagster.engine.sources.partition import ContentDigest, Partition, read_rows
 from surge_dagster.engine.store.local_store import LocalStore
 
 _THREADS = 4  # of a run's publisher on a local disk

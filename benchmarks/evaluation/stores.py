@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from surge_dagster.engine.files.formats import SUFFIX
-from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.store.local_upload import is_hidden
+from surge_dagster.engine.store.local_store import LocalStore, is_hidden
 from surge_dagster.engine.store.store import StoredObject, Upload
 
 

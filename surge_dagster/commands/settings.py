@@ -25,8 +25,8 @@ from surge_dagster.engine.output.spaces import (
     space_of_spec,
 )
 from surge_dagster.engine.sources.partition import Source
+from surge_dagster.engine.sources.selection import FileColumnSettings
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.tables.column_settings import FileColumnSettings
 from surge_dagster.terminal import complain, messages
 
 # Settings that commands take, in the order in which their help lists them.

@@ -23,10 +23,14 @@ from surge_dagster.engine.model.chunk_rule import ChunkRule
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, Selection, Source
-from surge_dagster.engine.sources.selection import MissingText
+from surge_dagster.engine.sources.selection import (
+    FileColumnSettings,
+    MissingText,
+    column_names,
+    selected,
+)
 from surge_dagster.engine.store import StorageOptions
 from surge_dagster.engine.support.urls import local_path
-from surge_dagster.engine.tables.column_settings import FileColumnSettings, column_names, selected
 from surge_dagster.engine.tables.frames import Frame, FrameCatalog, FrameTable
 from surge_dagster.engine.tables.opening import open_source, require_no_bigquery
 

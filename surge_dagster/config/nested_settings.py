@@ -10,8 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from surge_dagster.consumers.settings import Secret
 from surge_dagster.engine.model.spec import DerivedDtype
 from surge_dagster.engine.store import StorageOptions
-from surge_dagster.engine.store.gcp import GcpOptions
-from surge_dagster.engine.store.object_client import NO_ENDPOINT
+from surge_dagster.engine.store.object_client import NO_ENDPOINT, GcpOptions
 from surge_dagster.engine.support.urls import is_bare
 
 

@@ -67,7 +67,7 @@ from surge_dagster.engine.run.change_feed import DEFAULT_KEEP_DAYS
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources import Source
 from surge_dagster.engine.store import StorageOptions, open_store
-from surge_dagster.engine.store.gcp import service_account_key
+from surge_dagster.engine.store.object_client import service_account_key
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.urls import expanded, is_bare, is_object_store, local_path
 from surge_dagster.engine.tables.bigquery import BIGQUERY_SCHEME

@@ -18,8 +18,7 @@ from typing import IO, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, Field
 
-from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.store.local_upload import LocalUpload
+from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
 from surge_dagster.service.errors import Refusal
 
 MOST_LISTED = 1_000  # a megabyte

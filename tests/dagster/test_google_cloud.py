@@ -16,7 +16,7 @@ from surge_dagster import embedding_catalog
 from surge_dagster.config.settings import load_settings
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.store import StorageOptions
-from surge_dagster.engine.store.gcp import GcpOptions
+from surge_dagster.engine.store.object_client import GcpOptions
 from surge_dagster.orchestration.names import CatalogResources
 from surge_dagster.resources import CatalogSource, OutputStore
 from tests.dagster.conftest import Ran, Workbench, execute

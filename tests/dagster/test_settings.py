@@ -17,7 +17,7 @@ from surge_dagster.definitions import embedding_catalog
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.store import StorageOptions
-from surge_dagster.engine.store.gcp import GcpOptions
+from surge_dagster.engine.store.object_client import GcpOptions
 from surge_dagster.resources import CatalogSource, EncoderResource, OutputStore
 from tests.dagster.private_dagster import shown_by_the_ui
 

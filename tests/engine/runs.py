@@ -22,8 +22,7 @@ from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.run.superbatch import ReadPartition
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.sources.content import ContentDigest
-from surge_dagster.engine.sources.partition import Partition
+from surge_dagster.engine.sources.partition import ContentDigest, Partition
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.waiting import wait_in_turns

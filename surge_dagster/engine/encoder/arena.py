@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from surge_dagster.engine.encoder.protocol import SlotLayout, slot_arrays
 from surge_dagster.engine.errors import Cancelled
-from surge_dagster.engine.support.columns import value_parts
+from surge_dagster.engine.support.values import value_parts
 
 _POLL_SECONDS = 0.05
 # mmap's own keeps the GIL, for 0.1 s with a slot of 500 MB

@@ -26,7 +26,6 @@ from surge_dagster.engine.files.formats import (
     read_published_file,
 )
 from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.engine.store.concurrent_reads import reads_ahead
 from surge_dagster.engine.store.store import Store, StoredObject
 from surge_dagster.engine.support.footer_memory import FooterMemory
 
@@ -196,7 +195,7 @@ class OutputState:
 
     def _read_all(self, names: Iterable[str]) -> None:
         unread = [name for name in names if self._is_unread(name)]
-        for name, answer in zip(unread, reads_ahead(self.store, unread, _read), strict=True):
+        for name, answer in zip(unread, self.store.reads_ahead(unread, _read), strict=True):
             self._keep(name, answer)
 
     def _is_unread(self, name: str) -> bool:

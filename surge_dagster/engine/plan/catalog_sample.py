@@ -22,8 +22,13 @@ from surge_dagster.engine.encoder.worker.tokenization import load_tokenizer
 from surge_dagster.engine.errors import DataError, SurgeError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.report import Failure, failure_of
-from surge_dagster.engine.sources.content import IdSet, refuse_repeated_id
-from surge_dagster.engine.sources.partition import Partition, RowBatch, read_rows
+from surge_dagster.engine.sources.partition import (
+    IdSet,
+    Partition,
+    RowBatch,
+    read_rows,
+    refuse_repeated_id,
+)
 
 _PARTITIONS = 64
 _ROWS = 16_384  # read of a partition

@@ -40,8 +40,7 @@ from surge_dagster.engine.run.old_values import LOOKUP_BYTES, NO_ROW, OldValues
 from surge_dagster.engine.run.report import OldVectorSample
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.superbatch import PartitionToRead, SpaceTarget, StagedRows
-from surge_dagster.engine.sources.content import IdSet
-from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.sources.partition import IdSet, Partition, RowBatch
 from surge_dagster.engine.support.cosines import LOWEST_COSINE, cosines
 from surge_dagster.engine.support.text_hash import HASH_BYTES, TEXT_HASH, text_hashes
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from surge_dagster.engine.sources.content import id_keys
+from surge_dagster.engine.sources.partition import id_keys
 from surge_dagster.engine.support.text_hash import TEXT_HASH
 
 NO_ROW = -1

@@ -41,7 +41,7 @@ from surge_dagster.engine.run.superbatch import (
     SpaceTarget,
     StagedRows,
 )
-from surge_dagster.engine.sources.rows import is_blank
+from surge_dagster.engine.sources.casting import is_blank
 from surge_dagster.engine.store.store import Upload
 from surge_dagster.engine.support.timeline import Lane
 

@@ -35,7 +35,7 @@ from surge_dagster.engine.run.superbatch import (
     SpaceTarget,
     StagedRows,
 )
-from surge_dagster.engine.store.local_upload import write_error
+from surge_dagster.engine.store.local_store import write_error
 from surge_dagster.engine.support.waiting import in_background
 
 log = logging.getLogger(__name__)

@@ -38,9 +38,13 @@ from surge_dagster.engine.run.superbatch import (
     StagedRows,
     SuperBatch,
 )
-from surge_dagster.engine.sources.content import ContentDigest, IdSet, refuse_repeated_id
-from surge_dagster.engine.sources.partition import RowBatch
-from surge_dagster.engine.sources.rows import is_blank
+from surge_dagster.engine.sources.casting import is_blank
+from surge_dagster.engine.sources.partition import (
+    ContentDigest,
+    IdSet,
+    RowBatch,
+    refuse_repeated_id,
+)
 
 
 class StagedRowsCheck:

@@ -15,8 +15,13 @@ from surge_dagster.engine.errors import Cancelled, DataError
 from surge_dagster.engine.run.memory import MemoryPlan
 from surge_dagster.engine.run.superbatch import SuperBatch
 from surge_dagster.engine.run.thresholds import Bounds
-from surge_dagster.engine.sources.content import IdSet
-from surge_dagster.engine.sources.partition import Partition, PartitionRange, RowBatch, read_rows
+from surge_dagster.engine.sources.partition import (
+    IdSet,
+    Partition,
+    PartitionRange,
+    RowBatch,
+    read_rows,
+)
 from surge_dagster.engine.support.ledger import Ledger
 from surge_dagster.engine.support.waiting import TURN_SECONDS, StopSignal
 

@@ -52,8 +52,12 @@ from surge_dagster.engine.run.superbatch import (
     SuperBatch,
     row_bytes,
 )
-from surge_dagster.engine.sources.content import ContentDigest
-from surge_dagster.engine.sources.partition import Partition, PartitionRange, RowBatch
+from surge_dagster.engine.sources.partition import (
+    ContentDigest,
+    Partition,
+    PartitionRange,
+    RowBatch,
+)
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.keys import encode_key
 

@@ -9,8 +9,7 @@ from surge_dagster.engine.sources.folders import FolderCatalog
 from surge_dagster.engine.sources.listing import SourceFiles, split_pattern
 from surge_dagster.engine.sources.local_files import LocalFiles
 from surge_dagster.engine.sources.partition import Source
-from surge_dagster.engine.sources.rows import DEFAULT_MAX_TEXT_BYTES
-from surge_dagster.engine.sources.selection import Selection
+from surge_dagster.engine.sources.selection import DEFAULT_MAX_TEXT_BYTES, Selection
 from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.support.urls import is_object_store, local_path
 

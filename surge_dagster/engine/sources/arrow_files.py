@@ -7,9 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from surge_dagster.engine.sources.batching import small
+from surge_dagster.engine.sources.batching import names_with_fields, outer_columns, select, small
 from surge_dagster.engine.sources.file_read import FileRead
-from surge_dagster.engine.sources.nested import names_with_fields, outer_columns, select
 
 _BODY_BYTES = 256 * 1024 * 1024  # of a record batch, which Arrow reads as a whole
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 
 from surge_dagster.engine.sources.casting import plain_column
-from surge_dagster.engine.support.columns import value_lengths
+from surge_dagster.engine.support.values import value_lengths
 
 BATCH_BYTES = 2 * 1024 * 1024
 BATCH_ROWS = 8192

@@ -11,8 +11,8 @@ from pathlib import PurePath
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError, SurgeError
+from surge_dagster.engine.sources.batching import column_problem, without_rows
 from surge_dagster.engine.sources.listing import SourceFile
-from surge_dagster.engine.sources.nested import column_problem, without_rows
 
 BLOCK_BYTES = 2 * 1024 * 1024  # of text that is parsed at a time
 CODECS = {".gz": "gzip", ".zst": "zstd"}

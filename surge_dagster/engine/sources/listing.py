@@ -24,7 +24,6 @@ from typing import TypeVar
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, StoreUnavailable, TransientError
-from surge_dagster.engine.store.concurrent_reads import reads_ahead
 from surge_dagster.engine.store.store import Store, StoredObject
 from surge_dagster.engine.support.keys import printable
 from surge_dagster.engine.support.unreadable import UNREADABLE, visible
@@ -127,7 +126,7 @@ class SourceFiles(ABC):
         def read_one(store: Store, name: str) -> T | Exception:
             return _read_end(partial(store.open, name, listed[name]), read)
 
-        yield from reads_ahead(self._store, list(listed), read_one)
+        yield from self._store.reads_ahead(list(listed), read_one)
 
     @abstractmethod
     def _found(self, scope: str, begin: str) -> Iterator[SourceFile]: ...

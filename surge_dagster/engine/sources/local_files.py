@@ -17,8 +17,7 @@ from surge_dagster.engine.sources.listing import (
     SourceFiles,
     require_no_table,
 )
-from surge_dagster.engine.store.local_store import LocalStore
-from surge_dagster.engine.store.local_upload import stored_object
+from surge_dagster.engine.store.local_store import LocalStore, stored_object
 from surge_dagster.engine.support.keys import is_text
 from surge_dagster.engine.support.unreadable import visible
 

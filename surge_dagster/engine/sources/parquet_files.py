@@ -10,13 +10,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from surge_dagster.engine.sources.batching import BATCH_BYTES, BATCH_ROWS, small, together
+from surge_dagster.engine.sources.batching import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    names_with_fields,
+    select,
+    small,
+    together,
+)
 from surge_dagster.engine.sources.file_read import FileRead
-from surge_dagster.engine.sources.nested import names_with_fields, select
 from surge_dagster.engine.sources.partition import KEY_METADATA, SOURCE_VERSION_METADATA, within
-from surge_dagster.engine.sources.rows import DEFAULT_MAX_TEXT_BYTES
-from surge_dagster.engine.support.columns import value_lengths
+from surge_dagster.engine.sources.selection import DEFAULT_MAX_TEXT_BYTES
 from surge_dagster.engine.support.unreadable import UNREADABLE
+from surge_dagster.engine.support.values import value_lengths
 
 # Most that a read may decode to, however few bytes are stored: rows may share a dictionary's entry
 # or the beginning of a text.

@@ -16,8 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError, SurgeError
-from surge_dagster.engine.support.columns import value_parts
-from surge_dagster.engine.support.values import value_sizes
+from surge_dagster.engine.support.values import value_parts, value_sizes
 
 KEY_METADATA = b"surge.partition_key"
 SOURCE_VERSION_METADATA = b"surge.source_version"

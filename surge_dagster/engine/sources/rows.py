@@ -22,8 +22,7 @@ from surge_dagster.engine.sources.casting import (
     plain_column,
 )
 from surge_dagster.engine.sources.partition import Place, RowBatch
-from surge_dagster.engine.support.columns import value_lengths
-from surge_dagster.engine.support.values import stored_type
+from surge_dagster.engine.support.values import stored_type, value_lengths
 
 _NOT_UTF8 = re.compile(r"Invalid UTF8 sequence at string index (\d+)")
 _NO_WIDTH = "\u00ad\u180e\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"

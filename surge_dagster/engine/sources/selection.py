@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError
 from surge_dagster.engine.sources.partition import Place, RowBatch, row_in_words
-from surge_dagster.engine.sources.rows import (
+from surge_dagster.engine.sources.selection import (
     DEFAULT_MAX_TEXT_BYTES,
     canonical_texts,
     carried_columns,

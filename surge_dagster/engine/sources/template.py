@@ -16,8 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.sources.casting import UnfitValue, as_strings, plain_column
-from surge_dagster.engine.sources.rows import is_blank, null_where
+from surge_dagster.engine.sources.casting import (
+    UnfitValue,
+    as_strings,
+    is_blank,
+    null_where,
+    plain_column,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""Output files on a local disk; `local_upload` writes them.
+"""Output files on a local disk, each written to a temp file in its folder, flushed and renamed.
+
+A writer holds a kernel lock on its temp file, which ends with its process. So a sweep can tell the
+temp files of dead writers from those of living ones, in other containers too.
 
 The folder itself is flushed once per SuperBatch (`sync`), before its receipts are reported. Hidden
 folders, whose names at the root begin with a dot, are created with their first object and removed
@@ -9,26 +12,165 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
-from collections.abc import Iterator, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePath
+from types import TracebackType
 
 import pyarrow as pa
 
-from surge_dagster.engine.errors import ConfigError, TransientError
-from surge_dagster.engine.store.local_upload import (
-    TEMP_PREFIX,
-    LocalUpload,
-    remove_dead_temp_files,
-    storage_errors,
-    stored_object,
-)
-from surge_dagster.engine.store.store import ObjectEnd, Store, StoredObject, is_hidden
+from surge_dagster.engine.errors import ConfigError, StoreUnavailable, TransientError
+from surge_dagster.engine.store.store import ObjectEnd, Store, StoredObject, Upload, is_hidden
 from surge_dagster.engine.support.keys import is_text
 
+TEMP_PREFIX = ".tmp-"
+LOCK_NAME = ".lock"
+# They concern every file; any other error fails only the partition of its file.
+_WHOLE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE)
 # More than the resolution of any disk's clock: a file replaced within that keeps its modification
 # time.
 _SETTLED_NS = 2_000_000_000
+_ATTEMPTS = 100  # to create a temp file before another process removes it or its folder
+
+
+class LocalUpload(Upload):
+    """An object as a temp file, whose lock ends when `sink` is closed; a hidden folder is created
+    with it."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self._name = name
+        self._final = root / name
+        self._is_hidden = is_hidden(name)
+        self._published = False
+        with storage_errors(self._final):
+            self._temp, self.sink = _open_temp(self._final.parent, create_folder=self._is_hidden)
+
+    def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
+        """See `Upload`.
+
+        Only the renaming needs the folder's lock. A check of a source in a bucket is a request, and
+        under the lock all writers of the folder would wait for it. Hidden folders have no lock: the
+        names of their files contain the version of the source.
+        """
+        self.flush()
+        with storage_errors(self._final):
+            is_published = False
+            while not is_published:  # each round, another writer has published
+                checked_file = self._published_file()
+                still_wanted()
+                is_published = self._rename(checked_file)
+            return stored_object(self._name, os.fstat(self.sink.fileno()))
+
+    def _rename(self, checked_file: tuple[int, int, int] | None) -> bool:
+        """Make the file visible, unless another writer has replaced `checked_file`."""
+        lock = contextlib.nullcontext() if self._is_hidden else _folder_lock(self._final.parent)
+        with lock:
+            is_replaced = not self._is_hidden and self._published_file() != checked_file
+            if not is_replaced:
+                self._temp.rename(self._final)
+                self._published = True
+        return self._published
+
+    def _published_file(self) -> tuple[int, int, int] | None:
+        try:
+            status = self._final.stat()
+        except FileNotFoundError:
+            return None
+        return status.st_ino, status.st_size, status.st_mtime_ns
+
+    def flush(self) -> None:
+        """Write the content to the disk."""
+        with storage_errors(self._final):
+            self.sink.flush()
+            os.fsync(self.sink.fileno())
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._published:
+            self._temp.unlink(missing_ok=True)
+        # a published file is on the disk, and another one is discarded
+        with contextlib.suppress(OSError):
+            self.sink.close()
+
+
+@contextlib.contextmanager
+def _folder_lock(folder: Path) -> Iterator[None]:
+    """Keep other threads and processes out, while a file is checked and renamed."""
+    with (folder / LOCK_NAME).open("wb") as lock:  # closing it ends the lock
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _open_temp(folder: Path, *, create_folder: bool) -> tuple[Path, pa.NativeFile]:
+    """Create and lock a temp file; other processes may remove an empty folder, and a file that has
+    no lock yet."""
+    path = folder / f"{TEMP_PREFIX}{secrets.token_hex(12)}"
+    for _ in range(_ATTEMPTS):
+        try:
+            if create_folder:
+                folder.mkdir(parents=True, exist_ok=True)
+            file = pa.OSFile(str(path), "wb")
+        except (FileNotFoundError, FileExistsError):
+            if create_folder:
+                continue
+            raise
+        os.set_inheritable(file.fileno(), False)  # a child process would keep the lock
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return path, file
+        file.close()
+    raise OSError(errno.EBUSY, f"other processes removed its folder or temp file {_ATTEMPTS} times")
+
+
+def remove_dead_temp_files(folder: Path) -> None:
+    """Remove the temp files of dead writers in a folder; harmless when there is no such folder."""
+    try:
+        temp_files = list(folder.glob(f"{TEMP_PREFIX}*"))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for path in temp_files:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except (FileNotFoundError, PermissionError):
+            continue  # published or removed by now, or another user's
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+        except BlockingIOError:
+            pass  # its writer lives
+        finally:
+            os.close(descriptor)
+
+
+def stored_object(name: str, status: os.stat_result) -> StoredObject:
+    return StoredObject(name, status.st_size, str(status.st_mtime_ns))
+
+
+@contextlib.contextmanager
+def storage_errors(target: Path) -> Iterator[None]:
+    """Turn an OSError into an error that names the file and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise write_error(target, error) from error
+
+
+def write_error(target: Path | str, error: OSError) -> TransientError:
+    """Return the error of a file that a disk did not take: `StoreUnavailable` if it will not take
+    the next one either."""
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    remedy = "Make room on the disk" if is_full else "Check the disk and its permissions"
+    cause = os.strerror(error.errno) if error.errno else str(error)
+    message = f"cannot write {str(target)!r}: {cause}. {remedy}, then run again."
+    if error.errno in _WHOLE_DISK:
+        return StoreUnavailable(f"{message} What was published stays.")
+    return TransientError(message)
 
 
 class LocalStore(Store):

@@ -10,12 +10,20 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 import pyarrow as pa
+
+from surge_dagster.engine.support.waiting import in_background, result_of
+
+CONCURRENT_READS = 32  # of a bucket
+T = TypeVar("T")
 
 
 class StoredObject(NamedTuple):  # a listing makes and compares tens of thousands of them
@@ -135,6 +143,33 @@ class Store(ABC):
     def is_settled(self, stored: StoredObject, seen_ns: int) -> bool:
         """Return whether an object seen at a time (Unix, ns) can never have the same name, size and
         tag with other content."""
+
+    def reads_ahead(self, names: Sequence[str], read: Callable[[Self, str], T]) -> Generator[T]:
+        """Yield what is read of each name, in their order; from a bucket while the next ones are
+        being read.
+
+        If the generator ends early, it does not wait for reads under way, as an executor would.
+
+        Args:
+            read: called in any thread, with a store whose waits end when the results are no longer
+                needed.
+        """
+        if not self.is_remote:
+            for name in names:
+                yield read(self, name)
+            return
+        over = threading.Event()
+        view = self.until(over)
+        ahead: deque[Future[T]] = deque()
+        try:
+            for name in names:
+                ahead.append(in_background(partial(read, view, name), "surge-footer"))
+                if len(ahead) == CONCURRENT_READS:
+                    yield result_of(ahead.popleft())
+            while ahead:
+                yield result_of(ahead.popleft())
+        finally:
+            over.set()
 
     @abstractmethod
     def create(self, name: str) -> Upload:

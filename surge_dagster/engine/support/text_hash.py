@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pyarrow as pa
 
-from surge_dagster.engine.support.columns import value_parts
+from surge_dagster.engine.support.values import value_parts
 
 HASH_BYTES = 16
 TEXT_HASH = pa.binary(HASH_BYTES)

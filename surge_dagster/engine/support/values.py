@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from surge_dagster.engine.support.columns import value_lengths, value_parts
+from surge_dagster.engine.support.values import value_lengths, value_parts
 
 Buffer = bytes | memoryview
 _OFFSET_BYTES = 8

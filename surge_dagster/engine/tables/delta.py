@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.sources.listing import DELTA_LOG, split_pattern
 from surge_dagster.engine.sources.selection import Selection
-from surge_dagster.engine.store.gcp import service_account_key
-from surge_dagster.engine.store.object_client import StorageOptions
+from surge_dagster.engine.store.object_client import StorageOptions, service_account_key
 from surge_dagster.engine.support.unreadable import first_line
 from surge_dagster.engine.support.urls import is_object_store, local_path
 from surge_dagster.engine.tables.frames import frame_blocks

@@ -15,23 +15,22 @@ from typing import Any, Unpack
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError, SurgeError, TransientError
-from surge_dagster.engine.sources.batching import BATCH_ROWS, small
-from surge_dagster.engine.sources.casting import canonical_type, plain_column
-from surge_dagster.engine.sources.nested import (
+from surge_dagster.engine.sources.batching import (
+    BATCH_ROWS,
     column_problem,
     names_with_fields,
     outer_columns,
     select,
+    small,
     without_rows,
 )
+from surge_dagster.engine.sources.casting import canonical_type, plain_column
 from surge_dagster.engine.sources.partition import Partition, RowBatch, row_in_words
-from surge_dagster.engine.sources.selection import Selection
+from surge_dagster.engine.sources.selection import ColumnSettings, Selection, column_names, selected
 from surge_dagster.engine.support.unreadable import first_line
-from surge_dagster.engine.tables.column_settings import ColumnSettings, column_names, selected
 from surge_dagster.engine.tables.delta_dataset import delta_dataset
-from surge_dagster.engine.tables.grouped_partitions import grouped_partition
-from surge_dagster.engine.tables.grouping import Block, Gathered, GroupedRows
-from surge_dagster.engine.tables.table_rows import key_strings, keys_of
+from surge_dagster.engine.tables.grouping import Block, Gathered, GroupedRows, grouped_partition
+from surge_dagster.engine.tables.table import key_strings, keys_of
 
 # See `_TAKES`; also any other object with `__arrow_c_stream__` that can be read again.
 Frame = Any

@@ -11,7 +11,7 @@ from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.tables.grouping import Group, GroupedRows
-from surge_dagster.engine.tables.table_rows import NO_KEY, without_key
+from surge_dagster.engine.tables.table import NO_KEY, without_key
 
 _READ_BYTES = 8 * 1024 * 1024  # of reading a partition, in addition to its rows
 

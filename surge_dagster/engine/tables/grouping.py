@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources.batching import small, together
-from surge_dagster.engine.sources.content import ContentDigest
+from surge_dagster.engine.sources.partition import ContentDigest
 from surge_dagster.engine.support import disk_cache
 from surge_dagster.engine.support.keys import encode_key
 

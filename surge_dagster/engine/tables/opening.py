@@ -10,13 +10,16 @@ from surge_dagster.engine.chunks.source import ChunkedSource
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources import open_files, open_folders
 from surge_dagster.engine.sources.partition import Source
-from surge_dagster.engine.sources.selection import Selection
+from surge_dagster.engine.sources.selection import (
+    FileColumnSettings,
+    Selection,
+    column_names,
+    selected,
+)
 from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.tables.bigquery import BIGQUERY_SCHEME, open_bigquery
-from surge_dagster.engine.tables.column_settings import FileColumnSettings, column_names, selected
 from surge_dagster.engine.tables.delta import is_delta, open_delta
-from surge_dagster.engine.tables.table import TableSource
-from surge_dagster.engine.tables.table_rows import FileTable
+from surge_dagster.engine.tables.table import FileTable, TableSource
 
 
 def open_source(

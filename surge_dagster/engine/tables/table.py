@@ -22,8 +22,7 @@ from surge_dagster.engine.sources.formats import ENDINGS_IN_WORDS
 from surge_dagster.engine.sources.partition import Partition, row_in_words
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support import disk_cache
-from surge_dagster.engine.tables.grouped_partitions import grouped_partition
-from surge_dagster.engine.tables.grouping import Block, Group, GroupedRows
+from surge_dagster.engine.tables.grouping import Block, Group, GroupedRows, grouped_partition
 
 # Time in which a table is not looked at again: thousands of partitions are published one by one.
 _LOOKED_SECONDS = 1.0

@@ -22,9 +22,15 @@ from surge_dagster.engine.files.parquet import OutputFile
 from surge_dagster.engine.files.rows import OWN_COLUMNS, embedding_type, invalid_row, matrix_of
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import status_of
-from surge_dagster.engine.sources.content import ContentDigest, IdSet, refuse_repeated_id
-from surge_dagster.engine.sources.partition import Partition, RowBatch, read_rows
-from surge_dagster.engine.sources.rows import is_blank
+from surge_dagster.engine.sources.casting import is_blank
+from surge_dagster.engine.sources.partition import (
+    ContentDigest,
+    IdSet,
+    Partition,
+    RowBatch,
+    read_rows,
+    refuse_repeated_id,
+)
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.cosines import LOWEST_COSINE
 from surge_dagster.engine.support.text_hash import text_hashes

@@ -21,8 +21,8 @@ from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space
 from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.support.columns import value_lengths
 from surge_dagster.engine.support.cosines import LOWEST_COSINE, cosines
+from surge_dagster.engine.support.values import value_lengths
 
 _MAX_TEXTS = 4096
 _MAX_BYTES = 64 * 1024 * 1024

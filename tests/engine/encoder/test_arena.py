@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.encoder.arena import Arena, ArenaClosed, Cancelled
-from surge_dagster.engine.support.columns import value_parts
+from surge_dagster.engine.support.values import value_parts
 from tests.engine.encoder.conftest import column
 
 TEXTS = ["", "one", "zwei Wörter", "東京", "a longer text than the others", "🚀"]

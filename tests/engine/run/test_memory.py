@@ -31,8 +31,7 @@ from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
 from surge_dagster.engine.store.object_client import ClientLimits
-from surge_dagster.engine.store.object_store import open_object_store
-from surge_dagster.engine.store.object_upload import ObjectUpload
+from surge_dagster.engine.store.object_store import ObjectUpload, open_object_store
 from tests.engine.runs import (
     DoorPool,
     finish,

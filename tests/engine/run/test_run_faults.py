@@ -21,8 +21,7 @@ from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.run.report import Event, Receipt
 from surge_dagster.engine.run.thresholds import Thresholds
-from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
-from surge_dagster.engine.store.local_upload import storage_errors
+from surge_dagster.engine.store.local_store import LocalStore, LocalUpload, storage_errors
 from tests.engine.faulty_disk import FaultyStore
 from tests.engine.runs import (
     DoorPool,

@@ -13,7 +13,7 @@ from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources.listing import SourceFile
 from surge_dagster.engine.sources.partition import Partition, RowBatch, Source
 from surge_dagster.engine.sources.selection import Selection
-from surge_dagster.engine.store.local_upload import stored_object
+from surge_dagster.engine.store.local_store import stored_object
 
 ROWS = [("1", "one"), ("2", "zwei ß"), ("3", "")]
 

@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 from surge_dagster.engine.sources import open_files
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.sources.selection import Selection
-from surge_dagster.engine.tables.table import TableSource
-from surge_dagster.engine.tables.table_rows import FileTable
+from surge_dagster.engine.tables.table import FileTable, TableSource
 from tests.engine.sources.reading import rows_of
 
 Row = tuple[Any, ...]  # of id, text, key

@@ -14,8 +14,8 @@ from surge_dagster.engine.errors import StoreUnavailable, TransientError
 from surge_dagster.engine.sources.ahead import AHEAD_BYTES
 from surge_dagster.engine.sources.listing import FIRST_BYTES
 from surge_dagster.engine.store import object_store
-from surge_dagster.engine.store.concurrent_reads import CONCURRENT_READS
 from surge_dagster.engine.store.object_client import ClientLimits
+from surge_dagster.engine.store.store import CONCURRENT_READS
 from surge_dagster.engine.support.footer_memory import forget_all
 from tests.engine.runs import finish_receipts, make_run
 from tests.engine.sources.reading import rows_of

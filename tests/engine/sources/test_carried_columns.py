@@ -14,8 +14,7 @@ import pytest
 
 from surge_dagster.engine.errors import ConfigError, DataError
 from surge_dagster.engine.sources import Selection
-from surge_dagster.engine.sources.content import ContentDigest
-from surge_dagster.engine.sources.partition import RowBatch, read_rows
+from surge_dagster.engine.sources.partition import ContentDigest, RowBatch, read_rows
 from surge_dagster.engine.sources.selection import OWN_COLUMNS
 from surge_dagster.engine.support.values import stored_type
 from surge_dagster.engine.tables.opening import open_source

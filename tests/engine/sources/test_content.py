@@ -13,8 +13,12 @@ from hypothesis import strategies as st
 
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources import content
-from surge_dagster.engine.sources.content import ContentDigest, IdSet, refuse_repeated_id
-from surge_dagster.engine.sources.partition import RowBatch
+from surge_dagster.engine.sources.partition import (
+    ContentDigest,
+    IdSet,
+    RowBatch,
+    refuse_repeated_id,
+)
 from tests.small_catalogs import Rows, partition_of, row_batch_of
 
 words = st.text("abö\0", max_size=4)

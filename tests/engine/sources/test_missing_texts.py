@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources import Selection
-from surge_dagster.engine.sources.rows import is_blank
+from surge_dagster.engine.sources.casting import is_blank
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import only, refusal, rows_of
 from tests.small_catalogs import write_partition, write_rows

@@ -15,7 +15,7 @@ from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.sources import Selection
 from surge_dagster.engine.sources.parquet_files import rows_per_read
 from surge_dagster.engine.sources.partition import Partition
-from surge_dagster.engine.sources.rows import DEFAULT_MAX_TEXT_BYTES
+from surge_dagster.engine.sources.selection import DEFAULT_MAX_TEXT_BYTES
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import ROWS, only, refusal, rows_of
 from tests.small_catalogs import (

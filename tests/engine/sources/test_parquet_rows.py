@@ -14,7 +14,7 @@ import pytest
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources import Selection
 from surge_dagster.engine.sources.partition import read_rows
-from surge_dagster.engine.sources.rows import row_batch
+from surge_dagster.engine.sources.selection import row_batch
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import ROWS, only, refusal, rows_of
 from tests.small_catalogs import partition_folder, write_partition, write_rows

@@ -11,8 +11,13 @@ import pytest
 
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources import open_folders
-from surge_dagster.engine.sources.content import IdSet, refuse_repeated_id
-from surge_dagster.engine.sources.partition import Partition, Source, located
+from surge_dagster.engine.sources.partition import (
+    IdSet,
+    Partition,
+    Source,
+    located,
+    refuse_repeated_id,
+)
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.tables.frames import FrameTable
 from tests.engine.sources.reading import refusal

@@ -75,7 +75,7 @@ class TestAtomicity:
                 (target.name[:5], target.stat().st_size if target.is_file() else 0, final.exists())
             )
 
-        monkeypatch.setattr("surge_dagster.engine.store.local_upload.os.fsync", fsync)
+        monkeypatch.setattr("surge_dagster.engine.store.local_store.os.fsync", fsync)
         put(store, "space/a.parquet", b"x" * 1000)
         store.sync("space")
         assert seen == [(".tmp-", 1000, False), ("space", 0, True), ("out", 0, True)]

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from surge_dagster.engine.store.concurrent_reads import reads_ahead
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.support.waiting import (
     every,
@@ -92,7 +91,7 @@ def test_concurrent_reads_are_interrupted(opened: threading.Event, tmp_path: Pat
     store = LocalStore(tmp_path)
     store.is_remote = True
     with interrupted_in_another_thread():
-        list(reads_ahead(store, ["a", "b"], lambda *_: opened.wait()))
+        list(store.reads_ahead(["a", "b"], lambda *_: opened.wait()))
 
 
 def test_calls_in_the_background_do_not_wait_for_each_other() -> None:

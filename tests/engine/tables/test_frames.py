@@ -19,8 +19,7 @@ import pytest
 
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.sources import Selection
-from surge_dagster.engine.sources.content import ContentDigest
-from surge_dagster.engine.sources.partition import Partition, Source
+from surge_dagster.engine.sources.partition import ContentDigest, Partition, Source
 from surge_dagster.engine.tables.frames import FrameCatalog, FrameTable
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import refusal, rows_of
