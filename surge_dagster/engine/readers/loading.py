@@ -3,22 +3,25 @@
 One listing of the space's folder decides what is loaded. While a run writes to the folder, a reader
 gets the same rows each time, or an error, and never vectors of two models. Checksums are compared
 while rows are read: polars' own Parquet reader does not compare them (of 400 flipped bits it gave
-wrong rows for 388), so the LazyFrame reads through pyarrow.
+wrong rows for 388), so the LazyFrame reads through pyarrow: files one after the other, a batch at a
+time. Polars and `pyarrow.dataset`, which imports pandas, are imported when they are used.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
+import pyarrow.fs as fs
 
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
-from surge_dagster.engine.files.facts import FileFacts
-from surge_dagster.engine.files.formats import PublishedFile, file_name, usable_file
-from surge_dagster.engine.files.rows import carried_columns, embedding_type
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile
+from surge_dagster.engine.files.formats import PublishedFile, file_name, open_listed, usable_file
+from surge_dagster.engine.files.parquet import OutputFile
+from surge_dagster.engine.files.rows import carried_columns, check_schema, embedding_type
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space, space_of_readers
 from surge_dagster.engine.output.freshness import Found, OutputState
@@ -28,10 +31,12 @@ from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import named
 from surge_dagster.engine.support.text_hash import TEXT_HASH
+from surge_dagster.engine.support.unreadable import first_line
 
 if TYPE_CHECKING:
     import polars as pl
     import pyarrow.dataset as ds
+_BATCH_ROWS = 16_384
 
 
 class Embeddings:
@@ -81,10 +86,44 @@ class Embeddings:
                 have several types. For a damaged page, collecting raises it.
             TransientError: a file was replaced or removed, or cannot be read now.
         """
+        import polars as pl
+        from polars.io.plugins import register_io_source
+
         files = self.files(partitions)
-        return as_lazy_frame(
-            self.store, self.space, files, self._schema(files, text_hash, self._vectors)
-        )
+        schema = self._schema(files, text_hash, self._vectors)
+        types = pl.DataFrame(pl.from_arrow(schema.empty_table())).schema
+
+        def read(
+            columns: list[str] | None,
+            predicate: pl.Expr | None,
+            limit: int | None,
+            batch_rows: int | None,
+        ) -> Iterator[pl.DataFrame]:
+            # Without any column a frame would not say how many rows it has.
+            names = schema.names if columns is None else columns or schema.names[:1]
+            needed = pa.schema([schema.field(name) for name in names])
+            rows = min(_BATCH_ROWS, batch_rows or _BATCH_ROWS, limit or _BATCH_ROWS)
+            kept = files
+            if limit is None and predicate is not None:
+                kept = _matching(files, predicate)
+            for table in _tables(self._batches(kept, needed, rows), rows):
+                frame = pl.DataFrame(pl.from_arrow(table))
+                if limit is not None:  # rows are counted before they are filtered
+                    frame = frame.head(limit)
+                    limit -= frame.height
+                if predicate is not None:
+                    frame = frame.filter(predicate)
+                yield frame if columns is None else frame.select(columns)
+                if limit == 0:
+                    return
+
+        try:
+            return register_io_source(read, schema=types, explain_name="surge-dagster embeddings")
+        except pl.exceptions.PolarsError as error:
+            raise ConfigError(
+                f"polars does not have a type of these files: {first_line(error)}. Load them with "
+                "dataset()."
+            ) from error
 
     def dataset(
         self, partitions: Iterable[str] | None = None, *, text_hash: bool = False
@@ -94,9 +133,24 @@ class Embeddings:
         Vectors of int8 and binary spaces are fixed-size binaries, as in the files. See `lazy` for
         arguments and errors; a damaged page raises an `OSError` when it is read.
         """
+        import pyarrow.dataset as ds
+
         files = self.files(partitions)
         stored = embedding_type(self.dimension, self.space.dtype)
-        return as_dataset(self.store, files, self._schema(files, text_hash, stored))
+        options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+        form = ds.ParquetFileFormat(default_fragment_scan_options=options)
+        filesystem = fs.PyFileSystem(_ReadOnly(self.store))
+        fragments = [
+            form.make_fragment(
+                file.stored.name,
+                filesystem,
+                ds.field("partition") == file.facts.partition_key,
+                file_size=file.stored.size,
+            )
+            for file in files
+        ]
+        schema = self._schema(files, text_hash, stored)
+        return ds.FileSystemDataset(fragments, schema, form, filesystem)
 
     def each_file(self) -> dict[str, PublishedFile | DataError | TransientError]:
         """Return every file by its name in the store, or the error that makes it unusable."""
@@ -135,6 +189,15 @@ class Embeddings:
             )
         files = [usable_file(self.store, self.space, name, file) for name, file in listed.items()]
         return sorted(files, key=lambda file: file.facts.partition_key) if keys is None else files
+
+    def _batches(
+        self, files: Iterable[PublishedFile], needed: pa.Schema, rows: int
+    ) -> Iterator[pa.RecordBatch]:
+        for file in files:
+            with open_listed(self.store, self.space, file) as reader:
+                columns = [name for name in reader.columns.names if name in needed.names]
+                for batch in reader.read(columns=columns or ["id"], batch_rows=rows):
+                    yield _with_all_columns(batch, file.facts.partition_key, needed)
 
     @property
     def _vectors(self) -> pa.DataType:
@@ -198,3 +261,92 @@ def open_embeddings(
         space_of_readers(store) if space is None else named_space(store, space),
         removed=removed,
     )
+
+
+def _matching(files: Sequence[PublishedFile], predicate: pl.Expr) -> Sequence[PublishedFile]:
+    """Return the files that a filter may match: fewer only if it is on the partition alone."""
+    import polars as pl
+
+    if set(predicate.meta.root_names()) != {"partition"}:
+        return files
+    keys = [file.facts.partition_key for file in files]
+    matching = set(pl.DataFrame({"partition": keys}).filter(predicate)["partition"])
+    return [file for file in files if file.facts.partition_key in matching]
+
+
+def _tables(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
+    """Join batches to `rows` or more: thousands of small partitions would be as many frames."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(map(len, held)) >= rows:
+            yield pa.Table.from_batches(held)
+            held = []
+    if held:
+        yield pa.Table.from_batches(held)
+
+
+def _with_all_columns(batch: pa.RecordBatch, key: str, needed: pa.Schema) -> pa.RecordBatch:
+    """Return a batch with the columns that its file does not have: the partition, and nulls."""
+    columns = []
+    for field in needed:
+        if field.name in batch.schema.names:
+            column = batch.column(field.name)
+            columns.append(column if column.type == field.type else _as_lists(column, field.type))
+        elif field.name == "partition":
+            columns.append(pa.repeat(pa.scalar(key, field.type), len(batch)))
+        else:
+            columns.append(pa.nulls(len(batch), field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=needed)
+
+
+def _as_lists(column: pa.Array, lists: pa.DataType) -> pa.Array:
+    """Return bytes of vectors as lists of their numbers without a copy."""
+    if not pa.types.is_fixed_size_binary(column.type):
+        return column
+    width = column.type.byte_width
+    values = column.buffers()[1].slice(column.offset * width, len(column) * width)
+    numbers = pa.Array.from_buffers(lists.value_type, len(column) * width, [None, values])
+    return pa.FixedSizeListArray.from_arrays(numbers, type=lists)
+
+
+def _checked(source: pa.NativeFile) -> pa.NativeFile:
+    """Check the footer of a file for pyarrow's datasets, which compare only the pages' checksums.
+
+    A damaged file is an `OSError`, as in pyarrow.
+    """
+    try:
+        file = OutputFile(source)
+        check_schema(file.columns, dimension=file.facts.dimension)  # a missing column would be null
+    except InvalidFile as error:
+        source.close()
+        raise OSError(str(error)) from error
+    source.seek(0)
+    return source
+
+
+class _ReadOnly(fs.FileSystemHandler):
+    """Opens files; refuses everything else."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def get_type_name(self) -> str:
+        return "surge-dagster"
+
+    def normalize_path(self, path: str) -> str:
+        return path
+
+    def open_input_file(self, path: str) -> pa.NativeFile:
+        return _checked(self._store.open(path))
+
+    def open_input_stream(self, path: str) -> pa.NativeFile:
+        return self.open_input_file(path)
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError("embeddings are opened for reading only")
+
+    get_file_info = get_file_info_selector = create_dir = delete_dir = delete_dir_contents = (
+        delete_root_dir_contents
+    ) = _refuse
+    delete_file = move = copy_file = open_output_stream = open_append_stream = _refuse
