@@ -25,7 +25,6 @@ from surge_dagster.engine.files.rows import carried_columns, check_schema, embed
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space, space_of_readers
 from surge_dagster.engine.output.freshness import Found, OutputState
-from surge_dagster.engine.readers.loading import as_dataset, as_lazy_frame
 from surge_dagster.engine.readers.removed_partitions import recorded_removed, without_removed
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store

@@ -17,6 +17,8 @@ from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.support.unreadable import first_line
 
 _ERRORS = (pa.ArrowException, ValueError, OverflowError)
+_NO_WIDTH = "\u00ad\u180e\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"
+_BLANK = "".join(filter(str.isspace, map(chr, range(0x3001)))) + _NO_WIDTH
 _OUT_OF_RANGE = "<value out of range"  # what Arrow writes for a time outside of its calendar
 
 
@@ -150,3 +152,22 @@ def as_strings(column: pa.Array) -> pa.Array:
         if (row := pc.index(is_out, True).as_py()) >= 0:  # pyright: ignore[reportAttributeAccessIssue]
             raise UnfitValue(f"has a {kind} outside of the calendar", row)
     return strings
+
+
+def is_blank(texts: pa.LargeStringArray) -> np.ndarray:
+    """Return which texts are empty or only white space, zero-width characters among it.
+
+    bool [rows]; nulls are not blank.
+    """
+    try:
+        rest = pc.utf8_trim(texts, characters=_BLANK)  # pyright: ignore[reportAttributeAccessIssue]
+    except pa.ArrowInvalid:  # what is not UTF-8 is refused anyway
+        return np.zeros(len(texts), np.bool_)
+    return pc.equal(rest, "").fill_null(False).to_numpy(zero_copy_only=False)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def null_where(mask: np.ndarray, texts: pa.Array) -> pa.Array:
+    if not mask.any():
+        return texts
+    null = pa.scalar(None, texts.type)
+    return pc.if_else(pa.array(mask), null, texts)  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,32 +1,39 @@
 """Which columns of a source become ids and texts, and which travel with them into the output.
 
-A source reads the columns of its `Selection` and passes the raw batches of a partition to it.
+A source reads the columns of its `Selection` and passes the raw batches of a partition to it. A
+null, a text that is not UTF-8 and a text beyond the maximum are refused here, where the number of
+the row is still known. Arrow does not check that Parquet's strings are UTF-8, and a wrong byte
+would end a worker in its tokenizer.
 """
 
 from __future__ import annotations
 
 import codecs
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict
 from urllib.parse import urlencode
 
 import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError
-from surge_dagster.engine.sources.partition import Place, RowBatch, row_in_words
-from surge_dagster.engine.sources.selection import (
-    DEFAULT_MAX_TEXT_BYTES,
-    canonical_texts,
-    carried_columns,
+from surge_dagster.engine.sources.casting import (
+    UnfitValue,
+    canonical_type,
+    cast_column,
     is_blank,
     null_where,
-    row_batch,
+    plain_column,
 )
+from surge_dagster.engine.sources.partition import Place, RowBatch, row_in_words
 from surge_dagster.engine.sources.template import Template
+from surge_dagster.engine.support.values import stored_type, value_lengths
 
+_NOT_UTF8 = re.compile(r"Invalid UTF8 sequence at string index (\d+)")
+DEFAULT_MAX_TEXT_BYTES = 4 * 1024 * 1024
 _NO_ESCAPE = '",;\t|\r\n'
 BadRows = Literal["refuse", "set_aside"]
 MissingText = Literal["refuse_nulls", "refuse", "skip", "empty"]
@@ -156,7 +163,7 @@ class Selection:
         ids = batch.column(self.id)
         carried = None
         if self.carried:
-            carried = carried_columns(key, batch, self.carried, first_row)
+            carried = _carried_columns(key, batch, self.carried, first_row)
         passages = None
         if self.passage is not None and self._template is not None and len(batch):
             passages = self._template.passages(key, batch, first_row, self.passage)
@@ -181,8 +188,41 @@ class Selection:
                 passages = passages[has_text]
             if carried is not None:
                 carried = carried.filter(present)
-        checked = row_batch(key, ids, texts, rows, self.max_text_bytes, skipped, carried, place)
-        return checked if passages is None else replace(checked, passages=passages)
+        ids = _canonical_ids(key, plain_column(ids), rows)
+        texts = canonical_texts(key, texts)
+        self._require_usable(key, ids, texts, rows)
+        if carried is not None:
+            for name, column in zip(carried.schema.names, carried.columns, strict=True):
+                _require_valid(key, name, column, rows)
+        return RowBatch(
+            ids, texts, skipped, carried, lambda row: place(int(rows[row])), passages=passages
+        )
+
+    def _require_usable(
+        self, key: str, ids: pa.Array, texts: pa.Array, rows: Sequence[int] | np.ndarray
+    ) -> None:
+        for name, column in (("id", ids), ("text", texts)):
+            if column.null_count:
+                offset = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+                further = "" if name == "id" else ", or set missing_text to skip or empty"
+                raise DataError(
+                    key,
+                    f"the {name} is null; every row needs one",
+                    f"Fill or drop the {name} in the source, then run again{further}.",
+                    int(rows[offset]),
+                )
+            _require_valid(key, name, column, rows)
+        lengths = value_lengths(texts)
+        if lengths.max(initial=0) > self.max_text_bytes:
+            offset = int(np.argmax(lengths > self.max_text_bytes))
+            raise DataError(
+                key,
+                f"the text has {lengths[offset]:,} bytes; at most {self.max_text_bytes:,} are "
+                "allowed",
+                "Shorten it in the source, or raise max_text_bytes (a model reads only its first "
+                "tokens).",
+                int(rows[offset]),
+            )
 
     def _texts(self, key: str, batch: pa.RecordBatch, first_row: int) -> pa.Array:
         """Return the texts; null if they are missing. Without rows, columns may have any type."""
@@ -208,3 +248,109 @@ def _codec_name(encoding: str) -> str:
             f"the encoding {encoding!r} is unknown, or not that of a file; expected one such as "
             "cp1252"
         ) from error
+
+
+def _carried_columns(
+    key: str, batch: pa.RecordBatch, names: Sequence[str], first_row: int
+) -> pa.RecordBatch:
+    """Return the carried columns in types that every source and every output file can have."""
+    rows = range(first_row, first_row + len(batch))
+    columns: list[pa.Array] = []
+    for name in names:
+        column = plain_column(batch.column(name))
+        try:
+            columns.append(cast_column(column, _carried_type(column.type)))
+        except UnfitValue as error:
+            raise error.refused(key, name, rows) from error
+    return pa.RecordBatch.from_arrays(columns, list(names))
+
+
+def _carried_type(kind: pa.DataType) -> pa.DataType:
+    try:
+        return stored_type(canonical_type(kind))
+    except TypeError:
+        raise UnfitValue(f"has type {kind}, which cannot be carried into files") from None
+
+
+def _canonical_ids(key: str, column: pa.Array, rows: Sequence[int] | np.ndarray) -> pa.Array:
+    """Return ids as string, int64 or binary; a column without rows may have any type."""
+    kind = canonical_type(column.type)
+    if pa.types.is_integer(column.type):
+        kind = pa.int64()
+    if kind not in (pa.string(), pa.int64(), pa.binary()):
+        if not len(column):
+            return pa.array([], pa.string())
+        raise DataError(
+            key,
+            f"the id column has type {column.type}; expected string, integer or binary",
+            "Cast it in the source, or name another id column.",
+        )
+    try:
+        return cast_column(column, kind)
+    except UnfitValue as error:
+        raise error.refused(key, "id", rows) from error
+
+
+def canonical_texts(key: str, column: pa.Array) -> pa.LargeStringArray:
+    """Return texts as large_string; raise `DataError` for a column of another type."""
+    plain = plain_column(column)
+    if canonical_type(plain.type) != pa.string():
+        raise DataError(
+            key,
+            f"the text column has type {column.type}; expected string",
+            "Cast it in the source, or name another text column.",
+        )
+    return cast_column(plain, pa.large_string())  # pyright: ignore[reportReturnType]
+
+
+def _require_valid(key: str, name: str, column: pa.Array, rows: Sequence[int] | np.ndarray) -> None:
+    """Refuse a column with values that Arrow does not accept."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        if (found := _NOT_UTF8.match(str(error))) is None:
+            reason = f"the {name} column is damaged ({error})"
+            raise DataError(key, reason, "Write it again in the source.") from error
+        raise DataError(
+            key,
+            f"the {name} is not valid UTF-8",
+            "Re-encode it in the source, or set encoding for a CSV file, then run again.",
+            int(rows[int(found[1])]),
+        ) from error
+
+
+class ColumnSettings(TypedDict, total=False):
+    """See the settings of these names."""
+
+    id: str
+    text: str
+    columns: str | Sequence[str]
+    missing_text: MissingText
+    max_text_bytes: int
+
+
+class FileColumnSettings(ColumnSettings, total=False):
+    """Those of files."""
+
+    encoding: str
+    escape: str | None
+
+
+def column_names(names: str | Sequence[str]) -> list[str]:
+    """Return the names of a list, or of a string with commas between them."""
+    if isinstance(names, str):
+        return [name.strip() for name in names.split(",") if name.strip()]
+    return list(names)
+
+
+def selected(selection: Selection | None, settings: Mapping[str, Any]) -> Selection:
+    """Return the given selection, or the one that the settings describe."""
+    if selection is not None and settings:
+        raise TypeError(
+            f"give either a selection or settings; both were given: {', '.join(settings)}"
+        )
+    if selection is not None:
+        return selection
+    others = dict(settings)
+    carried = column_names(others.pop("columns", ()))
+    return Selection(carried=tuple(carried), **others)

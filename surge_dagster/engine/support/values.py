@@ -13,10 +13,31 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from surge_dagster.engine.support.values import value_lengths, value_parts
-
 Buffer = bytes | memoryview
 _OFFSET_BYTES = 8
+_OFFSETS = {kind.id: np.dtype("<i4") for kind in (pa.string(), pa.binary())}
+_OFFSETS |= {kind.id: np.dtype("<i8") for kind in (pa.large_string(), pa.large_binary())}
+
+
+def value_parts(column: pa.Array) -> tuple[np.ndarray, memoryview]:
+    """Return where each value starts, one entry more than values, int32 or int64; and their bytes,
+    one behind the other.
+
+    The offsets count from the beginning of the column's data buffer, the first one too.
+    """
+    width = _OFFSETS[column.type.id]
+    count = len(column)
+    if not count:
+        return np.zeros(1, width), memoryview(b"")
+    _, starts, data = column.buffers()
+    offsets = np.frombuffer(starts, width, count + 1, column.offset * width.itemsize)
+    return offsets, memoryview(b"" if data is None else data)[offsets.item(0) : offsets.item(-1)]
+
+
+def value_lengths(column: pa.Array) -> np.ndarray:
+    """Return the bytes of each value, int64."""
+    offsets, _ = value_parts(column)
+    return np.subtract(offsets[1:], offsets[:-1], dtype=np.int64)
 
 
 @lru_cache(maxsize=256)

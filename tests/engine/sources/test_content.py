@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.sources import content
+from surge_dagster.engine.sources import partition as partition_module
 from surge_dagster.engine.sources.partition import (
     ContentDigest,
     IdSet,
@@ -104,7 +104,7 @@ def test_repeated_id_is_named_with_both_rows() -> None:
 
 
 def test_ids_whose_hashes_collide_are_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(content, "id_keys", lambda ids: np.full(len(ids), 7))
+    monkeypatch.setattr(partition_module, "id_keys", lambda ids: np.full(len(ids), 7))
     repeated = id_set_of(["a", "b"], pa.string()).repeated()
     assert repeated.tolist() == [7]
     refuse_repeated_id(partition_of("k", [("a", "t"), ("b", "t")]), repeated)

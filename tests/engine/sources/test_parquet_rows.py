@@ -14,7 +14,6 @@ import pytest
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources import Selection
 from surge_dagster.engine.sources.partition import read_rows
-from surge_dagster.engine.sources.selection import row_batch
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import ROWS, only, refusal, rows_of
 from tests.small_catalogs import partition_folder, write_partition, write_rows
@@ -126,5 +125,7 @@ def test_column_whose_values_begin_outside_of_its_data_is_refused(
     offsets = np.array([0, 1, 1 << 30, 3], np.int32 if pa.types.is_string(kind) else np.int64)
     damaged = pa.Array.from_buffers(kind, 3, [None, pa.py_buffer(offsets), pa.py_buffer(b"abc")])
     whole = pa.array(["a", "b", "c"])
+    columns = {"id": whole, "text": whole, column: damaged}
+    batch = pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
     with pytest.raises(DataError, match=f"the {column} column is damaged"):
-        row_batch("k", *((damaged, whole) if column == "id" else (whole, damaged)), range(3), 100)
+        list(Selection().rows("k", [batch]))
