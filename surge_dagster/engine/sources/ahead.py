@@ -12,7 +12,8 @@ from concurrent.futures import Future
 
 import pyarrow as pa
 
-from surge_dagster.engine.sources.listing import FIRST_BYTES, SourceFile
+from surge_dagster.engine.sources.file_read import SourceFile
+from surge_dagster.engine.sources.listing import FIRST_BYTES
 from surge_dagster.engine.support.waiting import in_background, result_of
 
 AHEAD_BYTES = 4 * FIRST_BYTES  # of the first requests of all files that are opened ahead

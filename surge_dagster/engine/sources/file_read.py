@@ -1,9 +1,10 @@
-"""What the reader of a format gets: one file, the columns that are wanted, and how to refuse it."""
+"""A listed file, and what the reader of its format gets: the columns that are wanted, and how to
+refuse it."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -12,11 +13,40 @@ import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError, SurgeError
 from surge_dagster.engine.sources.batching import column_problem, without_rows
-from surge_dagster.engine.sources.listing import SourceFile
+from surge_dagster.engine.store.store import StoredObject
+from surge_dagster.engine.support.keys import printable
+from surge_dagster.engine.support.unreadable import visible
 
 BLOCK_BYTES = 2 * 1024 * 1024  # of text that is parsed at a time
 CODECS = {".gz": "gzip", ".zst": "zstd"}
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file, as it was listed.
+
+    Attributes:
+        relative: not valid text if a name on the disk is not UTF-8.
+        stored: what was listed in the source's store.
+        token: changes when the content may have changed: the etag, or size and modification time.
+        open: opens this version of the file; FileNotFoundError if it was removed or replaced.
+        refusal: why it must not be opened, as the end of a sentence that begins with its name.
+    """
+
+    relative: str
+    stored: StoredObject
+    token: str
+    open: Callable[[], pa.NativeFile]
+    refusal: str | None = None
+
+    @property
+    def size(self) -> int:
+        return self.stored.size
+
+    @property
+    def shown(self) -> str:
+        return visible(printable(self.relative))
 
 
 @dataclass(frozen=True, slots=True)

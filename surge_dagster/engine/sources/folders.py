@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.sources.ahead import AHEAD_BYTES, FilesAhead
 from surge_dagster.engine.sources.casting import is_typeless
-from surge_dagster.engine.sources.footers import SourceFooters
-from surge_dagster.engine.sources.formats import ENDINGS_IN_WORDS, batches
+from surge_dagster.engine.sources.file_read import SourceFile
+from surge_dagster.engine.sources.formats import ENDINGS_IN_WORDS, PARQUET_ENDINGS, batches
 from surge_dagster.engine.sources.layouts import FileGroup, grouped
-from surge_dagster.engine.sources.listing import FIRST_BYTES, SourceFile, SourceFiles
+from surge_dagster.engine.sources.listing import FIRST_BYTES, SourceFiles, open_files
 from surge_dagster.engine.sources.parquet_files import Footer
 from surge_dagster.engine.sources.partition import (
     KEY_METADATA,
@@ -31,7 +32,10 @@ from surge_dagster.engine.sources.partition import (
     within,
 )
 from surge_dagster.engine.sources.selection import Selection
+from surge_dagster.engine.store.object_client import StorageOptions
+from surge_dagster.engine.support.footer_memory import FooterMemory, Tag
 from surge_dagster.engine.support.keys import encode_key
+from surge_dagster.engine.support.unreadable import is_systems
 
 # In addition to pages: of an open object its end and the piece that is read, and the files that
 # are opened ahead.
@@ -46,7 +50,7 @@ class FolderCatalog:
     def __init__(self, files: SourceFiles, selection: Selection) -> None:
         self._files = files
         self.selection = selection
-        self._footers = SourceFooters(files)
+        self._memory: FooterMemory[Footer | None] = FooterMemory(f"source\0{files.identity}")
 
     @property
     def url(self) -> str:
@@ -60,7 +64,7 @@ class FolderCatalog:
         ahead = None
         if self._files.is_remote:
             ahead = FilesAhead(files)
-        with contextlib.closing(self._footers.each(files, is_whole=True)) as each:
+        with contextlib.closing(self._footers(files, is_whole=True)) as each:
             for group in groups:
                 ends = {file.relative: next(each) for file in group.files}
                 if group.hashed is not None:
@@ -106,6 +110,46 @@ class FolderCatalog:
             read_range=partial(self._read, group, ends, None) if are_places_known else None,
         )
 
+    def _footers(
+        self, files: Sequence[SourceFile], *, is_whole: bool = False
+    ) -> Generator[Footer | None]:
+        """Yield the footers of listed files in their order, None for files that have none; a
+        bucket's are read ahead.
+
+        Args:
+            is_whole: whether these are all files of the place; others are then forgotten.
+        """
+        tags: dict[str, Tag] = {}
+        for file in files:
+            if not file.refusal and file.relative.lower().endswith(PARQUET_ENDINGS):
+                tags[file.relative] = file.size, file.token
+        known = self._memory.known(tags)
+        # Decided once: another listing of the same place may remember more files during this one.
+        unread = [file for file in files if file.relative in tags and file.relative not in known]
+        try:
+            with contextlib.closing(self._files.footers(unread)) as read:
+                for file in files:
+                    name = file.relative
+                    if name not in tags:
+                        yield None
+                    elif name in known:
+                        yield known[name]
+                    else:
+                        yield self._remembered(name, tags[name], next(read))
+        finally:
+            if is_whole:
+                self._memory.forget_others({file.relative for file in files})
+
+    def _remembered(self, name: str, tag: Tag, end: Footer | Exception) -> Footer | None:
+        """Return the footer; None for a damaged file, and for one that the storage did not give,
+        which reading it reports."""
+        if isinstance(end, Footer):
+            self._memory.remember(name, tag, end)
+            return end
+        if not isinstance(end, TransientError) and not is_systems(end):
+            self._memory.remember(name, tag, None)
+        return None
+
     def _version(self, files: Sequence[SourceFile], ends: _Ends) -> str:
         versions: list[str] = []
         for file in files:
@@ -121,7 +165,7 @@ class FolderCatalog:
     def _current_version(self, group: FileGroup) -> str | None:
         with _of_partition(group.key):
             files = self._current_files(group)
-            footers = zip(files, self._footers.each(files), strict=True)
+            footers = zip(files, self._footers(files), strict=True)
             ends = {file.relative: end for file, end in footers}
         if not files:
             return None
@@ -197,6 +241,15 @@ class FolderCatalog:
                 if not is_typeless(field.type):
                     types.setdefault(field.name, field.type)
         return types
+
+
+def open_folders(
+    url: str | Path,
+    selection: Selection | None = None,
+    storage_options: StorageOptions | None = None,
+) -> FolderCatalog:
+    """Open a catalog whose folders or files are its partitions."""
+    return FolderCatalog(open_files(url, storage_options), selection or Selection())
 
 
 def _typed(

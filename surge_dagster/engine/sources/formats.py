@@ -15,9 +15,8 @@ import pyarrow as pa
 from surge_dagster.engine.errors import SurgeError, TransientError
 from surge_dagster.engine.sources.arrow_files import read_arrow
 from surge_dagster.engine.sources.csv_files import read_csv
-from surge_dagster.engine.sources.file_read import CODECS, FileRead
+from surge_dagster.engine.sources.file_read import CODECS, FileRead, SourceFile
 from surge_dagster.engine.sources.json_files import read_json
-from surge_dagster.engine.sources.listing import SourceFile
 from surge_dagster.engine.sources.parquet_files import read_parquet
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given
 

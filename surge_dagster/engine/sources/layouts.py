@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.sources.file_read import SourceFile
 from surge_dagster.engine.sources.formats import ending_of
-from surge_dagster.engine.sources.listing import NamePattern, SourceFile
+from surge_dagster.engine.sources.listing import NamePattern
 from surge_dagster.engine.support.keys import decode_key, joined_key, printable
 
 _LEVEL = re.compile(r"([^/=]+)=([^/]*)", re.DOTALL)

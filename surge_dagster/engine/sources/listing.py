@@ -15,20 +15,30 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, StoreUnavailable, TransientError
+from surge_dagster.engine.sources.file_read import SourceFile
+from surge_dagster.engine.sources.formats import is_source_file
+from surge_dagster.engine.sources.parquet_files import Footer, read_footer
+from surge_dagster.engine.store.local_store import LocalStore, stored_object
+from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.store.store import Store, StoredObject
-from surge_dagster.engine.support.keys import printable
+from surge_dagster.engine.support.keys import is_text, printable
 from surge_dagster.engine.support.unreadable import UNREADABLE, visible
+from surge_dagster.engine.support.urls import is_object_store, local_path
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from surge_dagster.engine.store.object_store import ObjectStore
+
 FIRST_BYTES = 1024 * 1024  # of the end of an object, that opening it brings
 HIDDEN = ("_", ".")
 DELTA_LOG = "_delta_log"
@@ -40,33 +50,6 @@ _OF_TABLES = re.compile(
 _NAME = re.compile(r"\{([^{}]*)\}")
 _WILD = re.compile(r"(\*\*/?|\*|\{[^{}]*\})")
 _WILDCARDS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}
-
-
-@dataclass(frozen=True, slots=True)
-class SourceFile:
-    """One file, as it was listed.
-
-    Attributes:
-        relative: not valid text if a name on the disk is not UTF-8.
-        stored: what was listed in the source's store.
-        token: changes when the content may have changed: the etag, or size and modification time.
-        open: opens this version of the file; FileNotFoundError if it was removed or replaced.
-        refusal: why it must not be opened, as the end of a sentence that begins with its name.
-    """
-
-    relative: str
-    stored: StoredObject
-    token: str
-    open: Callable[[], pa.NativeFile]
-    refusal: str | None = None
-
-    @property
-    def size(self) -> int:
-        return self.stored.size
-
-    @property
-    def shown(self) -> str:
-        return visible(printable(self.relative))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +100,21 @@ class SourceFiles(ABC):
             files = (file for file in files if pattern.regex.fullmatch(file.relative))
         return sorted(files, key=lambda file: os.fsencode(file.relative))
 
-    def ends(
-        self, files: Sequence[SourceFile], read: Callable[[pa.NativeFile], T]
-    ) -> Generator[T | Exception]:
-        """Yield what `read` finds at the end of each file, or its error."""
+    def footers(self, files: Sequence[SourceFile]) -> Generator[Footer | Exception]:
+        """Yield the footer of each Parquet file, or why it cannot be read; a store that does not
+        answer raises."""
         listed = {file.stored.name: file.stored for file in files}
 
-        def read_one(store: Store, name: str) -> T | Exception:
-            return _read_end(partial(store.open, name, listed[name]), read)
+        def read(store: Store, name: str) -> Footer | Exception:
+            try:
+                with store.open(name, listed[name]) as file:
+                    return read_footer(file)
+            except StoreUnavailable:
+                raise
+            except (*UNREADABLE, TransientError) as error:
+                return error.with_traceback(None)  # it may be kept for long, and frames with it
 
-        yield from self._store.reads_ahead(list(listed), read_one)
+        yield from self._store.reads_ahead(list(listed), read)
 
     @abstractmethod
     def _found(self, scope: str, begin: str) -> Iterator[SourceFile]: ...
@@ -173,14 +161,162 @@ def split_pattern(url: str) -> tuple[str, NamePattern | None]:
     return base or slash, NamePattern(text, re.compile("".join(pieces), re.DOTALL), tuple(names))
 
 
-def _read_end(
-    open_file: Callable[[], pa.NativeFile], read: Callable[[pa.NativeFile], T]
-) -> T | Exception:
-    """Return what is read, or why it cannot be; a store that does not answer raises."""
+class LocalFiles(SourceFiles):
+    """Files in a folder of a disk; with a name, only the file of this name."""
+
+    def __init__(self, url: str, root: Path, name: str, pattern: NamePattern | None) -> None:
+        super().__init__(url, LocalStore(root), name, pattern)
+        self._root = str(root)
+
+    def _found(self, scope: str, begin: str) -> Iterator[SourceFile]:
+        try:
+            for name, refusal in self._names(scope, begin):
+                yield from self._file(name, refusal)
+        except OSError as error:
+            shown = visible(str(error.filename or self._root))
+            raise ConfigError(
+                f"cannot list the source {self.url!r}: {shown!r}: {error.strerror}. "
+                "Make it readable, then run again."
+            ) from error
+
+    def _names(self, scope: str, begin: str) -> Iterator[tuple[str, str | None]]:
+        """Yield the names of files, each with the reason if it is refused."""
+        path = f"{self._root}/{scope}"
+        if self._name:
+            yield self._name, None
+        elif not scope:
+            yield from self._walk(self._root, "", begin)
+        elif os.path.islink(path):  # noqa: PTH114
+            yield scope, self._refusal_of_link(path)
+        elif os.path.isdir(path):  # noqa: PTH112
+            yield from self._walk(path, f"{scope}/", begin)
+        else:
+            yield scope, None
+
+    def _walk(self, folder: str, prefix: str, begin: str) -> Iterator[tuple[str, str | None]]:
+        try:
+            entries = list(os.scandir(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return  # it was removed since its parent was listed
+        for entry in entries:
+            name = entry.name
+            relative = prefix + name
+            require_no_table(self.url, relative)
+            if name.startswith(HIDDEN) or not name.startswith(begin):
+                continue
+            if entry.is_symlink():
+                # Other links to folders of the catalog are listed where these lie.
+                if is_source_file(name) or "=" in name or not self._is_inside(entry.path):
+                    yield relative, self._refusal_of_link(entry.path)
+            elif entry.is_dir():
+                yield from self._walk(entry.path, f"{relative}/", "")
+            elif is_source_file(name):
+                yield relative, None
+
+    def _is_inside(self, link: str) -> bool:
+        root = os.path.realpath(self._root)
+        return os.path.realpath(link).startswith(f"{root}{os.sep}")
+
+    def _refusal_of_link(self, link: str) -> str | None:
+        """Return why a link is not followed; None for one to a file of the catalog."""
+        if self._is_inside(link) and os.path.isfile(link):  # noqa: PTH113
+            return None
+        return "is a link, and only links to files of the source are followed"
+
+    def _file(self, relative: str, refusal: str | None) -> Iterator[SourceFile]:
+        path = f"{self._root}/{relative}"
+        try:
+            # A Path for each file costs more than looking at the file.
+            status = os.stat(path, follow_symlinks=refusal is None)  # noqa: PTH116
+        except (FileNotFoundError, NotADirectoryError):
+            return  # it was removed since its folder was listed
+        if refusal is None and not stat.S_ISREG(status.st_mode):  # opening a pipe may never return
+            refusal = "is a pipe, a socket or a device, not a regular file"
+        elif not is_text(relative):
+            refusal = "has a name that is not UTF-8"
+        stored = stored_object(relative, status)
+        yield SourceFile(
+            relative=relative,
+            stored=stored,
+            token=f"{stored.size}-{stored.etag}",
+            open=partial(self._store.open, relative, stored),
+            refusal=refusal,
+        )
+
+
+class BucketFiles(SourceFiles):
+    """The folder or object of a name below the store's own folder; without a name all of it."""
+
+    def __init__(
+        self, url: str, store: ObjectStore, name: str, pattern: NamePattern | None
+    ) -> None:
+        super().__init__(url, store, name, pattern)
+        self._bucket = store
+        self._above = f"{name}/" if name else ""
+
+    def _found(self, scope: str, begin: str) -> Iterator[SourceFile]:
+        for stored in self._stored(f"{self._above}{scope}".rstrip("/"), begin):
+            relative = stored.name.removeprefix(self._above)
+            if stored.name == self._name:
+                relative = stored.name.rpartition("/")[2]
+            require_no_table(self.url, relative)
+            is_hidden = any(part.startswith(HIDDEN) for part in relative.split("/"))
+            if is_source_file(relative) and not is_hidden:
+                yield SourceFile(
+                    relative=relative,
+                    stored=stored,
+                    token=stored.etag or str(stored.size),
+                    open=partial(self._open, stored),
+                )
+
+    def _stored(self, place: str, begin: str) -> Sequence[StoredObject]:
+        """Return what lies in a folder, or the object of this name."""
+        found = list(self._bucket.list(place, deep=True, begin=begin, hidden=True))
+        if found or not place:
+            return found
+        try:
+            return [self._bucket.read_end(place, 1).stored]
+        except FileNotFoundError:
+            return []
+
+    def _open(self, stored: StoredObject) -> pa.NativeFile:
+        return self._bucket.open(stored.name, stored, tail_bytes=FIRST_BYTES)
+
+
+def open_files(url: str | Path, options: StorageOptions | None = None) -> SourceFiles:
+    """Open a folder, one file or a pattern for listing; a bucket gets no request yet.
+
+    A local path that exists is not a pattern, whatever its name is.
+    """
+    text = str(url)
+    if is_object_store(text):
+        return _open_bucket(text, options)
+    path = local_path(url, what="source")
     try:
-        with open_file() as file:
-            return read(file)
-    except StoreUnavailable:
-        raise
-    except (*UNREADABLE, TransientError) as error:
-        return error.with_traceback(None)  # it may be kept for long, and frames with it
+        if path.is_dir():
+            return LocalFiles(text, path, "", None)
+        if path.exists():
+            return LocalFiles(text, path.parent, path.name, None)
+        base, pattern = split_pattern(str(path))
+        if pattern is not None and Path(base).is_dir():
+            return LocalFiles(text, Path(base), "", pattern)
+    except OSError as error:
+        raise ConfigError(f"cannot open the source {text!r}: {error.strerror}.") from error
+    missing = "such file or folder"
+    if pattern is not None:
+        missing = f"folder {base!r}"
+    raise ConfigError(
+        f"no catalog at {str(path.absolute())!r}: there is no {missing}. Check the path and "
+        "whether it is mounted, or build one with `surge-dagster catalog demo --out DATA`."
+    )
+
+
+def _open_bucket(url: str, options: StorageOptions | None) -> SourceFiles:
+    from surge_dagster.engine.store.object_store import open_object_store
+
+    base, pattern = split_pattern(url)
+    above = base.rstrip("/")
+    name = ""
+    if pattern is None and above.count("/") > 2:
+        above, _, name = above.rpartition("/")
+    return BucketFiles(url, open_object_store(above, options, what="source"), name, pattern)

@@ -19,8 +19,9 @@ from surge_dagster.engine.sources.casting import (
     is_typeless,
     plain_column,
 )
+from surge_dagster.engine.sources.file_read import SourceFile
 from surge_dagster.engine.sources.formats import batches
-from surge_dagster.engine.sources.listing import SourceFile, SourceFiles
+from surge_dagster.engine.sources.listing import SourceFiles
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.keys import joined_key

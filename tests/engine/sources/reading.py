@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.sources.listing import SourceFile
+from surge_dagster.engine.sources.file_read import SourceFile
 from surge_dagster.engine.sources.partition import Partition, RowBatch, Source
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.store.local_store import stored_object
