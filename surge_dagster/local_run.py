@@ -21,7 +21,6 @@ from surge_dagster.engine.sources.partition import Partition, Source
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted, named
 from surge_dagster.engine.tables.frames import Frame
-from surge_dagster.engine.tables.opening import release
 from surge_dagster.terminal import complain, progress_bar
 
 _NAMED = 10
@@ -163,7 +162,6 @@ def run_catalog(
     # Frames without a name may be a part of what the output has.
     if settings.source != FRAMES or settings.catalog_name:
         ended = _handle_removed(settings, partitions, store, opened)
-    release(catalog)
     return ended
 
 

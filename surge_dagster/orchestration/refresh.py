@@ -34,7 +34,6 @@ from surge_dagster.engine.run.report import Failure, Receipt, SuperBatchReport
 from surge_dagster.engine.run.staging import remove_staged
 from surge_dagster.engine.sources.partition import Partition, Source
 from surge_dagster.engine.support.counts import counted, named
-from surge_dagster.engine.tables.opening import release
 from surge_dagster.orchestration.discovery import handle_removed_partitions
 from surge_dagster.orchestration.events import RunEvents
 from surge_dagster.orchestration.failures import refusal_fingerprint
@@ -136,7 +135,6 @@ class Refresh:
             handle_removed_partitions(
                 self._names, self._context, source, outputs, space, delete=delete
             )
-        release(source)
 
     def _choose(self, source: Source, partition_keys: Sequence[str] | None) -> None:
         """Enter in the outcome the partitions that the run was launched for, and keys that the

@@ -32,7 +32,7 @@ from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.store.object_client import CLOUD_SCOPE, GcpOptions
 from surge_dagster.engine.support.keys import joined_key
 from surge_dagster.engine.support.unreadable import first_line
-from surge_dagster.engine.tables.table import NO_KEY, without_key
+from surge_dagster.engine.tables.grouping import NO_KEY, without_key
 
 if TYPE_CHECKING:
     from google.cloud.bigquery import Client

@@ -53,45 +53,41 @@ def _has_log(folder: Path) -> bool:
     return os.path.isdir(folder / DELTA_LOG)  # noqa: PTH112
 
 
-def open_delta(
-    url: str, partition_by: Sequence[str], selection: Selection, options: StorageOptions | None
-) -> TableSource:
-    """Open a Delta table; it is divided by its own partition columns, if no others are named."""
-    content = DeltaContent(url, options or StorageOptions(), partition_by, selection)
-    return TableSource(content, content.partition_by, selection)
-
-
-class DeltaContent:
-    """See `TableContent`."""
+class DeltaSource(TableSource):
+    """A Delta table; it is divided by its own partition columns, if no others are named."""
 
     def __init__(
-        self, url: str, options: StorageOptions, partition_by: Sequence[str], selection: Selection
+        self,
+        url: str,
+        partition_by: Sequence[str],
+        selection: Selection,
+        options: StorageOptions | None,
     ) -> None:
         self.url = url
-        self.identity = f"delta {url} {options.endpoint}"
-        self.parts: list[tuple[str, int]] = []
+        options = options or StorageOptions()
         self._place = url
+        identity = f"delta {url} {options.endpoint}"
         if not is_object_store(url):
             self._place = str(local_path(url, what="source"))
-            self.identity = f"delta {self._place}"
+            identity = f"delta {self._place}"
         self._options = _storage_options(options)
-        self._selection = selection
         self._table = self._open()
-        self.partition_by = partition_by or self._table.metadata().partition_columns
-        if not self.partition_by:
+        partition_by = partition_by or self._table.metadata().partition_columns
+        if not partition_by:
             raise ConfigError(
                 f"the Delta table {url!r} has no partition columns. Name the column that divides "
                 f"it: `surge-dagster embed {url} OUTPUT --partition-by COLUMN`."
             )
+        super().__init__(url, identity, partition_by, selection)
 
-    def version(self) -> str:
+    def _version(self) -> str:
         """Look at the log, and return the newest version of the table."""
         self._table = self._open()
         return f"{self._table.metadata().id}-{self._table.version()}"
 
-    def blocks(self) -> Iterator[Block]:
+    def _blocks(self) -> Iterator[Block]:
         """Yield the rows of the version that was looked at last, with their keys."""
-        yield from frame_blocks(self.url, self._table, self.partition_by, self._selection)
+        yield from frame_blocks(self.url, self._table, self._partition_by, self._selection)
 
     def _open(self) -> DeltaTable:
         try:

@@ -12,19 +12,22 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.sources.batching import small, together
-from surge_dagster.engine.sources.partition import ContentDigest
+from surge_dagster.engine.sources.partition import ContentDigest, Partition, RowBatch
+from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support import disk_cache
+from surge_dagster.engine.support.counts import counted
 from surge_dagster.engine.support.keys import encode_key
 
 _FILES = 128
@@ -254,3 +257,72 @@ def _ahead(items: Iterable[Item]) -> Iterator[Item]:
         while (item := coming.result()) is not end:
             coming = pool.submit(next, source, end)
             yield item  # pyright: ignore[reportReturnType]
+
+
+# Stands for every value that cannot be a key, as hive writers name it.
+NO_KEY = "__HIVE_DEFAULT_PARTITION__"
+_READ_BYTES = 8 * 1024 * 1024  # of reading a partition, in addition to its rows
+
+
+def grouped_partition(
+    group: Group,
+    open_rows: Callable[[], GroupedRows],
+    selection: Selection,
+    partition_by: Sequence[str],
+    current_version: Callable[[str], str | None],
+    shown: Callable[[int], str],
+) -> Partition:
+    """Return the partition of one key; one without a key is refused when it is read.
+
+    Args:
+        current_version: returns the version that a partition of this version has now.
+        shown: returns a row of the table for messages.
+    """
+
+    def refuse() -> Iterator[RowBatch]:
+        raise without_key(group.key, group.rows, partition_by, shown(group.first_row))
+
+    version = group.digest + selection.version_suffix
+    return Partition(
+        key=group.key,
+        source_version=version,
+        read=refuse if group.key == NO_KEY else partial(_read, group, open_rows, selection, shown),
+        current_source_version=partial(current_version, version),
+        rows=group.rows,
+        text_bytes=group.value_bytes,
+        page_bytes=_READ_BYTES,
+    )
+
+
+def _read(
+    group: Group,
+    open_rows: Callable[[], GroupedRows],
+    selection: Selection,
+    shown: Callable[[int], str],
+) -> Iterator[RowBatch]:
+    grouped = open_rows()
+    if grouped.groups.get(group.key) != group:
+        raise TransientError(
+            f"partition {group.key!r}: its rows are not those that were listed. Run again.",
+            group.key,
+        )
+    first_row = 0
+    for columns, table_rows in grouped.read(group.key):
+        place = partial(_place, shown, table_rows, first_row)
+        yield from selection.rows(group.key, [columns], first_row, place)
+        first_row += len(columns)
+
+
+def _place(shown: Callable[[int], str], table_rows: pa.Array, first_row: int, row: int) -> str:
+    return shown(table_rows[row - first_row].as_py())
+
+
+def without_key(key: str, rows: int, columns: Sequence[str], first: str = "") -> DataError:
+    """Return the error that refuses rows without a key; `first` is the first one, if known."""
+    names = " or ".join(map(repr, columns))
+    reason = f"{counted(rows, 'row')} without a key, since {names} is null, empty or not UTF-8"
+    remedy = "Give those rows a value, or remove them from the source"
+    if not first:
+        return DataError(key, reason, f"{remedy}.")
+    encoding = "for a CSV file that is not UTF-8, set encoding"
+    return DataError(key, f"{reason}; the first is {first}", f"{remedy}; {encoding}.")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
 
-from surge_dagster.engine.chunks.source import ChunkedSource
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources import open_files, open_folders
 from surge_dagster.engine.sources.partition import Source
@@ -18,8 +17,8 @@ from surge_dagster.engine.sources.selection import (
 )
 from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.tables.bigquery import BIGQUERY_SCHEME, open_bigquery
-from surge_dagster.engine.tables.delta import is_delta, open_delta
-from surge_dagster.engine.tables.table import FileTable, TableSource
+from surge_dagster.engine.tables.delta import DeltaSource, is_delta
+from surge_dagster.engine.tables.table import FileTable
 
 
 def open_source(
@@ -51,10 +50,9 @@ def open_source(
         )
     require_no_bigquery(str(url), query=query, updated_at=updated_at)
     if is_delta(str(url), storage_options):
-        return open_delta(str(url), partition_by, selection, storage_options)
+        return DeltaSource(str(url), partition_by, selection, storage_options)
     if partition_by:
-        content = FileTable(open_files(url, storage_options), partition_by, selection)
-        return TableSource(content, partition_by, selection)
+        return FileTable(open_files(url, storage_options), partition_by, selection)
     return open_folders(url, selection, storage_options)
 
 
@@ -66,11 +64,3 @@ def require_no_bigquery(url: str, **settings: str | None) -> None:
                 f"the setting {name} is for sources of BigQuery (bigquery://…), and the source is "
                 f"{url!r}. Leave {name} out."
             )
-
-
-def release(source: Source) -> None:
-    """Remove what a source keeps on this machine during a run."""
-    if isinstance(source, ChunkedSource):
-        source = source.documents
-    if isinstance(source, TableSource):
-        source.close()

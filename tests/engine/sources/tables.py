@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from surge_dagster.engine.sources import open_files
 from surge_dagster.engine.sources.partition import Source
 from surge_dagster.engine.sources.selection import Selection
-from surge_dagster.engine.tables.table import FileTable, TableSource
+from surge_dagster.engine.tables.table import FileTable
 from tests.engine.sources.reading import rows_of
 
 Row = tuple[Any, ...]  # of id, text, key
@@ -43,11 +43,10 @@ def write_parquet(path: Path, rows: Sequence[Row], names: Sequence[str] = NAMES)
     return path
 
 
-def table_of(place: Path | str, *partition_by: str, **options: Any) -> TableSource:
+def table_of(place: Path | str, *partition_by: str, **options: Any) -> FileTable:
     selection = options.pop("selection", Selection())
     columns = partition_by or ("category",)
-    content = FileTable(open_files(place), columns, selection)
-    return TableSource(content, columns, selection, **options)
+    return FileTable(open_files(place), columns, selection, **options)
 
 
 def by_key(rows: Sequence[Row]) -> dict[str, list[tuple[Any, Any]]]:
