@@ -31,7 +31,6 @@ from surge_dagster.config.settings import Settings
 from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.counts import counted
-from surge_dagster.engine.tables.opening import release
 from surge_dagster.engine.verify.verification import (
     Kind,
     Verified,
@@ -178,7 +177,6 @@ def _compare(
             f"no check was evaluated: the reading ended after {read}. {error} Launch "
             f"{names.check_job} again.",
         ) from error
-    release(source)
     context.log.info(comparison.in_words())
     return comparison.results(names, space)
 

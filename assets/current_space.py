@@ -15,7 +15,6 @@ import dagster as dg
 from pydantic import Field
 
 from surge_dagster.engine.output.current_space import named_space
-from surge_dagster.engine.tables.opening import release
 from surge_dagster.engine.verify.verification import SwitchRefused, switch_space
 from surge_dagster.orchestration.failures import errors_as_failures, failure_table, run_failure
 from surge_dagster.orchestration.heartbeats import executing
@@ -86,7 +85,6 @@ def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
                 )
                 metadata = {"counts": dg.MetadataValue.json(dict(refused.counts)), "failed": listed}
                 raise run_failure(context, str(refused), metadata=metadata) from refused
-            release(source)
         verb = "was already"
         more: dict[str, Any] = {"previous_space": switched.current.previous}
         if switched.changed:

@@ -45,7 +45,6 @@ from surge_dagster.engine.readers.search import search as search_space
 from surge_dagster.engine.run.report import RunReport
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
-from surge_dagster.engine.tables.opening import release
 from surge_dagster.engine.verify.verification import switch_space
 from surge_dagster.local_run import run_catalog
 from surge_dagster.terminal import (
@@ -119,7 +118,6 @@ def switch(
     space = named_space(store, space_name) if space_name else existing_space(settings, store)
     catalog = recorded_source(settings, store, space)
     switched = switch_space(catalog, store, space)
-    release(catalog)
     change = "is now" if switched.changed else "was already"
     previous = switched.current.previous
     before = f"; before it, {previous}" if previous else ""

@@ -20,7 +20,6 @@ from surge_dagster.engine.plan.planned_run import plan as plan_run
 from surge_dagster.engine.plan.planner import Fleet, Goals, PaperModel, Plan, RunCosts
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
-from surge_dagster.engine.tables.opening import release
 from surge_dagster.terminal import Json, messages, print_json
 
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -80,7 +79,6 @@ def plan(
     else:
         speed = Speed.given(CALL_SECONDS, 1 / texts_per_second, workers)
         shown = _planned_elsewhere(settings, list(source), goals, speed)
-    release(source)
 
     print("\n".join(_summary(shown, settings.price_per_hour, explain)))
     if as_json:

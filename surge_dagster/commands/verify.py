@@ -22,7 +22,6 @@ from surge_dagster.commands.settings import (
 from surge_dagster.config.settings import Settings
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.support.counts import counted
-from surge_dagster.engine.tables.opening import release
 from surge_dagster.engine.verify.verification import Compared, Verified, Violation
 from surge_dagster.engine.verify.verification import verify as verify_output
 from surge_dagster.terminal import Json, Quiet, complain, print_json, progress_bar
@@ -68,7 +67,6 @@ def verify(
         for event in verify_output(catalog, store, space, pool=pool, reencode=rows):
             found.add(event)
             show(found.partitions, total)
-    release(catalog)
     if not quiet:
         print(f"{space.name}: {found.in_words()}")
     if found.is_empty:
