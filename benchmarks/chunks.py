@@ -22,6 +22,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from semantic_text_splitter import TextSplitter
+from tokenizers import Tokenizer
 
 from benchmarks.harness import (
     Options,
@@ -36,10 +38,10 @@ from benchmarks.harness import (
 )
 from benchmarks.paced_runs import embed
 from surge_dagster import EncoderPool, EncodingSpec, open_source, open_store
-from surge_dagster.engine.chunks import splitting
 from surge_dagster.engine.chunks.source import in_chunks
-from surge_dagster.engine.chunks.splitting import Document
+from surge_dagster.engine.chunks.splitting import Document, Splitter, splitter_digest
 from surge_dagster.engine.model.chunk_rule import ChunkRule
+from surge_dagster.engine.model.folder import tokenizer_file
 
 _PARTITIONS = 8
 _LINES = 2_000
@@ -73,7 +75,7 @@ def main() -> int:
 
     libraries = ["semantic-text-splitter", "openvino", "torch"]
     document = start_document("chunks", arguments, libraries)
-    rule = ChunkRule(tokens=arguments.tokens, splitter=splitting.splitter_digest())
+    rule = ChunkRule(tokens=arguments.tokens, splitter=splitter_digest())
     spec = EncodingSpec(chunks=rule)
     with temporary_folder() as folder:
         write_documents(folder / "documents", arguments.characters)
@@ -138,8 +140,11 @@ def compared(spec: EncodingSpec, folder: Path, rounds: int) -> dict[str, Any]:
 
 def changed_shares(spec: EncodingSpec, rounds: int) -> list[dict[str, Any]]:
     """Return which share of a document's chunks is new after an edit at its top."""
-    splitter = splitting.Splitter(spec.resolve())
-    alone = splitter.new_splitter(splitter.tokens)
+    space = spec.resolve()
+    splitter = Splitter(space)
+    tokenizer = Tokenizer.from_file(str(tokenizer_file(Path(space.model_path))))
+    tokenizer.no_truncation()
+    alone = TextSplitter.from_huggingface_tokenizer(tokenizer, splitter.tokens - 2, trim=False)
     shares: list[dict[str, Any]] = []
     for seed in range(rounds):
         drawn = random.Random(seed)

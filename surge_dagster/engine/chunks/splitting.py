@@ -1,18 +1,18 @@
 """Where a document is cut into chunks that the model reads in full.
 
 The library semantic-text-splitter cuts at headings of Markdown, else between paragraphs, sentences
-or words, at the largest of these that fits. The model's own tokenizer counts. A chunk is tokenized
-once more with the prompt and the rest of its template, because texts that are put together may have
-other tokens than each of them, and is cut again if it is too long.
+or words, at the largest of these that fits. The model's own tokenizer counts: a text is tokenized
+once, and the library asks for the tokens of its parts. A chunk is tokenized once more with the
+prompt and the rest of its template, because texts that are put together may have other tokens than
+each of them, and is cut again if it is too long.
 """
 
 from __future__ import annotations
 
-import os
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 
 _CHUNKS_PER_SECTION = 5
 _CHARACTERS_PER_TOKEN = 4
-# Each splitter has a copy of the tokenizer, so chunks next to templates of any length have one of
-# so many sizes.
-_SIZES = 8
+_SECTIONS_AT_ONCE = 16
 _COUNTED_AT_ONCE = 256  # texts; the library keeps 100 bytes or more for each of their tokens
 # Texts that splitters may cut in different ways. The digest of what becomes of them is part of the
 # identity of spaces: do not change them.
@@ -86,8 +84,27 @@ class NoRoom(Exception):
         self.tokens = tokens
 
 
+class _Ruler:
+    """Counts the tokens of parts of a text, which the library cuts from its start to its end,
+    without tokenizing each part anew.
+
+    Args:
+        starts: of the text's tokens, in characters.
+    """
+
+    def __init__(self, text: str, starts: Sequence[int]) -> None:
+        self._text = text
+        self._starts = starts
+        self._place = 0  # no part begins before it
+
+    def __call__(self, part: str) -> int:
+        self._place = self._text.index(part, self._place)
+        first = bisect_left(self._starts, self._place)
+        return bisect_left(self._starts, self._place + len(part)) - first
+
+
 class Splitter:
-    """Cuts documents into chunks of a space; any thread may call it.
+    """Cuts documents into chunks of a space.
 
     Attributes:
         tokens: of a chunk at most, with prompt and special tokens.
@@ -106,13 +123,10 @@ class Splitter:
             )
         self._rule = rule
         self._prompt = space.document_prompt
+        self._kind = _kinds()[rule.format]
         self._tokenizer = Tokenizer.from_file(str(file))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        # of a chunk without a template
-        self._room = self.tokens - rule.overlap - len(self._tokenizer.encode(self._prompt).ids)
-        self._splitter = lru_cache(_SIZES + 1)(self.new_splitter)
-        self._threads = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "surge-chunks")
 
     def split(self, documents: Sequence[Document]) -> list[list[Chunk]]:
         """Return the chunks of each document.
@@ -123,16 +137,19 @@ class Splitter:
         Raises:
             NoRoom: the rest of a document's template leaves chunks no room.
         """
-        long = [place for place, fits in enumerate(self._fit_whole(documents)) if not fits]
-        rooms = self._rooms([documents[place] for place in long], long)
-        starts = self._starts([documents[place] for place in long], rooms)
-
-        chunks = [[Chunk(document.start, document.stop)] for document in documents]
-        for place, room, own in zip(long, rooms, starts, strict=True):
+        chunks: list[list[Chunk]] = []
+        for place, fits in enumerate(self._fit_whole(documents)):
             document = documents[place]
-            cut = self._short_enough(document, _between(own, document.stop), room)
-            chunks[place] = self._overlapping(document, list(cut))
+            if fits:
+                chunks.append([Chunk(document.start, document.stop)])
+            else:
+                chunks.append(self._overlapping(document, self._cut(place, document)))
         return chunks
+
+    @property
+    def _most_tokens(self) -> int:
+        """Of a chunk before it gets its overlap."""
+        return self.tokens - self._rule.overlap
 
     def _fit_whole(self, documents: Sequence[Document]) -> Iterator[bool]:
         """Yield for each document whether it is one chunk; very long ones are not tokenized."""
@@ -140,46 +157,34 @@ class Splitter:
         texts = [document.text if len(document.text) <= longest else "" for document in documents]
         for text, document, tokens in zip(texts, documents, self._lengths(texts), strict=True):
             is_counted = len(text) == len(document.text)
-            yield is_counted and tokens <= self.tokens - self._rule.overlap
+            yield is_counted and tokens <= self._most_tokens
 
-    def _rooms(self, documents: Sequence[Document], places: Sequence[int]) -> list[int]:
-        """Return the tokens that the prompt and the rest of each text leave to a chunk."""
-        rests = [document.with_chunk(Chunk(0, 0)) for document in documents]
-        step = max(1, self._room // _SIZES)
-        rooms: list[int] = []
-        for place, rest in zip(places, self._lengths(rests), strict=True):
-            room = self.tokens - self._rule.overlap - rest
-            smaller = -(-(self._room - room) // step) * step
-            rooms.append(self._room - smaller)
-            if rooms[-1] <= 0:
-                raise NoRoom(place, rest)
-        return rooms
+    def _cut(self, place: int, document: Document) -> list[Chunk]:
+        [rest] = self._lengths([document.with_chunk(Chunk(0, 0))])
+        room = self._most_tokens - rest
+        if room < 1:
+            raise NoRoom(place, rest)
 
-    def _starts(self, documents: Sequence[Document], rooms: Sequence[int]) -> Iterator[list[int]]:
-        """Yield where the chunks of each document start, each of at most so many tokens."""
+        inside = document.text[document.start : document.stop]
         distance = self.tokens * _CHARACTERS_PER_TOKEN * _CHUNKS_PER_SECTION // 2
-        borders: list[list[int]] = []
-        texts: list[str] = []
-        of_texts: list[int] = []
-        for document, room in zip(documents, rooms, strict=True):
-            inside = document.text[document.start : document.stop]
-            begins = sections(inside, distance, self._rule.format)
-            texts += [inside[start:stop] for start, stop in pairwise([*begins, len(inside)])]
-            of_texts += [room] * len(begins)
-            borders.append([document.start + begin for begin in begins])
+        begins = sections(inside, distance, self._rule.format)
+        texts = [inside[start:stop] for start, stop in pairwise([*begins, len(inside)])]
+        starts: list[int] = []
+        for begin, text, ruler in zip(begins, texts, self._rulers(texts), strict=True):
+            starts += [document.start + begin + start for start in self._starts(text, ruler, room)]
+        return list(self._short_enough(document, _between(starts, document.stop), room))
 
-        # The library holds no lock of Python while it cuts.
-        found = self._threads.map(self._cut, texts, of_texts)
-        for begins in borders:
-            yield [begin + start for begin in begins for start in next(found)]
+    def _rulers(self, texts: Iterable[str]) -> Iterator[_Ruler]:
+        remaining = iter(texts)
+        while batch := list(islice(remaining, _SECTIONS_AT_ONCE)):
+            tokenized = self._tokenizer.encode_batch(batch, add_special_tokens=False)
+            for text, encoded in zip(batch, tokenized, strict=True):
+                yield _Ruler(text, [start for start, _ in encoded.offsets])
 
-    def _cut(self, text: str, tokens: int) -> list[int]:
-        return [start for start, _ in self._splitter(tokens).chunk_indices(text)] or [0]
-
-    def new_splitter(self, tokens: int) -> TextSplitter | MarkdownSplitter:
-        """Return the library's splitter for texts of at most so many tokens."""
-        kind = _kinds()[self._rule.format]
-        return kind.from_huggingface_tokenizer(self._tokenizer, tokens, trim=False)
+    def _starts(self, text: str, ruler: _Ruler, room: int) -> list[int]:
+        """Return where the parts of a text start, each of at most so many tokens."""
+        splitter = self._kind.from_callback(ruler, room, trim=False)
+        return [start for start, _ in splitter.chunk_indices(text)] or [0]
 
     def _short_enough(
         self, document: Document, chunks: Sequence[Chunk], room: int
@@ -187,12 +192,14 @@ class Splitter:
         """Yield the chunks; those that are too long in the whole text are cut again."""
         texts = map(document.with_chunk, chunks)
         for chunk, tokens in zip(chunks, self._lengths(texts), strict=True):
-            if tokens <= self.tokens - self._rule.overlap or room == 1:
+            if tokens <= self._most_tokens or room == 1:
                 yield chunk
                 continue
-            starts = self._cut(document.text[chunk.start : chunk.stop], room // 2)
-            halves = _between([chunk.start + start for start in starts], chunk.stop)
-            yield from self._short_enough(document, halves, room // 2)
+            text = document.text[chunk.start : chunk.stop]
+            [ruler] = self._rulers([text])
+            smaller = min(room - 1, -(-room * 2 // 3))
+            starts = [chunk.start + start for start in self._starts(text, ruler, smaller)]
+            yield from self._short_enough(document, _between(starts, chunk.stop), smaller)
 
     def _overlapping(self, document: Document, chunks: list[Chunk]) -> list[Chunk]:
         """Return the chunks, each with the last words of the one before it."""
