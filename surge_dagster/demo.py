@@ -99,7 +99,7 @@ def _embed_and_check(instance: dg.DagsterInstance, settings: Settings, out: Cons
         return False
     evaluations = refreshed.get_asset_check_evaluations()
     [run_check] = [check for check in evaluations if check.asset_check_key == _NAMES.run_check]
-    metrics = {name: value.value for name, value in run_check.metadata.items()}
+    metrics: dict[str, Any] = {name: value.value for name, value in run_check.metadata.items()}
     run = str(run_check.description).removeprefix("Last run: ")
     line = f"Embedded    {run}"
     if "texts_per_second" in metrics:
