@@ -83,7 +83,6 @@ _OF_MODELS = {
     "tests/engine/derived/test_conversion.py",
     "tests/engine/encoder/test_architectures.py",
     "tests/engine/encoder/test_mutations.py",
-    "tests/engine/encoder/test_prompts.py",
     "tests/engine/encoder/test_trusted_code.py",
     "tests/engine/encoder/test_vectors.py",
     "tests/engine/encoder/test_zoo.py",

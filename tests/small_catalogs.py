@@ -45,9 +45,25 @@ def numbered_rows(key: str, count: int, *, words: int = 3, start: int = 0) -> li
     ]
 
 
+def ids_of(rows: Rows) -> list[Any]:
+    return [row[0] for row in rows]
+
+
+def texts_of(rows: Rows) -> list[Any]:
+    return [row[1] for row in rows]
+
+
 def columns_of(rows: Rows) -> tuple[list[Any], list[Any]]:
     """The ids and the texts of rows."""
-    return [row[0] for row in rows], [row[1] for row in rows]
+    return ids_of(rows), texts_of(rows)
+
+
+def numbered_catalog(sizes: Iterable[int], words: int = 3) -> dict[str, Rows]:
+    """Partitions p0, p1, … of so many numbered rows."""
+    catalog: dict[str, Rows] = {}
+    for number, size in enumerate(sizes):
+        catalog[f"p{number}"] = numbered_rows(f"p{number}", size, words=words)
+    return catalog
 
 
 def partition_folder(root: Path, key: str) -> Path:
@@ -162,6 +178,11 @@ def assert_embedded(output: Path, space: str, key: str, rows: Rows) -> FileFacts
     assert found.facts.rows == len(rows)
     assert found.facts.space == space
     return found.facts
+
+
+def row_groups(footer: pq.FileMetaData) -> list[int]:
+    """Rows of each row group."""
+    return [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
 
 
 def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **facts: object) -> None:

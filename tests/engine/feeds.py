@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pytest
 
 from surge_dagster.engine.encoder.worker.backends import hash_vectors
 from surge_dagster.engine.feed.changes import Changes, changes
@@ -20,10 +19,8 @@ from surge_dagster.engine.files.rows import schema, table_of
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.run.change_feed import RowChanges, write_changes
-from surge_dagster.engine.run.old_rows import OldRows
 from surge_dagster.engine.store.local_store import LocalStore
 from tests.small_catalogs import DIMENSION as RUN_DIMENSION
-from tests.small_catalogs import Rows
 
 DIMENSION = 8
 Texts = Mapping[str, str]  # of a partition, by id, in order
@@ -68,24 +65,20 @@ class Output:
 
     def expected(self) -> Applied:
         """The rows of all files."""
-        return {
-            key: {
-                row: (text, hash_vectors([text], DIMENSION)[0].tobytes())
-                for row, text in texts.items()
-            }
-            for key, texts in self.rows.items()
-            if texts
-        }
+        return rows_of({key: texts.items() for key, texts in self.rows.items()}, DIMENSION)
 
 
-def rows_of(catalog: Mapping[str, Rows]) -> Applied:
+def rows_of(
+    catalog: Mapping[str, Iterable[tuple[str, str]]], dimension: int = RUN_DIMENSION
+) -> Applied:
     """What a consumer has that applied the changes of a catalog which runs with `hash_pool`
     embedded."""
-    return {
-        key: {row: (text, hash_vectors([text], RUN_DIMENSION)[0].tobytes()) for row, text in rows}
-        for key, rows in catalog.items()
-        if rows
-    }
+    applied: Applied = {}
+    for key, rows in catalog.items():
+        for row_id, text in rows:
+            vector = hash_vectors([text], dimension)[0].tobytes()
+            applied.setdefault(key, {})[row_id] = (text, vector)
+    return applied
 
 
 def write_file(path: Path, key: str, space: str, texts: Texts, version: str) -> None:
@@ -97,7 +90,7 @@ def write_file(path: Path, key: str, space: str, texts: Texts, version: str) -> 
     items = list(texts.items())
     groups: list[pa.Table] = []
     for start in range(0, len(items), 3):
-        ids, strings = (pa.array(column) for column in zip(*items[start : start + 3], strict=True))
+        ids, strings = map(pa.array, zip(*items[start : start + 3], strict=True))
         vectors = hash_vectors(strings.to_pylist(), DIMENSION)
         groups.append(table_of(columns, [ids], strings.cast(pa.large_string()), vectors))
     with pa.OSFile(str(path), "wb") as sink:
@@ -121,22 +114,8 @@ def facts_of(key: str, space: str, texts: Texts, version: str) -> FileFacts:
     )
 
 
-def note_changes(patch: pytest.MonkeyPatch, note: Callable[[str, RowChanges | None], None]) -> None:
-    """Call `note` with the key and the changed rows of each partition that has an old file, once
-    its rows were read."""
-    found_changes = OldRows.changes
-
-    def noting(previous: OldRows) -> Any:
-        changes: Any = found_changes(previous)
-        note(previous._partition.key, changes)
-        return changes
-
-    patch.setattr(OldRows, "changes", noting)
-
-
-def changed_ids(changes: RowChanges | None) -> list[Any]:
-    """The ids that were added or changed; the changes must be known."""
-    assert changes is not None
+def changed_ids(changes: RowChanges) -> list[Any]:
+    """The ids that were added or changed."""
     return [row_id for ids in changes.changed for row_id in ids.to_pylist()]
 
 
@@ -167,6 +146,7 @@ def apply(feed: Changes, target: Applied) -> list[tuple[str, str, str | None]]:
                             row["text"],
                             np.array(row["embedding"], np.float32).tobytes(),
                         )
-    for key in [key for key, rows in target.items() if not rows]:
-        del target[key]
+    for key in list(target):
+        if not target[key]:
+            del target[key]
     return came

@@ -19,9 +19,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -39,8 +38,9 @@ from surge_dagster.engine.sources.partition import PartitionRange
 from surge_dagster.engine.store import StorageOptions, open_store
 from surge_dagster.engine.store.object_client import ClientLimits
 from surge_dagster.engine.store.object_store import open_object_store
-from surge_dagster.engine.store.store import Store, StoredObject, Upload
+from surge_dagster.engine.store.store import Store, StoredObject
 from surge_dagster.engine.tables.opening import open_source
+from tests.engine.runs import Wrapped
 from tests.small_catalogs import DIMENSION
 
 THRESHOLDS = Thresholds(b_min=50, b_max=100)
@@ -70,76 +70,56 @@ class Reaper:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-class MortalPool:
-    """A pool that takes three steps for each SuperBatch; at the second one a worker encodes."""
-
-    def __init__(self, pool: EncoderPool, reaper: Reaper) -> None:
-        self._pool = pool
+class Mortal(Wrapped):
+    def __init__(self, inner: Any, reaper: Reaper) -> None:
+        super().__init__(inner)
         self._reaper = reaper
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._pool, name)
+
+class MortalPool(Mortal):
+    """A pool that takes three steps for each SuperBatch; at the second one a worker encodes."""
 
     def submit(self, slot: Slot, borders: np.ndarray, rows: np.ndarray | None = None) -> EncodeCall:
         self._reaper()
         self._reaper.say("encoded", len(slot) if rows is None else len(rows))
-        call = self._pool.submit(slot, borders, rows)
+        call = self.inner.submit(slot, borders, rows)
         self._reaper()
         call.result()
         self._reaper()
         return call
 
 
-class MortalStore:
+class MortalStore(Mortal):
     """A store on which every operation that writes is two steps."""
 
-    def __init__(self, store: Store, reaper: Reaper) -> None:
-        self._store = store
-        self._reaper = reaper
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
     def until(self, over: threading.Event) -> MortalStore:
-        return MortalStore(self._store.until(over), self._reaper)
+        return MortalStore(self.inner.until(over), self._reaper)
 
     def create(self, name: str) -> MortalUpload:
-        upload = MortalUpload(self._store.create(name), self._reaper)
+        upload = MortalUpload(self.inner.create(name), self._reaper)
         self._reaper()
         return upload
 
     def sync(self, folder: str) -> None:
         self._reaper()
-        self._store.sync(folder)
+        self.inner.sync(folder)
         self._reaper()
 
     def delete(self, name: str) -> None:
         self._reaper()
-        self._store.delete(name)
+        self.inner.delete(name)
         self._reaper()
 
 
-class MortalUpload:
+class MortalUpload(Mortal):
     """An object or a file on its way: begun, complete, checked for the last time, published."""
 
-    def __init__(self, upload: Upload, reaper: Reaper) -> None:
-        self._upload = upload
-        self._reaper = reaper
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._upload, name)
-
     def __enter__(self) -> Self:
-        self._upload.__enter__()
+        self.inner.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._upload.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self.inner.__exit__(*error)
 
     def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
         def last_check() -> None:
@@ -147,7 +127,7 @@ class MortalUpload:
             self._reaper()
 
         self._reaper()
-        stored = self._upload.publish(last_check)
+        stored = self.inner.publish(last_check)
         self._reaper()
         return stored
 
@@ -202,7 +182,7 @@ def serve() -> None:
         print(os.waitstatus_to_exitcode(status), flush=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Ended:
     """What is known of a run that has ended in its own process.
 
@@ -213,9 +193,9 @@ class Ended:
     """
 
     was_killed: bool
-    in_flight: int
-    encoded: int
-    receipts: list[str]
+    in_flight: int = 0
+    encoded: int = 0
+    receipts: list[str] = field(default_factory=list)
 
 
 class MortalRuns:
@@ -243,16 +223,16 @@ class MortalRuns:
         status = int(self._process.stdout.readline())
         assert status in (0, -signal.SIGKILL)
 
-        said: dict[str, list[str]] = {"died": [], "encoded": [], "receipt": []}
+        ended = Ended(was_killed=status != 0)
         for line in log.read_text().splitlines():
             word, value = line.split(" ", 1)
-            said[word].append(value)
-        return Ended(
-            status != 0,
-            sum(map(int, said["died"])),
-            sum(map(int, said["encoded"])),
-            said["receipt"],
-        )
+            if word == "receipt":
+                ended.receipts.append(value)
+            elif word == "encoded":
+                ended.encoded += int(value)
+            else:
+                ended.in_flight = int(value)
+        return ended
 
     def close(self) -> None:
         self._process.communicate()

@@ -16,7 +16,17 @@ ODD_WORDS = [
     "(a)",
     "__init__",
 ]
+_SPECIAL_WORDS = [*ODD_WORDS, "[SEP]"]
 _SENTENCE = "Return the rows whose key stands in the index, in the order of the index. "
+
+
+def short_texts(count: int = 40) -> list[str]:
+    """Texts without words, a long one, and random ones."""
+    rng = np.random.default_rng(7)
+    texts = ["", " ", "a", "\n\t", "word " * 80]
+    for size in rng.integers(1, 40, count):
+        texts.append(" ".join(rng.choice(_SPECIAL_WORDS, int(size))))
+    return texts
 
 
 def odd_texts() -> list[str]:

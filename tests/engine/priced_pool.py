@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,44 +12,36 @@ import pytest
 from surge_dagster.engine.encoder.calibration import Calibration
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.speed import Call, Speed, SpeedRecord
+from tests.engine.runs import Wrapped
 
 C_IPC = 0.25
 C_TEXT = 0.01
 
 
-class PricedCall:
+class PricedCall(Wrapped):
     """An encode call that says it took what the fixed costs say."""
-
-    def __init__(self, call: Any) -> None:
-        self._call = call
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._call, name)
 
     @property
     def metrics(self) -> Any:
-        found = self._call.metrics
+        found = self.inner.metrics
         seconds = C_IPC + C_TEXT * found.costs.texts_computed
         return replace(found, costs=replace(found.costs, encode_seconds=seconds))
 
     def result(self, timeout_seconds: float | None = None) -> Any:
-        return None if self._call.result(timeout_seconds) is None else self.metrics
+        return None if self.inner.result(timeout_seconds) is None else self.metrics
 
 
-class PricedPool:
-    """Wraps a pool whose encode calls have fixed costs; it has a calibration of its own."""
+class PricedPool(Wrapped):
+    """A pool whose encode calls have fixed costs; it has a calibration of its own."""
 
     def __init__(self, pool: EncoderPool) -> None:
-        self._pool = pool
+        super().__init__(pool)
         self.calibration = Calibration("calibration/priced.json")
         self._speeds = SpeedRecord(self.calibration, "cpu", workers=1)
         self.measure_speed()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._pool, name)
-
     def submit(self, *arguments: Any) -> PricedCall:
-        return PricedCall(self._pool.submit(*arguments))
+        return PricedCall(self.inner.submit(*arguments))
 
     def measure_speed(self, *, anew: bool = False) -> Speed:
         def encode(texts: list[str]) -> tuple[float, float]:
@@ -69,10 +62,5 @@ def catalog(sizes: list[int]) -> dict[str, list[tuple[str, str]]]:
 
 
 @pytest.fixture
-def priced_pool(
-    hash_pool: EncoderPool,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Any:
-    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+def priced_pool(hash_pool: EncoderPool, own_cache: Path) -> Any:
     return PricedPool(hash_pool)

@@ -16,6 +16,8 @@ from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.schedule import EncodeCall, EncodeMetrics
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.files.facts import FileFacts
+from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.run import thresholds as thresholds_module
 from surge_dagster.engine.run.change_feed import ChangeFeed
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
@@ -26,7 +28,16 @@ from surge_dagster.engine.sources.partition import ContentDigest, Partition
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.waiting import wait_in_turns
-from tests.small_catalogs import Rows, partition_of, row_batch_of
+from surge_dagster.engine.verify.verification import Violation, verify
+from tests.small_catalogs import (
+    Embedded,
+    Rows,
+    assert_embedded,
+    partition_of,
+    published_files,
+    read_embedded,
+    row_batch_of,
+)
 
 SMALL = Thresholds(b_min=50, b_max=100)
 T = TypeVar("T")
@@ -51,6 +62,72 @@ def make_run(
     store = open_store(output) if isinstance(output, Path) else output
     options.setdefault("change_feed", ChangeFeed(always=changes))
     return EmbeddingRun(partitions, store, pool, thresholds, **options)
+
+
+class Output:
+    """An output of runs with one pool, and what lies in it."""
+
+    def __init__(self, pool: Any, root: Path, store: Store | None = None) -> None:
+        self.pool = pool
+        self.root = root
+        self.space: str = pool.space.name
+        self.store = store or open_store(root)
+
+    def run(
+        self,
+        partitions: Iterable[Partition],
+        thresholds: Thresholds = SMALL,
+        *,
+        pool: Any = None,
+        store: Store | None = None,
+        **options: Any,
+    ) -> EmbeddingRun:
+        """A run that is ready to start.
+
+        Args:
+            pool: a wrapper around the pool.
+            store: another store of the same folder.
+        """
+        return make_run(pool or self.pool, partitions, store or self.store, thresholds, **options)
+
+    def embed(self, *arguments: Any, **options: Any) -> EmbeddingRun:
+        """A run that went through as in `finish`."""
+        return completed(self.run(*arguments, **options))
+
+    def events(self, *arguments: Any, **options: Any) -> list[Any]:
+        """All events of such a run."""
+        return finish(self.run(*arguments, **options))
+
+    def failure(self, *arguments: Any, **options: Any) -> Failure:
+        """The only failure of such a run."""
+        [failure] = failures(self.events(*arguments, **options))
+        return failure
+
+    def violations(self, source: Any, **options: Any) -> list[Violation]:
+        """What a verification finds."""
+        return of_kind(verify(source, self.store, self.pool.space, **options), Violation)
+
+    def keys(self) -> set[str]:
+        """The keys of the published files, and the whole names of all else."""
+        found = published_files(self.root, self.space)
+        return {name.removesuffix(".parquet") for name in found}
+
+    def path(self, key: str) -> Path:
+        """A partition's file."""
+        return self.root / file_name(self.space, key)
+
+    def read(self, key: str) -> Embedded:
+        """What a reader finds in a partition's file."""
+        return read_embedded(self.root, self.space, key)
+
+    def check(self, key: str, rows: Rows) -> FileFacts:
+        """Row i of the file is row i of the source, with its own vector."""
+        return assert_embedded(self.root, self.space, key, rows)
+
+    def check_all(self, catalog: Mapping[str, Rows]) -> None:
+        """Check each partition of a catalog."""
+        for key, rows in catalog.items():
+            self.check(key, rows)
 
 
 def finish(run: EmbeddingRun) -> list[Any]:
@@ -123,9 +200,20 @@ def failures(events: Iterable[Any]) -> list[Failure]:
     return of_kind(events, Failure)
 
 
-def in_memory(catalog: Mapping[str, Rows]) -> Iterator[Partition]:
+def in_memory(catalog: Mapping[str, Rows], version: str = "v1") -> Iterator[Partition]:
     """Partitions in memory, in the given order."""
-    return (partition_of(key, rows) for key, rows in catalog.items())
+    for key, rows in catalog.items():
+        yield partition_of(key, rows, version=version)
+
+
+class Wrapped:
+    """Stands in for a pool, a store or a call; a subclass changes some of its methods."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
 
 class UnstartedPool:
@@ -139,35 +227,29 @@ class UnstartedPool:
         raise AssertionError("the pool was started")
 
 
-class HeldCall:
+class HeldCall(Wrapped):
     """An encode call whose result is held back until a gate opens."""
 
     def __init__(self, call: EncodeCall, gate: threading.Event) -> None:
-        self._call = call
+        super().__init__(call)
         self._gate = gate
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._call, name)
 
     def result(self, timeout_seconds: float | None = None) -> EncodeMetrics | None:
         """The metrics, once the gate is open."""
-        return self._call.result() if self._gate.wait(timeout_seconds) else None
+        return self.inner.result() if self._gate.wait(timeout_seconds) else None
 
 
-class DoorPool:
-    """Wraps a pool and calls `waiting` each time a thread that waits for a slot checks for
+class DoorPool(Wrapped):
+    """A pool that calls `waiting` each time a thread that waits for a slot checks for
     cancellation."""
 
     def __init__(self, pool: EncoderPool, waiting: Callable[[], None]) -> None:
-        self._pool = pool
+        super().__init__(pool)
         self._waiting = waiting
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._pool, name)
 
     def arena(self, **size: int) -> Arena:
         """An arena that calls `waiting` while a thread waits for a slot."""
-        arena = self._pool.arena(**size)
+        arena = self.inner.arena(**size)
         acquire = arena.acquire
 
         def watched(cancelled: Callable[[], bool] | None = None) -> Slot:
@@ -189,11 +271,11 @@ def limit_bytes(patch: pytest.MonkeyPatch, b_max_bytes: int) -> None:
     patch.setattr(thresholds_module, "_BYTES_PER_TEXT", 0)
 
 
-def smallest_run_limit(pool: Any, output: Path | Store, thresholds: Thresholds = SMALL) -> int:
+def smallest_run_limit(output: Output, thresholds: Thresholds = SMALL, **options: Any) -> int:
     """The smallest limit that a run with these thresholds accepts."""
     partition = partition_of("k", [])
     return smallest_limit(
-        lambda limit: make_run(pool, [partition], output, thresholds, memory_limit_bytes=limit)
+        lambda limit: output.run([partition], thresholds, memory_limit_bytes=limit, **options)
     )
 
 

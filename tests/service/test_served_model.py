@@ -19,7 +19,7 @@ from surge_dagster.service.errors import Refusal
 from surge_dagster.service.spaces import LaneSettings, ServedSpaces
 from tests.engine.encoder.conftest import column, tiny_model
 from tests.engine.encoder.test_zoo import ALSO_ELSEWHERE, ZOO
-from tests.engine.encoder.test_zoo import texts as texts_of_zoo
+from tests.engine.odd_texts import short_texts
 from tests.engine.runs import finish, in_memory, make_run
 from tests.service.running import serving
 from tests.small_catalogs import read_embedded
@@ -61,7 +61,7 @@ def test_answers_of_every_architecture_are_those_of_searches_and_files(
 ) -> None:
     spec = EncodingSpec(str(tiny_model(name, tmp_path)))
     output = tmp_path / "output"
-    texts = [text for text in texts_of_zoo() if text]  # an empty one has no token in some
+    texts = [text for text in short_texts() if text]  # an empty one has no token in some
     rows = [(str(row), text) for row, text in enumerate(texts)]
     stated = spec.resolve()
     if not (stated.query_prompt or stated.document_prompt):

@@ -19,15 +19,10 @@ from surge_dagster.engine.model.spec import DERIVED_DTYPES, DerivedDtype, Encodi
 from surge_dagster.engine.output.current_space import read_current
 from surge_dagster.engine.output.spaces import find_space, list_spaces
 from surge_dagster.engine.run.report import Failure
-from tests.small_catalogs import make_unreadable, rewrite, with_vectors
+from tests.small_catalogs import keys_of, make_unreadable, rewrite, with_vectors
 from tests.spaces import KEYS, ROWS, Spaces
 
 MODEL = "hash://16"
-
-
-@pytest.fixture
-def made(three_spaces: Spaces, tmp_path: Path) -> Spaces:
-    return three_spaces.copy_to(tmp_path, (MODEL,))
 
 
 def run(
@@ -65,14 +60,14 @@ def test_every_file_has_the_rows_of_its_parent_with_converted_vectors(
     made: Spaces, dtype: DerivedDtype
 ) -> None:
     derived = run(made, dtype, 8)
-    assert [event.key for event in derived.events()] == list(KEYS)
+    assert keys_of(derived.events()) == list(KEYS)
     for key in KEYS:
         parent = made.file(MODEL, key)
         own = file_of(made, derived.space, key)
         vectors = cut(matrix_in(parent, "float32"), derived.space)
         np.testing.assert_array_equal(matrix_in(own, dtype), convert(vectors, derived.space))
-        rows, expected = (pq.read_table(path).drop_columns(["embedding"]) for path in (own, parent))
-        assert rows.equals(expected)
+        rows = pq.read_table(own).drop_columns(["embedding"])
+        assert rows.equals(pq.read_table(parent).drop_columns(["embedding"]))
     assert derived.report.rows == ROWS * len(KEYS)
 
 
@@ -99,9 +94,8 @@ def test_damaged_file_of_the_parent_fails_its_partition_alone(made: Spaces) -> N
     assert "b.parquet' cannot be read because it is damaged" in outcomes["b"]
     assert "embed" in outcomes["b"]
     assert "c.parquet' cannot be read because it is damaged" in outcomes["c"]
-    assert [
-        path.name for path in file_of(made, run(made, "float16").space, "a").parent.glob("*.p*")
-    ] == ["a.parquet"]
+    derived = file_of(made, run(made, "float16").space, "a")
+    assert list(derived.parent.glob("*.p*")) == [derived]
 
 
 @pytest.mark.parametrize("dtype", ["int8", "binary"])
@@ -193,11 +187,13 @@ def test_ranges_are_found_once_and_are_part_of_the_space(made: Spaces) -> None:
 
 def test_embedding_never_finds_a_derived_space(made: Spaces) -> None:
     parent = made.of(MODEL)
-    names = [run(made, dtype).space.name for dtype in ("int8", "float16", "binary")]
+    names = {parent.name}
+    for dtype in ("int8", "float16", "binary"):
+        names.add(run(made, dtype).space.name)
     assert find_space(made.store, EncodingSpec(MODEL)) == parent
     assert find_space(made.store, EncodingSpec(MODEL, dtype="float16")) is None
-    assert {space.name for space in list_spaces(made.store)} == {parent.name, *names}
-    assert len({parent.name, *names}) == 4
+    assert {space.name for space in list_spaces(made.store)} == names
+    assert len(names) == 4
     current = read_current(made.store)
     assert current and current.space == parent.name, "readers stay with the parent"
 

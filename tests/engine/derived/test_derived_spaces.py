@@ -26,30 +26,23 @@ from surge_dagster.engine.verify.verification import (
     switch_space,
     verify,
 )
-from tests.engine.runs import finish, in_memory, make_run
-from tests.small_catalogs import numbered_rows, rewrite
+from tests.engine.runs import Output, in_memory, of_kind
+from tests.small_catalogs import keys_of, numbered_rows, rewrite
 from tests.spaces import KEYS, ROWS, Spaces
 
 MODEL = "hash://16"
 POLARS = {"float32": pl.Float32, "float16": pl.Float16, "int8": pl.Int8, "binary": pl.UInt8}
 
 
-@pytest.fixture
-def made(three_spaces: Spaces, tmp_path: Path) -> Spaces:
-    return three_spaces.copy_to(tmp_path, (MODEL,))
-
-
 def derived(made: Spaces, dtype: DerivedDtype = "int8", dimension: int | None = None) -> Space:
     run = DeriveRun(made.store, made.of(MODEL), dtype, dimension)
-    assert not [event for event in run.events() if event.key not in KEYS]
+    assert set(keys_of(run.events())) <= set(KEYS)
     assert not run.report.partitions_failed
     return run.space
 
 
 def violations(made: Spaces, space: Space) -> list[Violation]:
-    return [
-        event for event in verify(made.source, made.store, space) if isinstance(event, Violation)
-    ]
+    return of_kind(verify(made.source, made.store, space), Violation)
 
 
 @pytest.mark.parametrize("dtype", DERIVED_DTYPES)
@@ -80,14 +73,11 @@ def test_query_of_another_model_is_refused(
 
 
 @pytest.mark.parametrize("dtype", DERIVED_DTYPES)
-def test_loading_gives_the_stored_vectors(
-    tmp_path: Path, hash_pool: EncoderPool, dtype: DerivedDtype
-) -> None:
-    run = make_run(hash_pool, in_memory({"a": numbered_rows("a", 30)}), tmp_path / "out")
-    finish(run)
-    deriving = DeriveRun(run.store, run.space, dtype, 8)
+def test_loading_gives_the_stored_vectors(output: Output, dtype: DerivedDtype) -> None:
+    output.embed(in_memory({"a": numbered_rows("a", 30)}))
+    deriving = DeriveRun(output.store, output.pool.space, dtype, 8)
     list(deriving.events())
-    opened = open_embeddings(tmp_path / "out", deriving.space.name)
+    opened = open_embeddings(output.root, deriving.space.name)
     frame = opened.lazy().collect()
     assert frame["embedding"].dtype == pl.Array(POLARS[dtype], 1 if dtype == "binary" else 8)
     stored = opened.dataset().to_table()["embedding"].combine_chunks()

@@ -43,8 +43,12 @@ def faulty_pool(
     return pool
 
 
+def harmless(count: int) -> list[str]:
+    return [f"harmless {row}" for row in range(count)]
+
+
 def with_harm(*harm: str) -> list[str]:
-    texts = [f"harmless {row}" for row in range(4_000)]
+    texts = harmless(4_000)
     for place, text in enumerate(harm):
         texts[700 * (place + 1)] = text
     return texts

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,8 @@ from surge_dagster.engine.inference import torch_backend as ours
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.encoder.conftest import tiny_model
 
-pytestmark = pytest.mark.timeout(400)
+# Each start compares, whatever another one has found.
+pytestmark = [pytest.mark.timeout(400), pytest.mark.usefixtures("own_cache")]
 
 # The token budget that a worker begins with, so that batches are those of a start.
 _SETTINGS = BackendSettings(device="cpu", precision="fp32", threads=2, token_budget=2_048)
@@ -42,12 +42,6 @@ def spaces(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Space]:
         return made[name]
 
     return space_of
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each start compares, whatever another one has found."""
-    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +84,21 @@ def _in_modules(change: Callable[[Any], None]) -> Callable[[pytest.MonkeyPatch],
     return inject
 
 
-def _in_tokenizer(change: Callable[[dict[str, Any]], None]) -> Callable[[pytest.MonkeyPatch], None]:
+def _in_facts(change: Callable[[Any], TokenizerFacts]) -> Callable[[pytest.MonkeyPatch], None]:
     def inject(patch: pytest.MonkeyPatch) -> None:
         facts_of = ours.tokenizer_facts
-
-        def changed(model: Any, space: Space) -> TokenizerFacts:
-            facts = facts_of(model, space)
-            assert facts is not None
-            document = json.loads(facts.tokenizer_json)
-            change(document)
-            return replace(facts, tokenizer_json=json.dumps(document))
-
-        patch.setattr(ours, "tokenizer_facts", changed)
+        patch.setattr(ours, "tokenizer_facts", lambda model, space: change(facts_of(model, space)))
 
     return inject
+
+
+def _in_tokenizer(change: Callable[[Any, Space], None]) -> Callable[[pytest.MonkeyPatch], None]:
+    class Changed(TextTokenizer):
+        def __init__(self, facts: TokenizerFacts, space: Space) -> None:
+            super().__init__(facts, space)
+            change(self, space)
+
+    return lambda patch: patch.setattr(ours, "TextTokenizer", Changed)
 
 
 def _in_batches(
@@ -125,10 +120,9 @@ def _in_batches(
 
 def _without(kind: str) -> Callable[[Any], None]:
     def change(model: Any) -> None:
-        for name in [
-            name for name, module in model.named_children() if type(module).__name__ == kind
-        ]:
-            delattr(model, name)
+        for name, module in list(model.named_children()):
+            if type(module).__name__ == kind:
+                delattr(model, name)
 
     return change
 
@@ -149,34 +143,23 @@ def _on_the_left(ids: Any, mask: Any) -> tuple[Any, Any]:
     return ids, mask
 
 
-def _cut_without_special_tokens(patch: pytest.MonkeyPatch) -> None:
-    class Cutting(TextTokenizer):
-        def __init__(self, facts: TokenizerFacts, space: Space) -> None:
-            super().__init__(facts, space)
-            self._surplus = space.max_length  # the last token, whichever it is
-            self._words = None
-
-    patch.setattr(ours, "TextTokenizer", Cutting)
+def _cut_without_special_tokens(tokenizer: Any, space: Space) -> None:
+    tokenizer._surplus = space.max_length  # the last token, whichever it is
+    tokenizer._words = None
 
 
-def _with_another_end(patch: pytest.MonkeyPatch) -> None:
-    class Ending(TextTokenizer):
-        def __init__(self, facts: TokenizerFacts, space: Space) -> None:
-            super().__init__(facts, space)
-            self._after = self._before
-
-    patch.setattr(ours, "TextTokenizer", Ending)
+def _with_another_end(tokenizer: Any, _: Space) -> None:
+    tokenizer._after = tokenizer._before
 
 
-def _truncated_on_the_left(patch: pytest.MonkeyPatch) -> None:
-    facts_of = ours.tokenizer_facts
+def _truncated_on_the_left(facts: TokenizerFacts) -> TokenizerFacts:
+    return replace(facts, truncation_side="left")
 
-    def changed(model: Any, space: Space) -> TokenizerFacts:
-        facts = facts_of(model, space)
-        assert facts is not None
-        return replace(facts, truncation_side="left")
 
-    patch.setattr(ours, "tokenizer_facts", changed)
+def _without_lower_casing(facts: TokenizerFacts) -> TokenizerFacts:
+    document = json.loads(facts.tokenizer_json)
+    document["normalizer"]["lowercase"] = False
+    return replace(facts, tokenizer_json=json.dumps(document))
 
 
 def _rows_in_another_order(patch: pytest.MonkeyPatch) -> None:
@@ -208,13 +191,10 @@ FAULTS = (
     ),
     Fault("segment of a second text", _in_modules(_features(0, token_type_ids=_ones))),
     Fault("normalization too many", _in_space(normalize=True), "bert_several_poolings"),
-    Fault("special tokens cut off", _cut_without_special_tokens),
-    Fault("words put together with another end", _with_another_end),
-    Fault("truncation at the other end", _truncated_on_the_left),
-    Fault(
-        "lower-casing lost",
-        _in_tokenizer(lambda document: document["normalizer"].update(lowercase=False)),
-    ),
+    Fault("special tokens cut off", _in_tokenizer(_cut_without_special_tokens)),
+    Fault("words put together with another end", _in_tokenizer(_with_another_end)),
+    Fault("truncation at the other end", _in_facts(_truncated_on_the_left)),
+    Fault("lower-casing lost", _in_facts(_without_lower_casing)),
     Fault("dropout left on", _in_modules(lambda model: model.train())),
     Fault("rows in another order", _rows_in_another_order),
     Fault("fp16 overflow", lambda patch: None, "gemma3_overflowing_fp16", "fp16"),

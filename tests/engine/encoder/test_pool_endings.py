@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +14,11 @@ import pytest
 from surge_dagster.engine.encoder.schedule import CHUNKS
 from surge_dagster.engine.encoder.worker.backends import hash_vectors
 from surge_dagster.engine.errors import EncoderError
+from surge_dagster.engine.support.waiting import in_background
 from tests.engine.encoder.conftest import column, encode, filled_slot
-from tests.engine.encoder.faulty_pools import faulty_pool, wait_for_end, with_harm
+from tests.engine.encoder.faulty_pools import faulty_pool, harmless, wait_for_end, with_harm
 from tests.signals import interrupted_in_another_thread
+from tests.waiting import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("faulty_workers", "no_leaks")]
 
@@ -25,13 +26,13 @@ pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("faulty_workers", "
 def test_workers_start_the_next_superbatch_before_the_end_of_the_current_one(
     tmp_path: Path,
 ) -> None:
-    first = [f"harmless {row}" for row in range(999)] + [f"hang once {tmp_path / 'hung'}"]
-    second = [f"next {row}" for row in range(2_000)]
+    first = [*harmless(999), f"hang once {tmp_path / 'hung'}"]
+    second = harmless(3_000)[1_000:]
     with faulty_pool() as pool, pool.arena(slots=2, max_texts=2_000, max_bytes=1 << 20) as arena:
         slots = [arena.acquire(), arena.acquire()]
         slots[0].append(column(first))
         slots[1].append(column(second))
-        calls = [pool.submit(slot) for slot in slots]
+        calls = [*map(pool.submit, slots)]
         hung = tmp_path / "hung"
         # by one worker, while the other hangs at the end of the first
         while not (hung.exists() and calls[1].encoded):
@@ -42,11 +43,12 @@ def test_workers_start_the_next_superbatch_before_the_end_of_the_current_one(
         assert calls[1].result(60) is not None
         assert np.array_equal(slots[1].matrix(0, 2_000), hash_vectors(second, 16))
         assert np.array_equal(slots[0].matrix(0, 1_000), hash_vectors(first, 16))
-        assert all(call.metrics.costs.encode_seconds > 0 for call in calls)
+        for call in calls:
+            assert call.metrics.costs.encode_seconds > 0
 
 
 def test_abandoned_call_lists_the_rows_that_have_vectors(tmp_path: Path) -> None:
-    texts = [f"harmless {row}" for row in range(20_000)] + [f"hang once {tmp_path / 'hung'}"]
+    texts = [*harmless(20_000), f"hang once {tmp_path / 'hung'}"]
     with faulty_pool() as pool, filled_slot(pool, texts) as slot:
         call = pool.submit(slot)
         while not (tmp_path / "hung").exists() or not call.encoded:
@@ -54,8 +56,8 @@ def test_abandoned_call_lists_the_rows_that_have_vectors(tmp_path: Path) -> None
         call.abandon()
         expected = hash_vectors(texts, 16)
         assert call.encoded
-        assert all(stop < len(texts) for _, stop in call.encoded)
         for start, stop in call.encoded:
+            assert stop < len(texts)
             assert np.array_equal(slot.matrix(start, stop), expected[start:stop])
 
 
@@ -65,7 +67,7 @@ def test_arena_can_be_closed_while_a_worker_holds_chunks_of_it(
 ) -> None:
     seen = tmp_path / "seen"
     gate = tmp_path / "gate"
-    texts = [f"wait {gate}", *(f"harmless {row}" for row in range(20_000))]
+    texts = [f"wait {gate}", *harmless(20_000)]
     texts[CHUNKS.texts + 1] = f"seen {seen}"  # in the chunk that waits behind the first one
     with faulty_pool("cpu", max_respawns=0) as pool:
         pids = pool.worker_pids
@@ -103,21 +105,12 @@ def test_slot_of_a_call_that_failed_with_the_pool_is_free_again(tmp_path: Path) 
 
 def test_closing_ends_a_hung_worker_and_the_waiting_call(tmp_path: Path) -> None:
     pool = faulty_pool()
-    outcome: list[str] = []
-
-    def try_it() -> None:
-        try:
-            encode(pool, with_harm(f"hang once {tmp_path / 'hung'}"))
-        except EncoderError as error:
-            outcome.append(str(error))
-
-    waiting = threading.Thread(target=try_it)
-    waiting.start()
-    while not (tmp_path / "hung").exists():
-        waiting.join(0.01)
+    texts = with_harm(f"hang once {tmp_path / 'hung'}")
+    waiting = in_background(lambda: encode(pool, texts), "waiting")
+    until((tmp_path / "hung").exists)
     pool.close()
-    waiting.join(60)
-    assert outcome == ["the encoder pool is closed"]
+    with pytest.raises(EncoderError, match="the encoder pool is closed"):
+        waiting.result(60)
 
 
 _PARENT = """
@@ -186,7 +179,7 @@ def _start_parent(tmp_path: Path, *, fork: bool = False) -> _Parent:
         arguments, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
     )
     assert parent.stdout is not None
-    parent.pids = [int(pid) for pid in parent.stdout.readline().split()]
+    parent.pids = [*map(int, parent.stdout.readline().split())]
     assert len(parent.pids) == 2 + fork
     while not hung.exists():
         assert parent.poll() is None

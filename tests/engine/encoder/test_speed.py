@@ -17,7 +17,6 @@ from surge_dagster.engine.encoder.speed import (
     speed_of,
     time_start,
 )
-from surge_dagster.engine.run.thresholds import Thresholds
 
 C_IPC = 0.004
 C_TEXT = 0.0002
@@ -95,7 +94,7 @@ def test_newest_superbatches_set_the_pace() -> None:
 
 @pytest.mark.parametrize("stalled_seconds", [5.0, 600.0])
 def test_one_stalled_superbatch_does_not_make_plans_longer(stalled_seconds: float) -> None:
-    of_runs = [call(5_000 + 10 * number) for number in range(8)]
+    of_runs = [*map(call, range(5_000, 5_080, 10))]
     of_runs[3] = replace(of_runs[3], seconds=of_runs[3].seconds + stalled_seconds)
 
     seconds = speed_of(START, of_runs).seconds(20_000.0, 240_000.0)
@@ -132,7 +131,7 @@ def test_mean_length_is_that_of_the_texts_of_runs() -> None:
 def test_spread_is_how_far_superbatches_differ() -> None:
     assert speed_of(START, [call(2_000)]).spread is None
     assert speed_of(START, [call(2_000)] * 3).spread == pytest.approx(0, abs=1e-9)
-    paces = [call(2_000, pace=pace) for pace in (0.9, 1.0, 1.1)]
+    paces = [call(2_000, pace=0.9), call(2_000), call(2_000, pace=1.1)]
     assert speed_of(START, paces).spread == pytest.approx(1.96 * 0.1)
 
 
@@ -182,23 +181,9 @@ def test_break_even_is_where_the_call_costs_as_much_as_its_texts() -> None:
     assert speed.break_even_texts(10) * (0.001 + 10 * 0.0001) == pytest.approx(0.1)
 
 
-def test_b_min_and_its_ramp_can_be_set() -> None:
-    assert Thresholds().resolve(3_200).first_b_min == 200
-    assert Thresholds(first_b_min=500).resolve(3_200).first_b_min == 500
-    # no larger than what follows
-    assert Thresholds(first_b_min=9_000).resolve(3_200).first_b_min == 3_200
-    assert Thresholds(b_min=4_000).resolve(3_200).first_b_min == 4_000
-    assert Thresholds(b_min=4_000, first_b_min=10).resolve(3_200).b_min_of(2) == 40
-
-
+@pytest.mark.usefixtures("own_cache")
 class TestRecord:
     """Timed calls live in the document that also holds the answer of the parity check."""
-
-    @pytest.fixture(autouse=True)
-    def own_cache(
-        self, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
 
     def record(self, devices: str = "cpu") -> SpeedRecord:
         return SpeedRecord(Calibration("calibration/one.json"), devices, workers=1)

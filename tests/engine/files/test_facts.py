@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,8 +28,8 @@ words = st.text(max_size=20)
 def test_facts_are_read_back_as_they_were_written(
     key: str, version: str, rows: int, truncated: int
 ) -> None:
-    facts = FileFacts(
-        key, "space", "model", "fp32", version, "0" * 32, "1" * 32, rows, 384, truncated
+    facts = replace(
+        FACTS, partition_key=key, source_version=version, rows=rows, truncated=truncated
     )
     assert facts_of(guarded_metadata(facts)) == facts
 
@@ -44,17 +46,16 @@ def test_metadata_name_every_fact_of_the_format() -> None:
 
 
 def test_key_that_is_not_text_can_be_written_and_read() -> None:
-    facts = FileFacts("\ud800", "space", "model", "fp32", "v1", "0", "1", 1, 2, 0)
+    facts = replace(FACTS, partition_key="\ud800")
     assert facts_of(guarded_metadata(facts)).partition_key == "\ufffd" * 3
 
 
 @pytest.mark.parametrize("name", ENTRY_NAMES)
 def test_changed_or_missing_entry_is_refused(name: bytes) -> None:
     written = guarded_metadata(FACTS)
-    changed, missing = (
-        written | {name: written[name] + b"0"},
-        {each: written[each] for each in written if each != name},
-    )
+    changed = written | {name: written[name] + b"0"}
+    missing = dict(written)
+    del missing[name]
     for entries in (changed, missing):
         expected = "name the format" if name == b"surge.format" else "do not match their own digest"
         with pytest.raises(InvalidFile, match=expected):
@@ -65,7 +66,7 @@ def test_metadata_of_another_program_is_refused() -> None:
     for metadata in (None, {}, {b"pandas": b"{}"}):
         with pytest.raises(InvalidFile, match="name the format None; expected '2'"):
             facts_of(metadata)
-    broken = FileFacts("shoes", "space", "model", "fp32", "v1", "0", "1", "ten", 384, 2)  # pyright: ignore[reportArgumentType]
+    broken = replace(FACTS, rows="ten")  # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidFile, match="cannot be read"):
         facts_of(guarded_metadata(broken))
 

@@ -39,6 +39,14 @@ IMITATION = "\x18\x0bsurge.space\x18\x05other\x00"
 COLUMNS = schema(pa.string(), 16, "float32", include_text=True)
 
 
+def of_version(size: int) -> FileFacts:
+    return replace(FACTS, source_version="v" * size)
+
+
+def of_key(key: str) -> FileFacts:
+    return replace(FACTS, partition_key=key)
+
+
 def file_of(facts: FileFacts, groups: int = 1) -> bytes:
     sink = pa.BufferOutputStream()
     rows = facts.rows // groups
@@ -80,15 +88,9 @@ def test_end_of_a_file_gives_the_facts_and_columns_of_its_whole_footer(
 @pytest.mark.parametrize(
     "facts",
     [
-        replace(FACTS, partition_key="a\0b"),
-        *(
-            replace(FACTS, source_version="v" * size)
-            for size in (0, 1, 127, 128, 129, 5_000, 3 * END_BYTES)
-        ),
-        *(
-            replace(FACTS, partition_key=key)
-            for key in (IMITATION, f"a{IMITATION}b", "PAR1", "surge.space")
-        ),
+        of_key("a\0b"),
+        *map(of_version, (0, 1, 127, 128, 129, 5_000, 3 * END_BYTES)),
+        *map(of_key, (IMITATION, f"a{IMITATION}b", "PAR1", "surge.space")),
     ],
 )
 def test_long_and_misleading_facts_are_read_from_the_end_of_the_file(

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.store import open_store
-from tests.engine.runs import in_memory, make_run
+from tests.engine.runs import Output, in_memory
 from tests.small_catalogs import numbered_rows
 
 
@@ -51,15 +50,9 @@ def test_output_is_refused_only_where_its_files_would_be_rows_of_the_source(
 
 
 def test_run_with_an_output_inside_its_source_writes_nothing(
-    hash_pool: EncoderPool, tmp_path: Path
+    output: Output,
 ) -> None:
-    (tmp_path / "shop").mkdir()
     partitions = in_memory({"a": numbered_rows("a", 3)})
     with pytest.raises(ConfigError, match="lies inside the source"):
-        make_run(
-            hash_pool,
-            partitions,
-            tmp_path / "shop" / "out",
-            catalog=CatalogRecord(f"{tmp_path}/shop"),
-        )
-    assert list((tmp_path / "shop").iterdir()) == []
+        output.run(partitions, catalog=CatalogRecord(str(output.root.parent)))
+    assert not output.root.exists()

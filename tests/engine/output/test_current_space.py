@@ -24,7 +24,8 @@ from surge_dagster.engine.readers.loading import open_embeddings
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
 
-SPECS = [EncodingSpec(f"hash://{d}") for d in (16, 24, 8)]
+SPACES = [*map(EncodingSpec.resolve, map(EncodingSpec, ("hash://16", "hash://24", "hash://8")))]
+NAMES = [space.name for space in SPACES]
 
 
 @pytest.fixture(params=["disk", "bucket"])
@@ -36,30 +37,35 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return open_bucket(request.getfixturevalue("object_server"))
 
 
+def claim_all(store: Store) -> None:
+    for space in SPACES:
+        claim_space(store, space)
+
+
 def test_without_a_current_space_only_a_single_one_is_read(store: Store) -> None:
     with pytest.raises(ConfigError, match="holds no embeddings"):
         space_of_readers(store)
-    first, second = (claim_space(store, spec.resolve()) for spec in SPECS[:2])
-    with pytest.raises(ConfigError, match=f"several spaces.*{first.name}, {second.name}"):
+    claim_space(store, SPACES[0])
+    claim_space(store, SPACES[1])
+    with pytest.raises(ConfigError, match=f"several spaces.*{NAMES[0]}, {NAMES[1]}"):
         space_of_readers(store)
-    write_current(store, second.name, seen=None)
-    assert space_of_readers(store).name == second.name
+    write_current(store, NAMES[1], seen=None)
+    assert space_of_readers(store).name == NAMES[1]
 
 
 def test_first_space_becomes_current_before_a_second_one_is_begun(store: Store) -> None:
-    first, second, third = (spec.resolve() for spec in SPECS)
-    for beginning in (first, second, third, second):
+    for beginning in (*SPACES, SPACES[1]):
         keep_current(store, beginning)
         claim_space(store, beginning)
-    assert read_current(store) == CurrentSpace(first.name)
+    assert read_current(store) == CurrentSpace(NAMES[0])
 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_one_of_several_concurrent_switches_wins_and_the_others_are_refused(
     store: Store, first: bool
 ) -> None:
-    spaces = [claim_space(store, spec.resolve()).name for spec in SPECS]
-    seen = None if first else write_current(store, spaces[0], seen=None)
+    claim_all(store)
+    seen = None if first else write_current(store, NAMES[0], seen=None)
     together = threading.Barrier(4)
 
     def write(name: str) -> CurrentSpace | None:
@@ -70,14 +76,14 @@ def test_one_of_several_concurrent_switches_wins_and_the_others_are_refused(
             return None
 
     with ThreadPoolExecutor(4) as threads:
-        results = list(threads.map(write, [*spaces, spaces[1]]))
-    [won] = [result for result in results if result]
+        [won] = filter(None, threads.map(write, [*NAMES, NAMES[1]]))
     assert read_current(store) == won
-    assert (won.previous, won.number) == ((None, 1) if first else (spaces[0], 2))
+    assert (won.previous, won.number) == ((None, 1) if first else (NAMES[0], 2))
 
 
 def test_space_that_is_current_again_does_not_match_its_first_time(store: Store) -> None:
-    x, y, z = (claim_space(store, spec.resolve()).name for spec in SPECS)
+    claim_all(store)
+    x, y, z = NAMES
     first = write_current(store, x, seen=None)
     back = write_current(store, x, seen=write_current(store, y, seen=first))
     assert back == CurrentSpace(x, y, 3)
@@ -105,7 +111,7 @@ def test_damaged_or_missing_current_space_is_refused(
     tmp_path: Path, text: str, refusal: str
 ) -> None:
     store = open_store(tmp_path)
-    space = claim_space(store, SPECS[0].resolve())
+    space = claim_space(store, SPACES[0])
     (tmp_path / "current_space.json").write_text(text)
     with pytest.raises(ConfigError, match=f"current_space.json' {refusal}"):
         open_embeddings(store)

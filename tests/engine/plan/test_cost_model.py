@@ -3,12 +3,10 @@ say which hold."""
 
 from __future__ import annotations
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.plan.cost_model import (
     CostConstants,
     Recommendation,
@@ -17,10 +15,9 @@ from surge_dagster.engine.plan.cost_model import (
     recommend,
     speedup,
 )
-from surge_dagster.engine.run.aggregator import Aggregator
-from surge_dagster.engine.run.superbatch import PartitionToRead, ReadPartition
 from surge_dagster.engine.run.thresholds import Bounds
-from surge_dagster.engine.sources.partition import Partition, RowBatch
+from tests.engine.run.test_aggregator import Gathering, Incoming
+from tests.small_catalogs import numbered_catalog
 
 TEXTS = 10_000_000
 PARTITIONS = 4_000
@@ -87,28 +84,12 @@ def test_prediction_equals_the_flushes_of_the_aggregator(
     sizes: list[int], b_min: int, extra: int, first: int | None
 ) -> None:
     bounds = Bounds(b_min, b_min + extra, 1 << 20, 1 << 20, first)
-    made: list[tuple[int, int]] = []
-    with Arena(
-        slots=3, max_texts=bounds.b_max, max_bytes=bounds.b_max_bytes, dimension=1, dtype="float32"
-    ) as arena:
-        aggregator = Aggregator(bounds, arena.acquire)
-
-        def emit(batches) -> None:
-            for batch in batches:
-                made.append((batch.texts, len(batch.segments)))
-                batch.slot.release()
-
-        for number, size in enumerate(sizes):
-            aggregator.open(
-                PartitionToRead(Partition(str(number), "v", lambda: iter(()), lambda: "v"))
-            )
-            if size:
-                texts = pa.array(["x"] * size, pa.large_string())
-                emit(aggregator.add(RowBatch(pa.array(range(size), pa.int64()), texts)))
-            emit(aggregator.close(ReadPartition(size, "", pa.int64())))
-        emit(aggregator.finish())
-    predicted = predict_flushes(sizes, bounds)
-    assert made == [(flush.texts, flush.partitions) for flush in predicted]
+    gathering = Gathering(bounds)
+    catalog = numbered_catalog(sizes)
+    gathering.run([Incoming(key, rows, 100) for key, rows in catalog.items()])
+    for flush, pieces in zip(predict_flushes(sizes, bounds), gathering.emitted, strict=True):
+        assert flush.partitions == len(pieces)
+        assert flush.texts == sum(stop - start for _, start, stop in pieces)
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,9 @@ from surge_dagster.engine.sources import Selection
 from surge_dagster.engine.store.object_store import ObjectStore
 from surge_dagster.engine.support.footer_memory import forget_all
 from surge_dagster.engine.tables.frames import FrameCatalog
+from tests.engine import runs
 from tests.engine.carried_values import VALUES
 from tests.engine.outputs import Load, Output, both_ways, output
-from tests.engine.runs import completed, make_run
 from tests.engine.store.object_server import ObjectServer, open_bucket
 
 __all__ = ["output"]
@@ -105,7 +105,7 @@ def test_carried_column_of_any_type_is_loaded(
 ) -> None:
     table = pa.table({"id": ["a", "b", "c"], "text": ["x", "y", "z"], "value": VALUES[kind]})
     source = FrameCatalog({"k": table}, Selection(carried=("value",)), versions={"k": "1"})
-    completed(make_run(hash_pool, source, tmp_path))
+    runs.Output(hash_pool, tmp_path).embed(source)
     opened = open_embeddings(tmp_path)
 
     assert opened.dataset().to_table().num_rows == 3

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -155,16 +156,14 @@ class Gathering:
             assert segment.start == row, "segments cover the slot without a gap"
             row = segment.stop
             key = segment.partition.key
-            ids = [value for chunk in segment.ids for value in chunk.to_pylist()]
+            ids = pa.chunked_array(segment.ids, pa.string()).to_pylist()
             found = list(zip(ids, batch.slot.texts(segment.start, row).to_pylist(), strict=True))
             size += sum(map(row_cost, found)) + (
                 PARTITION_OVERHEAD_BYTES if segment.first_row == 0 else 0
             )
-            numbered = {
-                (key, segment.first_row + number): value for number, value in enumerate(found)
-            }
-            assert not self.rows.keys() & numbered.keys(), "no row comes twice"
-            self.rows |= numbered
+            for number, value in enumerate(found, segment.first_row):
+                assert (key, number) not in self.rows, "no row comes twice"
+                self.rows[key, number] = value
             pieces.append((key, segment.first_row, segment.first_row + len(found)))
             if segment.read is not None:
                 self.ended.append((key, pieces[-1][2]))
@@ -176,12 +175,11 @@ class Gathering:
 
 def numbered(partition: Incoming) -> dict[tuple[str, int], tuple[str, str]]:
     """Ids and texts of the rows that are to be encoded, by key and number of the row."""
-    rows = enumerate(partition.rows)
-    return {
-        (partition.key, n): row
-        for n, row in rows
-        if n // partition.batch_rows not in partition.skipped
-    }
+    rows: dict[tuple[str, int], tuple[str, str]] = {}
+    for number, row in enumerate(partition.rows):
+        if number // partition.batch_rows not in partition.skipped:
+            rows[partition.key, number] = row
+    return rows
 
 
 @st.composite
@@ -203,8 +201,9 @@ def arrivals(draw: st.DrawFn, *, staged: bool = False) -> list[Incoming]:
                 st.integers(0, 400) | st.integers(0, 5), max_size=draw(st.sampled_from([1, 5, 70]))
             )
         )
-        texts = ["ß" * (size // 2) + "x" * (size % 2) for size in sizes]
-        rows = [(f"{number}.{row}", text) for row, text in enumerate(texts)]
+        rows: list[tuple[str, str]] = []
+        for row, size in enumerate(sizes):
+            rows.append((f"{number}.{row}", "ß" * (size // 2) + "x" * (size % 2)))
         refused = not staged and draw(st.sampled_from([False] * 4 + [True]))
         skipped = draw(st.frozensets(st.integers(0, 70))) if staged else frozenset[int]()
         partitions.append(Incoming(f"p{number}", rows, draw(st.integers(1, 30)), refused, skipped))
@@ -219,10 +218,12 @@ def test_any_stream_is_gathered_by_the_rule_and_within_its_bounds(
     gathering = Gathering(bounds)
     gathering.run(partitions)
     assert gathering.emitted == told_row_by_row(partitions, bounds)
-    whole = [partition for partition in partitions if not partition.refused]
-    assert gathering.ended == [(partition.key, len(partition.rows)) for partition in whole]
-    for partition in whole:
-        assert numbered(partition).items() <= gathering.rows.items()
+    ended: list[tuple[str, int]] = []
+    for partition in partitions:
+        if not partition.refused:
+            ended.append((partition.key, len(partition.rows)))
+            assert numbered(partition).items() <= gathering.rows.items()
+    assert gathering.ended == ended
 
 
 @given(arrivals(staged=True), bounds_of())
@@ -233,26 +234,23 @@ def test_skipped_rows_do_not_move_the_other_rows(
     their numbers."""
     gathering = Gathering(bounds)
     gathering.run(partitions)
-    assert gathering.rows == {
-        row: value for partition in partitions for row, value in numbered(partition).items()
-    }
-    assert gathering.ended == [(partition.key, len(partition.rows)) for partition in partitions]
+    rows: dict[tuple[str, int], tuple[str, str]] = {}
+    ended: list[tuple[str, int]] = []
+    for partition in partitions:
+        rows |= numbered(partition)
+        ended.append((partition.key, len(partition.rows)))
+    assert gathering.rows == rows
+    assert gathering.ended == ended
 
 
 def test_derived_b_min_is_reached_in_doubling_steps() -> None:
     derived = Thresholds().resolve(5_000)
-    assert [derived.b_min_of(index) for index in (0, 1, 2, 3, 4, 1_000_000)] == [
-        312,
-        624,
-        1248,
-        2496,
-        4992,
-        5000,
-    ]
+    steps = [*map(derived.b_min_of, (0, 1, 2, 3, 4, 1_000_000))]
+    assert steps == [312, 624, 1248, 2496, 4992, 5000]
     assert Thresholds(b_min=5_000).resolve(5_000).b_min_of(0) == 5_000
     gathering = Gathering(Bounds(8, 100, 100_000, 100_000, first_b_min=1))
     gathering.run([Incoming(f"p{n}", numbered_rows(f"p{n}", 1), 1) for n in range(30)])
-    assert [len(batch) for batch in gathering.emitted] == [1, 2, 4, 8, 8, 7]
+    assert [*map(len, gathering.emitted)] == [1, 2, 4, 8, 8, 7]
 
 
 def test_moved_rows_count_twice_until_the_first_slot_is_released() -> None:
@@ -260,9 +258,9 @@ def test_moved_rows_count_twice_until_the_first_slot_is_released() -> None:
     first = numbered_rows("a", 30)
     second = numbered_rows("b", 50)
     gathering.run([Incoming("a", first, 30), Incoming("b", second, 20)])
-    books = [PARTITION_OVERHEAD_BYTES + sum(map(row_cost, rows)) for rows in (first, second)]
-    moved = PARTITION_OVERHEAD_BYTES + sum(map(row_cost, second[:20]))
-    assert gathering.reserved == sum(books) + moved
+    moved = second[:20]
+    expected = 3 * PARTITION_OVERHEAD_BYTES + sum(map(row_cost, [*first, *second, *moved]))
+    assert gathering.reserved == expected
 
 
 def test_partitions_without_rows_end_a_superbatch_too() -> None:
@@ -270,7 +268,7 @@ def test_partitions_without_rows_end_a_superbatch_too() -> None:
         Bounds(10, 10, 4 * PARTITION_OVERHEAD_BYTES, 5 * PARTITION_OVERHEAD_BYTES)
     )
     gathering.run([Incoming(f"p{n}", [], 1) for n in range(10)])
-    assert [len(batch) for batch in gathering.emitted] == [4, 4, 2]
+    assert [*map(len, gathering.emitted)] == [4, 4, 2]
 
 
 def test_row_larger_than_b_max_is_refused_before_its_batch_is_taken() -> None:
@@ -297,6 +295,9 @@ def test_given_thresholds_are_kept_and_the_others_are_derived() -> None:
     assert Thresholds(b_min=7).resolve(1).b_max == 5_000
     assert Thresholds(b_max=100).resolve(1_000_000_000).b_min == 50
     assert Thresholds(b_max=2).resolve(1_000_000_000).b_min == 1
+    assert Thresholds(first_b_min=500).resolve(3_200).first_b_min == 500
+    assert Thresholds(first_b_min=9_000).resolve(3_200).first_b_min == 3_200
+    assert Thresholds(b_min=4_000, first_b_min=10).resolve(3_200).b_min_of(2) == 40
     bounds = Thresholds(max_text_bytes=10**9).resolve(1_000_000)
     assert bounds.b_max_bytes == 2 * 10**9 + PARTITION_OVERHEAD_BYTES
     assert bounds.b_min_bytes < bounds.b_max_bytes

@@ -3,7 +3,6 @@ answered at once."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,11 @@ from surge_dagster.engine.encoder.worker.loading import REGISTERED_BACKENDS
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run.report import SuperBatchReport
 from surge_dagster.engine.run.thresholds import Thresholds
+from surge_dagster.engine.support.waiting import in_background
 from tests.engine.encoder.conftest import column, encode, tiny_model
 from tests.engine.encoder.held_backend import FIRST_TEXTS, SECOND_TEXTS
 from tests.engine.runs import in_memory, make_run, of_kind, receipts
-from tests.small_catalogs import numbered_rows
+from tests.small_catalogs import keys_of, numbered_catalog, numbered_rows
 from tests.waiting import until
 
 _MOST_SECONDS = 60.0
@@ -81,9 +81,9 @@ def held(started_pool: HeldPool) -> Iterator[HeldPool]:
 def test_a_chunk_is_answered_while_the_next_one_is_blocked(held: HeldPool) -> None:
     with held.pool.arena(slots=2, max_texts=10, max_bytes=1_000) as arena:
         first = arena.acquire()
-        first.append(column([f"text {row}" for row in range(FIRST_TEXTS)]))
+        first.append(column(["text"] * FIRST_TEXTS))
         blocked = arena.acquire()
-        blocked.append(column([f"other {row}" for row in range(SECOND_TEXTS)]))
+        blocked.append(column(["other"] * SECOND_TEXTS))
 
         first_call = held.pool.submit(first)
         blocked_call = held.pool.submit(blocked)
@@ -103,18 +103,13 @@ def test_a_stopped_run_publishes_what_was_computed_before_the_next(
         "blocked": numbered_rows("blocked", SECOND_TEXTS),
     }
     run = make_run(held.pool, in_memory(catalog), tmp_path, _ONE_PARTITION_EACH, grace_seconds=2.0)
-    published: list[str] = []
-    consumer = threading.Thread(
-        target=lambda: published.extend(receipt.key for receipt in receipts(run.events()))
-    )
 
-    consumer.start()
+    published = in_background(lambda: keys_of(receipts(run.events())), "consumer")
     held.compute_first_while_second_waits()
     held.wait_for(f"held-{SECOND_TEXTS}")
     run.stop()
-    consumer.join()
 
-    assert published == ["computed"]
+    assert published.result() == ["computed"]
 
 
 def test_encode_seconds_add_up_to_the_busy_time_of_the_worker(
@@ -123,16 +118,17 @@ def test_encode_seconds_add_up_to_the_busy_time_of_the_worker(
     """The first chunk is held until the second one waits in the worker, and both could be computed
     at once."""
     sizes = [FIRST_TEXTS, SECOND_TEXTS, 20, 50]
-    catalog = {f"p{rows}": numbered_rows(f"p{rows}", rows) for rows in sizes}
-    run = make_run(held.pool, in_memory(catalog), tmp_path, _ONE_PARTITION_EACH)
+    run = make_run(held.pool, in_memory(numbered_catalog(sizes)), tmp_path, _ONE_PARTITION_EACH)
 
     held.go_on(SECOND_TEXTS)
-    watcher = threading.Thread(target=held.compute_first_while_second_waits)
-    watcher.start()
+    watcher = in_background(held.compute_first_while_second_waits, "watcher")
     reports = of_kind(run.events(), SuperBatchReport)
-    watcher.join()
+    watcher.result()
 
-    assert sorted(report.texts for report in reports) == sorted(sizes)
+    seconds = 0.0
     for report in reports:
+        sizes.remove(report.texts)
         assert 0 < report.costs.forward_seconds <= report.costs.encode_seconds
-    assert sum(report.costs.encode_seconds for report in reports) <= run.report.wall_seconds
+        seconds += report.costs.encode_seconds
+    assert sizes == []
+    assert seconds <= run.report.wall_seconds

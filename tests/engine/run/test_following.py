@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.run.events import Follower, Progress
 from surge_dagster.engine.run.report import Action, Event, Failure, Receipt, RunReport
 from surge_dagster.engine.run.run_memory import InFlight
 from surge_dagster.engine.sources.partition import Partition
-from tests.engine.runs import make_run
-from tests.small_catalogs import numbered_rows, partition_of
+from tests.engine.runs import Output, in_memory, receipts
+from tests.small_catalogs import numbered_rows
 
 
 @dataclass
@@ -71,7 +69,7 @@ def test_progress_in_words_has_the_share_done_and_the_remaining_time() -> None:
 
 def test_time_remains_as_for_other_partitions_if_the_rows_are_not_known() -> None:
     clock = iter([0.0, 30.0])
-    listed = [replace(partition, rows=None) for partition in partitions("abcd")]
+    listed = [*in_memory(dict.fromkeys("abcd", ()))]
     run = IdleRun()
     run.report.costs = Costs(texts_encoded=90)
     follower = Follower(run, listed, lambda: next(clock))
@@ -104,12 +102,9 @@ def test_total_is_unknown_if_the_source_does_not_know_all_rows() -> None:
     assert Follower(IdleRun(), listed).all_texts is None
 
 
-def test_all_texts_of_a_run_are_done_at_its_end(tmp_path: Path, hash_pool: EncoderPool) -> None:
-    listed = [partition_of(key, numbered_rows(key, 60)) for key in "abc"]
-    run = make_run(hash_pool, listed, tmp_path)
+def test_all_texts_of_a_run_are_done_at_its_end(output: Output) -> None:
+    run = output.run(in_memory(dict.fromkeys("abc", numbered_rows("a", 60))))
     follower = Follower(run, partitions("abc"))
-    receipts = [event for event in follower.follow(run.events(), print, 60) if event]
-
-    assert isinstance(receipts[-1], Receipt)
+    assert len(receipts(follower.follow(run.events(), print, 60))) == 3
     assert follower.progress().texts == 180
     assert follower.progress().partitions == 3

@@ -24,8 +24,14 @@ DIMENSION = 700  # so that a few rows fill a page
 def known_vectors(rows: list[int], values: list[int]) -> KnownVectors:
     """Vectors that say which row of all they belong to."""
     matrix = np.repeat(np.array(values, np.float32)[:, None], DIMENSION, axis=1)
-    truncated = np.array([value % 2 for value in values], np.bool_)
+    truncated = np.array(values) % 2 == 1
     return KnownVectors(np.array(rows, np.intp), matrix, truncated)
+
+
+def arena_of(max_texts: int) -> Arena:
+    return Arena(
+        slots=2, max_texts=max_texts, max_bytes=1 << 20, dimension=DIMENSION, dtype="float32"
+    )
 
 
 class Gathering:
@@ -35,21 +41,24 @@ class Gathering:
         booked: bytes that are held.
         known: what each row that was given a vector has in it, by key and row.
         found: what the emitted rows with a vector have in it.
+        segments: their number in each SuperBatch.
     """
 
     def __init__(self) -> None:
         self.booked = 0
         self.known: dict[tuple[str, int], int] = {}
         self.found: dict[tuple[str, int], int] = {}
+        self.segments: list[int] = []
 
     def reserve(self, size: int) -> None:
         self.booked += size
 
     def take(self, batches: Iterator[SuperBatch]) -> None:
         for batch in batches:
-            held = sum(self._look_at(batch, segment) for segment in batch.segments)
+            held = sum(map(partial(self._look_at, batch), batch.segments))
             assert batch.vector_bytes == 4 * DIMENSION * held
             self.booked -= batch.held_bytes + batch.vector_bytes
+            self.segments.append(len(batch.segments))
             batch.slot.release()
 
     def _look_at(self, batch: SuperBatch, segment: Segment) -> int:
@@ -68,10 +77,13 @@ class Gathering:
         self, aggregator: Aggregator, key: str, rows: Rows, first: int, random: Random
     ) -> None:
         """Add rows of a partition, most of them with a vector."""
-        places = [row for row in range(len(rows)) if random.random() < 0.6]
-        values = [1000 * int(key) + first + row for row in places]
-        for place, value in zip(places, values, strict=True):
-            self.known[key, first + place] = value
+        places: list[int] = []
+        values: list[int] = []
+        for row in range(first, first + len(rows)):
+            if random.random() < 0.6:
+                places.append(row - first)
+                values.append(1000 * int(key) + row)
+                self.known[key, row] = values[-1]
         vectors = known_vectors(places, values) if places else None
         self.take(aggregator.add(row_batch_of(rows), vectors))
 
@@ -92,9 +104,7 @@ def test_known_vectors_keep_their_rows_and_stay_booked(
 ) -> None:
     bounds = Bounds(max(1, b_max // 4), b_max, 1 << 20, 1 << 20)
     gathering = Gathering()
-    with Arena(
-        slots=2, max_texts=b_max, max_bytes=1 << 20, dimension=DIMENSION, dtype="float32"
-    ) as arena:
+    with arena_of(b_max) as arena:
         acquire = partial(arena.acquire, cancelled=lambda: True)
         aggregator = Aggregator(bounds, acquire, gathering.reserve)
         for number, size in enumerate(sizes):
@@ -116,25 +126,19 @@ def test_known_vectors_keep_their_rows_and_stay_booked(
 
 def gathered(bounds: Bounds, partitions: int, *, new: int) -> list[int]:
     """Partitions in each SuperBatch, where each of ten rows has `new` rows without a vector."""
-    counts: list[int] = []
-    with Arena(
-        slots=1, max_texts=bounds.b_max, max_bytes=1 << 20, dimension=DIMENSION, dtype="float32"
-    ) as arena:
-        aggregator = Aggregator(bounds, lambda: arena.acquire(cancelled=lambda: True))
-
-        def take(batches: Iterator[SuperBatch]) -> None:
-            for batch in batches:
-                counts.append(len(batch.segments))
-                batch.slot.release()
-
+    gathering = Gathering()
+    with arena_of(bounds.b_max) as arena:
+        aggregator = Aggregator(
+            bounds, partial(arena.acquire, cancelled=lambda: True), gathering.reserve
+        )
         for number in range(partitions):
             rows = numbered_rows(f"p{number}", 10)
             aggregator.open(PartitionToRead(partition_of(f"p{number}", rows)))
             known = known_vectors(list(range(10 - new)), list(range(10 - new)))
-            take(aggregator.add(row_batch_of(rows), known))
-            take(aggregator.close(read_of(rows)))
-        take(aggregator.finish())
-    return counts
+            gathering.take(aggregator.add(row_batch_of(rows), known))
+            gathering.take(aggregator.close(read_of(rows)))
+        gathering.take(aggregator.finish())
+    return gathering.segments
 
 
 def test_b_min_counts_the_rows_to_encode_and_b_max_all_rows() -> None:

@@ -12,12 +12,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surge_dagster.engine.encoder.arena import Arena
@@ -34,15 +35,16 @@ from surge_dagster.engine.store.object_client import ClientLimits
 from surge_dagster.engine.store.object_store import ObjectUpload, open_object_store
 from tests.engine.runs import (
     DoorPool,
+    Output,
+    Wrapped,
     finish,
-    finish_receipts,
     in_memory,
     limit_bytes,
-    make_run,
+    receipts,
     smallest_limit,
     smallest_run_limit,
 )
-from tests.small_catalogs import DIMENSION, keys_of, numbered_rows, partition_of
+from tests.small_catalogs import DIMENSION, keys_of, numbered_catalog, partition_of
 
 ROOT = Path(__file__).parents[3]
 SPACE = EncodingSpec(model=f"hash://{DIMENSION}").resolve()
@@ -63,39 +65,29 @@ def test_released_slot_gives_its_pages_back() -> None:
         slot = arena.acquire()
         slot.append(pa.array(["x" * 4000] * 1000, pa.large_string()))  # pyright: ignore[reportArgumentType]
         slot.matrix(0, 1000)[:] = 1
-        assert resident(arena) > 4_000_000
+        assert resident(arena.fd) > 4_000_000
         slot.release()
-        assert resident(arena) == 0
+        assert resident(arena.fd) == 0
         again = arena.acquire()
         again.append(pa.array(["fresh"], pa.large_string()))  # pyright: ignore[reportArgumentType]
         assert again.texts(0, 1).to_pylist() == ["fresh"]
 
 
-def resident(arena: Arena) -> int:
-    return os.fstat(arena.fd).st_blocks * 512
+def resident(descriptor: int) -> int:
+    """Bytes of shared memory that were touched and not given back."""
+    return os.fstat(descriptor).st_blocks * 512
 
 
-class WatchingPool:
-    """Wraps a pool and keeps the run's shared memory open, so that a test can measure it after the
+class WatchingPool(Wrapped):
+    """A pool that keeps the run's shared memory open, so that a test can measure it after the
     run."""
 
-    def __init__(self, pool: EncoderPool) -> None:
-        self._pool = pool
-        self._kept = -1
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._pool, name)
+    kept = -1
 
     def arena(self, **size: int) -> Arena:
-        arena = self._pool.arena(**size)
-        self._kept = os.dup(arena.fd)
+        arena = self.inner.arena(**size)
+        self.kept = os.dup(arena.fd)
         return arena
-
-    def resident(self) -> int:
-        """Bytes of the arena that were touched and not given back."""
-        size = os.fstat(self._kept).st_blocks * 512
-        os.close(self._kept)
-        return size
 
 
 class SlowStore(LocalStore):
@@ -141,109 +133,106 @@ def shrink_shares(patch: pytest.MonkeyPatch, batch_rows: int) -> None:
 
 
 def test_texts_almost_as_large_as_a_superbatch_do_not_block_the_run(
-    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    output: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Takes seconds: texts of tens of megabytes, so that they weigh something beside the reader's
     own share."""
     limit_bytes(monkeypatch, 24 * 1024 * 1024)
     monkeypatch.setattr(thresholds_module, "_B_MAX_FACTOR", 1)
     thresholds = Thresholds(b_min=10, b_max=10)
-    least = smallest_run_limit(hash_pool, tmp_path, thresholds)
+    least = smallest_run_limit(output, thresholds)
 
     def partitions() -> Iterator[Partition]:
         for number in range(3):
             yield partition_of(f"p{number}", [(f"{number}", f"{number}" * (20 * 1024 * 1024))])
 
-    run = make_run(hash_pool, partitions(), tmp_path, thresholds, memory_limit_bytes=least)
-    assert keys_of(finish_receipts(run)) == ["p0", "p1", "p2"]
+    run = output.embed(partitions(), thresholds, memory_limit_bytes=least)
+    assert output.keys() == {"p0", "p1", "p2"}
     assert run.report.truncated == 3
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    sizes=st.lists(st.integers(0, 300), max_size=10),
-    text_bytes=st.integers(0, 2_000),
-    batch_rows=st.integers(1, 80),
-    b_max=st.integers(1, 120),
-    slow=st.sets(st.integers(0, 12), max_size=4),
-)
+@dataclass(frozen=True)
+class Tight:
+    """A catalog and thresholds, with such bounds that small catalogs feel the limit."""
+
+    partitions: list[Partition]
+    thresholds: Thresholds
+    batch_rows: int
+
+    def run(self, output: Output, least: int, **options: Any) -> None:
+        """Run within the smallest limit."""
+        run = output.run(self.partitions, self.thresholds, memory_limit_bytes=least, **options)
+        assert keys_of(receipts(finish(run))) == keys_of(self.partitions)
+        assert run.report.peak_resident_bytes <= least
+
+
+@st.composite
+def tight(draw: st.DrawFn) -> Tight:
+    sizes = draw(st.lists(st.integers(0, 300), max_size=10))
+    text_bytes = draw(st.integers(0, 2_000))
+    batch_rows = draw(st.integers(1, 80))
+    b_max = draw(st.integers(1, 120))
+    partitions: list[Partition] = []
+    for number, size in enumerate(sizes):
+        rows = [(f"{row}", f"{number}/{row}".ljust(text_bytes)) for row in range(size)]
+        partitions.append(partition_of(f"p{number}", rows, batch_rows=batch_rows))
+    return Tight(partitions, Thresholds(b_min=max(1, b_max // 2), b_max=b_max), batch_rows)
+
+
+@settings(max_examples=15)
+@given(tight(), st.sets(st.integers(0, 12), max_size=4))
 def test_any_catalog_is_embedded_within_the_smallest_limit_on_any_store(
     hash_pool: EncoderPool,
     tmp_path_factory: pytest.TempPathFactory,
-    sizes: list[int],
-    text_bytes: int,
-    batch_rows: int,
-    b_max: int,
+    catalog: Tight,
     slow: set[int],
 ) -> None:
-    output = tmp_path_factory.mktemp("tight")
-    rows = [
-        [(f"{row}", f"{n}/{row}".ljust(text_bytes)) for row in range(size)]
-        for n, size in enumerate(sizes)
-    ]
-    thresholds = Thresholds(b_min=max(1, b_max // 2), b_max=b_max)
-    partitions = [partition_of(f"p{n}", each, batch_rows=batch_rows) for n, each in enumerate(rows)]
+    output = Output(hash_pool, tmp_path_factory.mktemp("tight"))
     with pytest.MonkeyPatch.context() as patch:
-        shrink_shares(patch, batch_rows)
-        least = smallest_run_limit(hash_pool, output, thresholds)
-        run = make_run(
-            hash_pool, partitions, SlowStore(output, slow), thresholds, memory_limit_bytes=least
-        )
-        assert keys_of(finish_receipts(run)) == sorted(f"p{n}" for n in range(len(rows)))
-    assert run.report.peak_resident_bytes <= least
+        shrink_shares(patch, catalog.batch_rows)
+        least = smallest_run_limit(output, catalog.thresholds)
+        catalog.run(output, least, store=SlowStore(output.root, slow))
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    sizes=st.lists(st.integers(0, 300), max_size=10),
-    text_bytes=st.integers(0, 2_000),
-    batch_rows=st.integers(1, 80),
-    b_max=st.integers(1, 120),
-    part_bytes=st.sampled_from([2_000, 10_000, 100_000]),
-)
+@settings(max_examples=8)
+@given(tight(), st.sampled_from([2_000, 10_000, 100_000]))
 def test_memory_of_uploads_to_a_bucket_stays_within_the_smallest_limit(
     hash_pool: EncoderPool,
-    sizes: list[int],
-    text_bytes: int,
-    batch_rows: int,
-    b_max: int,
+    tmp_path_factory: pytest.TempPathFactory,
+    catalog: Tight,
     part_bytes: int,
 ) -> None:
-    rows = [
-        [(f"{row}", f"{n}/{row}".ljust(text_bytes)) for row in range(size)]
-        for n, size in enumerate(sizes)
-    ]
-    thresholds = Thresholds(b_min=max(1, b_max // 2), b_max=b_max)
-    partitions = [partition_of(f"p{n}", each, batch_rows=batch_rows) for n, each in enumerate(rows)]
+    output = Output(hash_pool, tmp_path_factory.mktemp("unused"))
     store = open_object_store("memory://m/out", limits=ClientLimits(part_bytes=part_bytes))
     held = HeldByUploads()
     with pytest.MonkeyPatch.context() as patch:
-        shrink_shares(patch, batch_rows)
+        shrink_shares(patch, catalog.batch_rows)
         patch.setattr(ObjectUpload, "_take", held.counted(ObjectUpload._take))
-        least = smallest_run_limit(hash_pool, store, thresholds)
+        least = smallest_run_limit(output, catalog.thresholds, store=store)
         on_disk = smallest_limit(
-            lambda limit: fit_memory(thresholds, 1, SPACE, 8, limit, machine_bytes=1)[1].limit
+            lambda limit: (
+                fit_memory(catalog.thresholds, 1, SPACE, 8, limit, machine_bytes=1)[1].limit
+            )
         )
-        run = make_run(hash_pool, partitions, store, thresholds, memory_limit_bytes=least)
-        assert keys_of(finish_receipts(run)) == sorted(f"p{n}" for n in range(len(rows)))
-    assert run.report.peak_resident_bytes <= least
+        catalog.run(output, least, store=store)
     assert held.most <= least - on_disk, "what a bucket's limit has beyond a disk's is for them"
 
 
 def test_shared_memory_is_given_back_after_every_superbatch(
-    hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    output: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ledger does not count memory of free slots."""
     limit_bytes(monkeypatch, 2_000_000)
     thresholds = Thresholds(b_min=200, b_max=400)
     # about 1.4 MB each
-    catalog = {f"p{n}": numbered_rows(f"p{n}", 350, words=400) for n in range(6)}
-    pool = WatchingPool(hash_pool)
-    finish(make_run(pool, in_memory(catalog), tmp_path, thresholds))
-    assert pool.resident() == 0
+    catalog = numbered_catalog([350] * 6, words=400)
+    pool = WatchingPool(output.pool)
+    output.embed(in_memory(catalog), thresholds, pool=pool)
+    assert resident(pool.kept) == 0
+    os.close(pool.kept)
 
 
-def test_hanging_store_makes_the_reader_wait(hash_pool: EncoderPool, tmp_path: Path) -> None:
+def test_hanging_store_makes_the_reader_wait(output: Output) -> None:
     """Only three SuperBatches are admitted."""
     go_on = threading.Event()
 
@@ -258,12 +247,15 @@ def test_hanging_store_makes_the_reader_wait(hash_pool: EncoderPool, tmp_path: P
         in_flight.append(run.memory.in_flight.texts)
         go_on.set()
 
-    catalog = {f"p{n}": numbered_rows(f"p{n}", 100) for n in range(12)}
-    pool = DoorPool(hash_pool, waiting)
-    run = make_run(
-        pool, in_memory(catalog), HangingStore(tmp_path), Thresholds(b_min=100, b_max=100)
+    catalog = numbered_catalog([100] * 12)
+    run = output.run(
+        in_memory(catalog),
+        Thresholds(b_min=100, b_max=100),
+        pool=DoorPool(output.pool, waiting),
+        store=HangingStore(output.root),
     )
-    assert keys_of(finish_receipts(run)) == sorted(catalog)
+    finish(run)
+    assert output.keys() == catalog.keys()
     assert in_flight[0] == 3 * 100 + 7, (
         "three SuperBatches and the batch of rows that waits for a slot"
     )

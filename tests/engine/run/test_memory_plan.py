@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import heapq
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.parquet import STRING_COPIES, piece_bytes
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.run import embedding_run as run
 from surge_dagster.engine.run.memory import SLOTS, MemoryPlan, ResultMemory, fit_memory, plan_memory
 from surge_dagster.engine.run.thresholds import Bounds, Thresholds
-from tests.engine.runs import finish_receipts, make_run, smallest_limit
-from tests.small_catalogs import DIMENSION, keys_of, numbered_rows, partition_of
+from tests.engine.runs import Output, smallest_limit
+from tests.small_catalogs import DIMENSION, numbered_rows, partition_of
 
 SPACE = EncodingSpec(model=f"hash://{DIMENSION}").resolve()
 RESULT = ResultMemory(DIMENSION, 4, 8, 0)
@@ -67,8 +65,27 @@ class TestFit:
     GIB = 1024**3
     WIDE = EncodingSpec(model="hash://4096").resolve()
 
+    def fit(
+        self,
+        thresholds: Thresholds,
+        derived_b_min: int = 1_000_000,
+        space: Space = WIDE,
+        limit: int | None = None,
+        machine: int = GIB,
+        upload_bytes: int = 0,
+    ) -> tuple[Bounds, MemoryPlan]:
+        return fit_memory(
+            thresholds,
+            derived_b_min,
+            space,
+            8,
+            limit,
+            machine_bytes=machine,
+            upload_bytes=upload_bytes,
+        )
+
     def test_thresholds_stay_if_three_superbatches_fit_half_the_machine(self) -> None:
-        bounds, plan = fit_memory(Thresholds(), 20_000, SPACE, 8, None, machine_bytes=64 * self.GIB)
+        bounds, plan = self.fit(Thresholds(), 20_000, SPACE, machine=64 * self.GIB)
 
         assert bounds == Thresholds().resolve(20_000)
         assert plan == plan_memory(bounds, RESULT, 32 * self.GIB)
@@ -80,14 +97,8 @@ class TestFit:
     def test_derived_thresholds_shrink_until_they_fit_half_the_machine(
         self, space: Space, machine: int, derived_b_min: int, upload_bytes: int
     ) -> None:
-        bounds, plan = fit_memory(
-            Thresholds(),
-            derived_b_min,
-            space,
-            8,
-            None,
-            machine_bytes=machine,
-            upload_bytes=upload_bytes,
+        bounds, plan = self.fit(
+            Thresholds(), derived_b_min, space, machine=machine, upload_bytes=upload_bytes
         )
 
         three = SLOTS * plan.result.of_superbatch(bounds)
@@ -104,14 +115,8 @@ class TestFit:
     ) -> None:
         largest = 0
         for machine in range(self.GIB // 2, 4 * self.GIB, self.GIB // 16):
-            bounds, _ = fit_memory(
-                Thresholds(),
-                derived_b_min,
-                SPACE,
-                8,
-                None,
-                machine_bytes=machine,
-                upload_bytes=upload_bytes,
+            bounds, _ = self.fit(
+                Thresholds(), derived_b_min, SPACE, machine=machine, upload_bytes=upload_bytes
             )
             assert bounds.b_max >= largest, machine
             largest = bounds.b_max
@@ -125,17 +130,13 @@ class TestFit:
 
     def test_given_thresholds_stay_and_derived_ones_shrink(self) -> None:
         requested = Thresholds(b_min=20_000)
-        bounds, plan = fit_memory(
-            requested, 1_000_000, self.WIDE, 8, None, machine_bytes=4 * self.GIB
-        )
+        bounds, plan = self.fit(requested, machine=4 * self.GIB)
         assert 20_000 == bounds.b_min <= bounds.b_max < requested.resolve(1_000_000).b_max
         assert plan.limit <= 2 * self.GIB
 
     def test_one_superbatch_is_enough_where_three_of_the_given_size_do_not_fit(self) -> None:
         requested = Thresholds(b_max=400_000)
-        bounds, plan = fit_memory(
-            requested, 1_000_000, self.WIDE, 8, None, machine_bytes=25 * self.GIB
-        )
+        bounds, plan = self.fit(requested, machine=25 * self.GIB)
         assert bounds == requested.resolve(1_000_000)
         assert plan.limit == 25 * self.GIB // 2
 
@@ -152,9 +153,7 @@ class TestFit:
         self, requested: Thresholds
     ) -> None:
         def fit(thresholds: Thresholds, limit: int | None = None) -> int:
-            return fit_memory(
-                thresholds, 1_000_000, self.WIDE, 8, limit, machine_bytes=8 * self.GIB
-            )[1].limit
+            return self.fit(thresholds, limit=limit, machine=8 * self.GIB)[1].limit
 
         with pytest.raises(ConfigError, match="half of this machine's or container's") as error:
             fit(requested)
@@ -164,9 +163,7 @@ class TestFit:
         assert fit(requested, least) == least
 
     def test_configured_limit_is_not_compared_with_the_machine(self) -> None:
-        bounds, plan = fit_memory(
-            Thresholds(), 100_000, self.WIDE, 8, 40 * self.GIB, machine_bytes=self.GIB
-        )
+        bounds, plan = self.fit(Thresholds(), 100_000, limit=40 * self.GIB)
         assert bounds == Thresholds().resolve(100_000)
         assert plan.limit == 40 * self.GIB
 
@@ -175,9 +172,7 @@ class TestFit:
 
         def b_max_bytes(limit: int, max_text_bytes: int = 4 * mib) -> int:
             thresholds = Thresholds(max_text_bytes=max_text_bytes)
-            bounds, plan = fit_memory(
-                thresholds, 1_000_000, self.WIDE, 8, limit, machine_bytes=self.GIB
-            )
+            bounds, plan = self.fit(thresholds, limit=limit)
             assert plan.limit == limit
             assert bounds.b_max_bytes > 2 * max_text_bytes
             return bounds.b_max_bytes
@@ -198,7 +193,7 @@ class TestFit:
         self, requested: Thresholds, ids: int, beyond: int, times: float
     ) -> None:
         def fit(limit: int) -> MemoryPlan:
-            return fit_memory(requested, 1_000_000, SPACE, 8, limit, machine_bytes=self.GIB)[1]
+            return self.fit(requested, space=SPACE, limit=limit)[1]
 
         plan = fit(int(times * smallest_limit(fit)))
         size = plan.pages + beyond
@@ -207,11 +202,9 @@ class TestFit:
         assert ids <= raised.source - (size - raised.reader_pages)
 
     def test_run_plans_with_the_memory_of_the_machine(
-        self, hash_pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, output: Output, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(run, "memory_bytes", lambda: self.GIB)
-        small = make_run(
-            hash_pool, [partition_of("p", numbered_rows("p", 3))], tmp_path, Thresholds()
-        )
-        assert keys_of(finish_receipts(small)) == ["p"]
+        small = output.embed([partition_of("p", numbered_rows("p", 3))], Thresholds())
+        assert output.keys() == {"p"}
         assert small.memory.plan.limit <= self.GIB // 2

@@ -16,14 +16,14 @@ from surge_dagster.engine.support.text_hash import text_hashes
 
 
 def hashes(numbers: list[int]) -> pa.Array:
-    return text_hashes(pa.array([str(number) for number in numbers], pa.large_string()))
+    return text_hashes(pa.array(map(str, numbers), pa.large_string()))
 
 
 KINDS: dict[str, Any] = {
     "hash": hashes,
     "int64": lambda numbers: pa.array(numbers, pa.int64()),
-    "string": lambda numbers: pa.array([f"id {number}" for number in numbers], pa.string()),
-    "binary": lambda numbers: pa.array([b"%d" % number for number in numbers], pa.binary()),
+    "string": lambda numbers: pa.array(map("id {}".format, numbers), pa.string()),
+    "binary": lambda numbers: pa.array(map(b"%d".__mod__, numbers), pa.binary()),
 }
 NUMBERS = st.lists(st.integers(-3, 40), max_size=40)
 

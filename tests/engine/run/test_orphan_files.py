@@ -8,24 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.run.staging import STAGING, sweep_orphan_files
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
-from tests.engine.runs import finish_receipts, make_run
+from tests.engine.runs import Output
 from tests.small_catalogs import numbered_rows, partition_of
 
 DEAD = ".tmp-1-0123456789ab0"
 
 
 def two_spaces(store: Store) -> list[str]:
-    return [
-        claim_space(store, EncodingSpec(f"hash://{dimension}").resolve()).name
-        for dimension in (8, 12)
-    ]
+    specs = EncodingSpec("hash://8"), EncodingSpec("hash://12")
+    return [claim_space(store, spec.resolve()).name for spec in specs]
 
 
 def leave(root: Path, space: str) -> list[Path]:
@@ -41,24 +38,20 @@ def leave(root: Path, space: str) -> list[Path]:
 def test_orphan_files_are_removed_from_every_space_and_its_staged_segments(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     spaces = two_spaces(store)
-    left = [path for space in spaces for path in leave(tmp_path, space)]
+    left = leave(tmp_path, spaces[0]) + leave(tmp_path, spaces[1])
     with store.create(f"{spaces[0]}/alive.parquet") as upload:
         upload.sink.write(b"x")
         sweep_orphan_files(store)
-        assert not any(path.exists() for path in left)
+        assert not any(map(Path.exists, left))
         upload.publish(lambda: None)
     assert (tmp_path / spaces[0] / "alive.parquet").exists()
 
 
-def test_run_also_removes_orphan_files_of_other_spaces(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
-    other, _ = two_spaces(open_store(tmp_path))
-    left = leave(tmp_path, other)
-    assert finish_receipts(
-        make_run(hash_pool, [partition_of("a", numbered_rows("a", 3))], tmp_path)
-    )
-    assert not any(path.exists() for path in left)
+def test_run_also_removes_orphan_files_of_other_spaces(output: Output) -> None:
+    other, _ = two_spaces(output.store)
+    left = leave(output.root, other)
+    assert output.embed([partition_of("a", numbered_rows("a", 3))]).report.partitions_written
+    assert not any(map(Path.exists, left))
 
 
 def test_orphan_file_that_cannot_be_removed_is_logged_and_stops_nothing(
@@ -78,4 +71,4 @@ def test_orphan_file_that_cannot_be_removed_is_logged_and_stops_nothing(
     monkeypatch.setattr(store, "sweep", refuse)
     sweep_orphan_files(store)
     assert f"{first} that no run needs could not be removed: the disk refuses" in caplog.text
-    assert not any(path.exists() for path in left)
+    assert not any(map(Path.exists, left))

@@ -25,7 +25,8 @@ def superbatch(encode_seconds: float, pace_ratio: float | None) -> SuperBatchRep
 
 def test_the_first_calls_have_no_pace() -> None:
     pace = Pace()
-    assert [pace.ratio(1.0, 1.0) for _ in range(3)] == [None, None, None]
+    for _ in range(3):
+        assert pace.ratio(1.0, 1.0) is None
 
 
 def test_pace_is_relative_to_the_earlier_calls_of_the_run() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.files.facts import FileFacts
 from surge_dagster.engine.run.staging import STAGING, Staging
@@ -23,24 +22,20 @@ from surge_dagster.engine.store.store import StoredObject
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.run.test_staged_runs import BIG, staged
 from tests.engine.runs import (
+    Output,
     assert_nothing_is_held,
-    completed,
     failures,
     finish,
-    make_run,
     receipts,
     smallest_run_limit,
 )
 from tests.small_catalogs import (
     Rows,
-    assert_embedded,
     numbered_rows,
     partition_of,
-    published_files,
     write_partition,
 )
 
-ROOT = Path(__file__).parents[3]
 HALVES = ((0, 240), (240, 450))
 
 
@@ -69,33 +64,19 @@ def ranges_of(partitions: Any, *rows: tuple[int, int]) -> list[PartitionRange]:
     return [PartitionRange(partition.key, partition.source_version, *each) for each in rows]
 
 
-def run_range(
-    pool: EncoderPool, source: Any, output: Any, *rows: tuple[int, int], **options: Any
-) -> list[Any]:
+def run_range(output: Output, source: Any, *rows: tuple[int, int], **options: Any) -> list[Any]:
     """The events of a run of these rows of the only partition."""
-    return finish(make_run(pool, source, output, ranges=ranges_of(source, *rows), **options))
+    return output.events(source, ranges=ranges_of(source, *rows), **options)
 
 
-def assert_complete(output: Path, space: str, rows: Rows = BIG) -> FileFacts:
-    assert not (output / STAGING).exists()
-    assert published_files(output, space) == {"big.parquet"}
-    return assert_embedded(output, space, "big", rows)
-
-
-def of_any_run(facts: FileFacts) -> FileFacts:
-    return replace(facts, rows_version="", oldest_encoded_at="")
-
-
-@pytest.fixture(scope="module")
-def undivided(hash_pool: EncoderPool, tmp_path_factory: pytest.TempPathFactory) -> FileFacts:
-    """What the file of an undivided run states."""
-    folder = tmp_path_factory.mktemp("undivided")
-    completed(make_run(hash_pool, open_source(write_big(folder / "c")), folder / "o"))
-    return of_any_run(assert_complete(folder / "o", hash_pool.space.name))
+def assert_complete(output: Output, rows: Rows = BIG) -> FileFacts:
+    assert not (output.root / STAGING).exists()
+    assert output.keys() == {"big"}
+    return output.check("big", rows)
 
 
 def test_runs_that_both_find_all_rows_staged_both_end_well(
-    hash_pool: EncoderPool, catalog: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    output: Output, catalog: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = open_source(catalog)
     both = threading.Barrier(2)
@@ -110,27 +91,24 @@ def test_runs_that_both_find_all_rows_staged_both_end_well(
         return found
 
     monkeypatch.setattr(Staging, "find", together)
-    runs = [
-        make_run(hash_pool, source, tmp_path, ranges=ranges_of(source, half)) for half in HALVES
-    ]
+    runs = [output.run(source, ranges=ranges_of(source, half)) for half in HALVES]
     with ThreadPoolExecutor(2) as threads:
-        found = list(threads.map(lambda run: list(run.events()), runs))
+        first, second = threads.map(lambda run: list(run.events()), runs)
 
-    assert failures([*found[0], *found[1]]) == []
-    assert receipts([*found[0], *found[1]], "encoded")
-    assert_complete(tmp_path, hash_pool.space.name)
+    assert failures(first + second) == []
+    assert receipts(first + second, "encoded")
+    assert_complete(output)
     for run in runs:
         assert_nothing_is_held(run)
 
 
 @pytest.mark.parametrize("step", ["looks", "writes", "writes, as a bucket says it"])
 def test_run_whose_staged_rows_another_run_publishes_reports_nothing(
-    hash_pool: EncoderPool, catalog: Path, tmp_path: Path, step: str
+    output: Output, catalog: Path, step: str
 ) -> None:
     """The other run does so while this one looks at them, or is about to use them."""
     source = open_source(catalog)
-    output = tmp_path / "o"
-    run_range(hash_pool, source, output, HALVES[0])
+    run_range(output, source, HALVES[0])
 
     class OvertakenStore(LocalStore):
         def open(self, name: str, listed: StoredObject | None = None) -> Any:
@@ -150,33 +128,31 @@ def test_run_whose_staged_rows_another_run_publishes_reports_nothing(
             return super().create(name)
 
         def _publish(self) -> None:
-            other = make_run(hash_pool, source, output, ranges=ranges_of(source, HALVES[1]))
-            assert [receipt.action for receipt in other] == ["encoded"]
+            other = output.run(source, ranges=ranges_of(source, HALVES[1]))
+            [receipt] = other
+            assert receipt.action == "encoded"
 
-    events = run_range(hash_pool, source, OvertakenStore(output), HALVES[1])
+    events = run_range(output, source, HALVES[1], store=OvertakenStore(output.root))
 
     assert failures(events) == []
     assert receipts(events) == []
-    assert_complete(output, hash_pool.space.name)
+    assert_complete(output)
 
 
-def test_ranges_of_a_replaced_source_publish_nothing(
-    hash_pool: EncoderPool, catalog: Path, tmp_path: Path
-) -> None:
+def test_ranges_of_a_replaced_source_publish_nothing(output: Output, catalog: Path) -> None:
     source = open_source(catalog)
-    output = tmp_path / "o"
     new = numbered_rows("new", 300)
     old = ranges_of(source, *HALVES)
-    run_range(hash_pool, source, output, HALVES[0])
+    run_range(output, source, HALVES[0])
     [partition] = source
     replaced = [replace(partition, current_source_version=lambda: "v2")]
-    [failure] = failures(run_range(hash_pool, replaced, output, HALVES[1]))
+    [failure] = failures(run_range(output, replaced, HALVES[1]))
     assert failure.transient
     assert "('v1' was read, it is 'v2' now)" in failure.reason.replace("source version ", "")
     assert len(staged(output)) == 6
-    assert published_files(output, hash_pool.space.name) == set()
+    assert output.keys() == set()
     write_big(catalog, new, "v2")
-    [failure] = failures(finish(make_run(hash_pool, source, output, ranges=old)))
+    failure = output.failure(source, ranges=old)
     assert failure.transient
     assert failure.reason == (
         "rows 0 to 240 of partition 'big' were to be encoded as the source had them in its "
@@ -184,38 +160,33 @@ def test_ranges_of_a_replaced_source_publish_nothing(
         "now. Divide it anew."
     )
     for rows in ((0, 240), (240, 300)):
-        assert not failures(run_range(hash_pool, source, output, rows))
-    assert assert_complete(output, hash_pool.space.name, new).source_version == "v2"
+        assert not failures(run_range(output, source, rows))
+    assert assert_complete(output, new).source_version == "v2"
 
 
-def test_repeated_id_in_another_range_is_refused_by_its_row(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
+def test_repeated_id_in_another_range_is_refused_by_its_row(output: Output, tmp_path: Path) -> None:
     repeated = [*BIG[:440], ("id-7", "once more"), *BIG[441:]]
     source = open_source(write_big(tmp_path / "c", repeated))
-    output = tmp_path / "o"
-    run_range(hash_pool, source, output, HALVES[0])
+    run_range(output, source, HALVES[0])
     for encoded in (210, 0):
-        run = make_run(hash_pool, source, output, ranges=ranges_of(source, HALVES[1]))
+        run = output.run(source, ranges=ranges_of(source, HALVES[1]))
         [failure] = failures(finish(run))
         assert "row 440: the id 'id-7' stands at row 7 already" in failure.reason
         assert not failure.transient
         assert run.report.texts_encoded == encoded, "what is staged stays"
-    assert published_files(output, hash_pool.space.name) == set()
+    assert output.keys() == set()
 
 
 @pytest.mark.parametrize("kind", ["beyond", "in order", "removed", "left out"])
 def test_rows_that_cannot_be_read_alone_are_refused(
-    hash_pool: EncoderPool, catalog: Path, tmp_path: Path, kind: str
+    output: Output, catalog: Path, kind: str
 ) -> None:
     partition = sliced(BIG)
     rows = HALVES[1]
     reason = "240 to 450 of partition 'big' were to be encoded, and "
     if kind == "beyond":
-        partition, reason = (
-            replace(partition, rows=449),
-            reason + "it has 449. Divide a partition of a known size",
-        )
+        partition = replace(partition, rows=449)
+        reason += "it has 449. Divide a partition of a known size"
     else:
         write_big(catalog, [("a", None), *BIG[1:]])
         [skipping] = open_source(catalog, selection=Selection(missing_text="skip"))
@@ -226,94 +197,76 @@ def test_rows_that_cannot_be_read_alone_are_refused(
     if kind == "removed":
         partitions = [partition_of("other", [])]
         reason = "and the source has no such partition now. Divide it anew."
-    [failure] = failures(finish(make_run(hash_pool, partitions, tmp_path / "o", ranges=ranges)))
+    failure = output.failure(partitions, ranges=ranges)
     assert failure.key == "big"
     assert reason in failure.reason
     assert failure.transient == (kind == "removed")
-    assert not (tmp_path / "o" / STAGING).exists()
+    assert not (output.root / STAGING).exists()
 
 
-def test_ranges_that_are_none_and_forced_ones_are_refused(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
+def test_ranges_that_are_none_and_forced_ones_are_refused(output: Output) -> None:
     with pytest.raises(ConfigError, match="rows 5 to 5 of partition 'big' are not a range"):
         PartitionRange("big", "v1", 5, 5)
     with pytest.raises(ConfigError, match="force cannot be used"):
-        make_run(hash_pool, [], tmp_path, ranges=[PartitionRange("big", "v1", 0, 5)], force=True)
+        output.run([], ranges=[PartitionRange("big", "v1", 0, 5)], force=True)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 0, 2, 1)])
 def test_ranges_are_encoded_within_the_smallest_memory(
-    hash_pool: EncoderPool, tmp_path: Path, order: tuple[int, ...]
+    output: Output, order: tuple[int, ...]
 ) -> None:
     rows = numbered_rows("big", 2_000)
     source = [sliced(rows)]
-    options: dict[str, Any] = {"memory_limit_bytes": smallest_run_limit(hash_pool, tmp_path / "o")}
-    parts = [(number * 500, number * 500 + 500) for number in order]
-    runs = [
-        make_run(hash_pool, source, tmp_path / "o", ranges=ranges_of(source, part), **options)
-        for part in parts
-    ]
-    for run in runs:
-        assert not failures(finish(run))
+    limit = smallest_run_limit(output)
+    reused: list[int] = []
+    for number in order:
+        ranges = ranges_of(source, (number * 500, number * 500 + 500))
+        run = output.embed(source, ranges=ranges, memory_limit_bytes=limit)
         assert run.report.texts_encoded == 500
         assert run.report.max_in_flight_texts <= 3 * 100 + 2 * 7
-    assert [run.report.texts_reused for run in runs] == [0, 0, 0, 1_500], "those of the others"
-    assert_complete(tmp_path / "o", hash_pool.space.name, rows)
+        reused.append(run.report.texts_reused)
+    assert reused == [0, 0, 0, 1_500], "those of the others"
+    assert_complete(output, rows)
 
 
-def test_range_is_refused_where_the_ids_of_its_partition_will_not_fit(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
+def test_range_is_refused_where_the_ids_of_its_partition_will_not_fit(output: Output) -> None:
     source = [replace(sliced(BIG), rows=10**9)]
-    limit = smallest_run_limit(hash_pool, tmp_path)
-    [failure] = failures(run_range(hash_pool, source, tmp_path, (0, 10), memory_limit_bytes=limit))
+    limit = smallest_run_limit(output)
+    [failure] = failures(run_range(output, source, (0, 10), memory_limit_bytes=limit))
     assert "finding repeated ids takes 9,000,000,000 bytes" in failure.reason
 
 
-def test_undivided_run_completes_ranges(
-    hash_pool: EncoderPool, catalog: Path, tmp_path: Path
-) -> None:
+def test_undivided_run_completes_ranges(output: Output, catalog: Path) -> None:
     source = open_source(catalog)
-    output = tmp_path / "o"
-    run_range(hash_pool, source, output, (100, 350))
-    run = completed(make_run(hash_pool, source, output))
+    run_range(output, source, (100, 350))
+    run = output.embed(source)
     assert run.report.texts_reused == 250
     assert run.report.texts_encoded == 200
-    assert_complete(output, run.space.name)
+    assert_complete(output)
 
 
-def test_damaged_rows_of_another_range_are_encoded_again(
-    hash_pool: EncoderPool, catalog: Path, tmp_path: Path
-) -> None:
+def test_damaged_rows_of_another_range_are_encoded_again(output: Output, catalog: Path) -> None:
     source = open_source(catalog)
-    output = tmp_path / "o"
-    run_range(hash_pool, source, output, HALVES[0])
+    run_range(output, source, HALVES[0])
     staged(output)[100, 200].write_bytes(b"")
-    run_range(hash_pool, source, output, HALVES[1])
-    assert published_files(output, hash_pool.space.name) == set()
+    run_range(output, source, HALVES[1])
+    assert output.keys() == set()
 
-    run = completed(make_run(hash_pool, source, output, ranges=ranges_of(source, HALVES[0])))
+    run = output.embed(source, ranges=ranges_of(source, HALVES[0]))
 
     assert run.report.texts_encoded == 100
-    assert_complete(output, hash_pool.space.name)
+    assert_complete(output)
 
 
 @pytest.mark.parametrize("new", [5, 0])
-def test_ranges_take_vectors_of_the_old_file(
-    hash_pool: EncoderPool, catalog: Path, tmp_path: Path, new: int
-) -> None:
+def test_ranges_take_vectors_of_the_old_file(output: Output, catalog: Path, new: int) -> None:
     source = open_source(catalog)
-    output = tmp_path / "o"
     rows = [*BIG[new:], *numbered_rows("new", new)]
-    completed(make_run(hash_pool, source, output))
+    output.embed(source)
     write_big(catalog, rows, "v2")
-    runs = [
-        completed(make_run(hash_pool, source, output, ranges=ranges_of(source, half)))
-        for half in HALVES
-    ]
-    assert [run.report.partitions_written for run in runs] == [0, 1], (
-        "no range reads all to see whether it is the same"
-    )
-    assert sum(run.report.texts_encoded for run in runs) == new
-    assert assert_complete(output, hash_pool.space.name, rows).source_version == "v2"
+    first = output.embed(source, ranges=ranges_of(source, HALVES[0])).report
+    second = output.embed(source, ranges=ranges_of(source, HALVES[1])).report
+    assert first.partitions_written == 0, "no range reads all to see whether it is the same"
+    assert second.partitions_written == 1
+    assert first.texts_encoded + second.texts_encoded == new
+    assert assert_complete(output, rows).source_version == "v2"

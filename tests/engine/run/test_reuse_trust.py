@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,26 +10,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import EncoderError
-from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.files.parquet import read_facts, write_file
 from surge_dagster.engine.files.rows import schema
 from surge_dagster.engine.run import old_rows
 from surge_dagster.engine.run.report import OldVectorSample
-from tests.engine.refreshes import ROWS, Output, output
-from tests.engine.runs import finish, make_run, of_kind, receipts
+from tests.engine.refreshes import ROWS, Refreshed
+from tests.engine.runs import Output, finish, in_memory, of_kind, receipts
 from tests.small_catalogs import (
     DIMENSION,
     Rows,
-    assert_embedded,
+    numbered_catalog,
     numbered_rows,
     partition_of,
     rewrite,
     with_vectors,
 )
-
-__all__ = ["output"]
 
 
 @pytest.fixture(params=["whole", "split"])
@@ -43,133 +38,125 @@ def of_another_model(table: pa.Table) -> pa.Table:
 
 
 def test_run_reuses_nothing_when_the_model_changed_behind_its_name(
-    output: Output, rows: Rows, caplog: pytest.LogCaptureFixture
+    refreshed: Refreshed, rows: Rows, caplog: pytest.LogCaptureFixture
 ) -> None:
-    output.embed(rows)
-    rewrite(output.path, of_another_model)
+    refreshed.embed(rows)
+    rewrite(refreshed.path, of_another_model)
     edited = [*rows, ("new", "new")]
 
-    receipt = output.embed(edited)
+    receipt = refreshed.embed(edited)
 
-    output.check(edited)
+    refreshed.check(edited)
     assert receipt.rows_reused == 0
-    assert output.run.report.drifted_rows == 1
+    assert refreshed.run.report.drifted_rows == 1
     assert "this run reuses no old vectors" in caplog.text
 
 
-def test_sample_is_compared_once_and_before_any_partition_is_read(
-    hash_pool: EncoderPool, tmp_path: Path
-) -> None:
+def test_sample_is_compared_once_and_before_any_partition_is_read(output: Output) -> None:
     """Only the last partition has vectors of another model; those before it are encoded all the
     same."""
-    catalog = {key: numbered_rows(key, 40) for key in "abc"}
-    finish(
-        make_run(hash_pool, [partition_of(key, rows) for key, rows in catalog.items()], tmp_path)
-    )
-    rewrite(tmp_path / file_name(hash_pool.space.name, "c"), of_another_model)
+    catalog = numbered_catalog([40] * 3)
+    changed = {"p0": catalog["p0"][1:], "p1": catalog["p1"][1:], "p2": catalog["p2"][1:]}
+    output.events(in_memory(catalog))
+    rewrite(output.path("p2"), of_another_model)
 
-    run = make_run(
-        hash_pool,
-        [partition_of(key, rows[1:], version="v2") for key, rows in catalog.items()],
-        tmp_path,
-    )
-    events = finish(run)
+    events = output.events(in_memory(changed, "v2"))
 
     [sample] = of_kind(events, OldVectorSample)
-    assert set(sample.drifted) == {"c"}
-    assert sample.cosines == pytest.approx({"a": 1, "b": 1, "c": -1}, abs=1e-6)
-    assert [receipt.rows_reused for receipt in receipts(events, "encoded")] == [0, 0, 0]
-    for key, rows in catalog.items():
-        assert_embedded(tmp_path, run.space.name, key, rows[1:])
+    assert set(sample.drifted) == {"p2"}
+    assert sample.cosines == pytest.approx({"p0": 1, "p1": 1, "p2": -1}, abs=1e-6)
+    for receipt in receipts(events, "encoded"):
+        assert receipt.rows_reused == 0
+    output.check_all(changed)
 
 
-def test_run_that_replaces_no_file_compares_nothing(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    finish(make_run(hash_pool, [partition_of("a", ROWS)], tmp_path))
-    run = make_run(hash_pool, [partition_of("a", ROWS), partition_of("b", ROWS)], tmp_path)
+def test_run_that_replaces_no_file_compares_nothing(output: Output) -> None:
+    output.events([partition_of("a", ROWS)])
+    run = output.run([partition_of("a", ROWS), partition_of("b", ROWS)])
     finish(run)
     assert run.report.compared_rows == 0
 
 
-def test_files_without_texts_are_reused_without_a_comparison(output: Output) -> None:
-    output.embed(ROWS, include_text=False)
-    receipt = output.embed(ROWS[1:], include_text=False)
+def test_files_without_texts_are_reused_without_a_comparison(refreshed: Refreshed) -> None:
+    refreshed.embed(ROWS, include_text=False)
+    receipt = refreshed.embed(ROWS[1:], include_text=False)
     assert receipt.rows_reused == len(ROWS) - 1
-    assert output.run.report.compared_rows == 0
+    assert refreshed.run.report.compared_rows == 0
 
 
 def test_nothing_is_reused_when_the_sample_cannot_be_encoded(
-    output: Output, caplog: pytest.LogCaptureFixture
+    refreshed: Refreshed, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(texts: object) -> np.ndarray:
         raise EncoderError("it ends every worker")
 
-    output.embed(ROWS)
-    output.pool.vectors = fail  # pyright: ignore[reportAttributeAccessIssue]
-    receipt = output.embed(ROWS[1:])
-    output.check(ROWS[1:])
+    refreshed.embed(ROWS)
+    refreshed.pool.vectors = fail  # pyright: ignore[reportAttributeAccessIssue]
+    receipt = refreshed.embed(ROWS[1:])
+    refreshed.check(ROWS[1:])
     assert receipt.rows_reused == 0
     assert "could not be compared: it ends every worker" in caplog.text
 
 
 @pytest.mark.parametrize("wrong", [0.0, np.nan, 2.0])
 def test_old_file_with_invalid_vectors_is_not_reused(
-    output: Output, wrong: float, caplog: pytest.LogCaptureFixture
+    refreshed: Refreshed, wrong: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     def change(matrix: np.ndarray) -> np.ndarray:
         matrix[40] *= wrong
         return matrix
 
-    output.embed(ROWS)
-    rewrite(output.path, lambda table: with_vectors(table, change))
-    receipt = output.embed(ROWS[1:])
-    output.check(ROWS[1:])
+    refreshed.embed(ROWS)
+    rewrite(refreshed.path, lambda table: with_vectors(table, change))
+    receipt = refreshed.embed(ROWS[1:])
+    refreshed.check(ROWS[1:])
     assert receipt.rows_reused == 0
     assert "no more vectors are taken from its old file" in caplog.text
 
 
-def test_flipped_bit_in_the_old_file_never_gives_a_wrong_vector(output: Output) -> None:
-    output.embed(ROWS)
-    content = output.path.read_bytes()
+def test_flipped_bit_in_the_old_file_never_gives_a_wrong_vector(refreshed: Refreshed) -> None:
+    refreshed.embed(ROWS)
+    content = refreshed.path.read_bytes()
     for place in random.Random(1).sample(range(len(content)), 60):
         changed = bytearray(content)
         changed[place] ^= 1 << place % 8
-        output.path.write_bytes(changed)
-        output.embed(ROWS[1:])
-        output.check(ROWS[1:])
+        refreshed.path.write_bytes(changed)
+        refreshed.embed(ROWS[1:])
+        refreshed.check(ROWS[1:])
 
 
-def test_vectors_of_another_precision_are_not_reused(output: Output) -> None:
-    output.embed(ROWS)
-    output.pool.precision = "bf16"
-    assert output.embed(ROWS[1:]).rows_reused == 0
+def test_vectors_of_another_precision_are_not_reused(refreshed: Refreshed) -> None:
+    refreshed.embed(ROWS)
+    refreshed.pool.precision = "bf16"
+    assert refreshed.embed(ROWS[1:]).rows_reused == 0
 
 
 def test_vectors_of_another_dtype_are_not_reused(
-    output: Output, caplog: pytest.LogCaptureFixture
+    refreshed: Refreshed, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are so near to those of float32 that no sample would show it."""
-    output.embed(ROWS)
-    table = pq.read_table(output.path)
-    facts = read_facts(pq.read_metadata(output.path))
+    refreshed.embed(ROWS)
+    table = pq.read_table(refreshed.path)
+    facts = read_facts(pq.read_metadata(refreshed.path))
     columns = schema(pa.string(), DIMENSION, "float16", include_text=True)
     table = table.replace_schema_metadata(None).cast(columns)
-    with pa.OSFile(str(output.path), "wb") as sink:
+    with pa.OSFile(str(refreshed.path), "wb") as sink:
         write_file(sink, columns, facts, [table])
-    assert output.embed(ROWS[1:]).rows_reused == 0
+    assert refreshed.embed(ROWS[1:]).rows_reused == 0
     assert "vectors of its old file are not used" in caplog.text
-    output.check(ROWS[1:])
+    refreshed.check(ROWS[1:])
 
 
 def test_old_file_replaced_after_the_listing_is_not_reused(
-    output: Output, monkeypatch: pytest.MonkeyPatch
+    refreshed: Refreshed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output.embed(ROWS)
+    refreshed.embed(ROWS)
     read = old_rows.open_published
 
     def replaced(*arguments: Any, **options: Any) -> Any:
-        rewrite(output.path, lambda table: table, source_version="other")
+        rewrite(refreshed.path, lambda table: table, source_version="other")
         return read(*arguments, **options)
 
     monkeypatch.setattr(old_rows, "open_published", replaced)
-    assert output.embed(ROWS[1:]).rows_reused == 0
-    output.check(ROWS[1:])
+    assert refreshed.embed(ROWS[1:]).rows_reused == 0
+    refreshed.check(ROWS[1:])

@@ -14,11 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from surge_dagster.engine.encoder.pool import EncoderPool
-from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.tables.opening import open_source
-from tests.engine.runs import finish, make_run, of_kind
+from tests.engine.runs import Output, failures, finish, receipts
+from tests.small_catalogs import keys_of
 
 pytestmark = pytest.mark.processes
 
@@ -82,42 +81,25 @@ def test_rows_that_share_one_long_text_are_decoded_a_few_at_a_time(
 
 
 def test_row_group_that_does_not_fit_is_refused_with_a_limit_that_works(
-    hash_pool: EncoderPool, tmp_path: Path
+    output: Output, tmp_path: Path
 ) -> None:
     """Takes seconds: the texts have 60 MB, and a page holds all of them."""
     random = np.random.default_rng(4)
-    texts = pa.array(
-        [random.integers(97, 123, MEGABYTE, np.uint8).tobytes().decode() for _ in range(60)]
-    )
+    letters = random.integers(97, 123, (60, MEGABYTE), np.uint8)
+    texts = pa.array(letters.view(f"S{MEGABYTE}").ravel()).cast(pa.string())
     write(tmp_path / "catalog", "large", texts)
     write(tmp_path / "catalog", "small", texts, row_group_size=5)
     limit = 250 * MEGABYTE
     thresholds = Thresholds(max_text_bytes=2 * MEGABYTE)
-    run = make_run(
-        hash_pool,
-        open_source(tmp_path / "catalog"),
-        tmp_path / "out",
-        thresholds,
-        memory_limit_bytes=limit,
-    )
-    [refused] = of_kind(finish(run), Failure)
+    source = open_source(tmp_path / "catalog")
+    run = output.run(source, thresholds, memory_limit_bytes=limit)
+    [refused] = failures(finish(run))
     assert refused.key == "large"
     assert not refused.transient
     assert "reading its largest row group may take 180," in refused.reason
     assert run.memory.ledger.peak <= limit
     assert refused.remedy.startswith("Write row groups of fewer rows, or set memory_l")
     raised = int(refused.remedy.rpartition(" ")[2].rstrip(".").replace(",", ""))
-    run = make_run(
-        hash_pool,
-        open_source(tmp_path / "catalog"),
-        tmp_path / "out",
-        thresholds,
-        memory_limit_bytes=raised,
-    )
-    encoded = [
-        event.key
-        for event in finish(run)
-        if isinstance(event, Receipt) and event.action == "encoded"
-    ]
-    assert encoded == ["large"]
+    run = output.run(source, thresholds, memory_limit_bytes=raised)
+    assert keys_of(receipts(finish(run), "encoded")) == ["large"]
     assert 180 * MEGABYTE < run.memory.ledger.peak <= raised

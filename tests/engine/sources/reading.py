@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,20 @@ def only(catalog: Source) -> Partition:
     return partition
 
 
+def rows_in(batches: Iterable[RowBatch]) -> list[tuple[Any, Any]]:
+    rows: list[tuple[Any, Any]] = []
+    for batch in batches:
+        rows += zip(batch.ids.to_pylist(), batch.texts.to_pylist(), strict=True)
+    return rows
+
+
 def rows_of(partition: Partition) -> list[tuple[Any, Any]]:
-    return [
-        row
-        for batch in partition.read()
-        for row in zip(batch.ids.to_pylist(), batch.texts.to_pylist(), strict=True)
-    ]
+    return rows_in(partition.read())
+
+
+def partitions_of(source: Iterable[Partition]) -> dict[str, Partition]:
+    """Partitions by key, in the order in which a source lists them."""
+    return {partition.key: partition for partition in source}
 
 
 def source_file(path: Path) -> SourceFile:

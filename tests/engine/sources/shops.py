@@ -9,7 +9,7 @@ from surge_dagster.engine.sources import Source, open_files
 from surge_dagster.engine.sources.listing import SourceFiles
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.tables.opening import open_source
-from tests.engine.sources.reading import ROWS
+from tests.engine.sources.reading import ROWS, partitions_of
 from tests.engine.store.object_server import BUCKET, ObjectServer
 from tests.small_catalogs import Rows, write_rows
 
@@ -34,7 +34,7 @@ class Shop:
         return open_files(f"{self.url}{below}", self.options)
 
     def partitions(self, below: str = "") -> dict[str, Partition]:
-        return {partition.key: partition for partition in self.open(below)}
+        return partitions_of(self.open(below))
 
     def remove(self, name: str) -> None:
         (self._folder / name).unlink()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import csv
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from surge_dagster.engine.sources import open_files
-from surge_dagster.engine.sources.partition import Source
+from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.tables.table import FileTable
 from tests.engine.sources.reading import rows_of
@@ -37,9 +37,7 @@ def write_csv(path: Path, rows: Sequence[Row], names: Sequence[str] = NAMES) -> 
 
 
 def write_parquet(path: Path, rows: Sequence[Row], names: Sequence[str] = NAMES) -> Path:
-    pq.write_table(
-        pa.table({name: [row[place] for row in rows] for place, name in enumerate(names)}), path
-    )
+    pq.write_table(pa.table(dict(zip(names, zip(*rows, strict=True), strict=True))), path)
     return path
 
 
@@ -57,10 +55,10 @@ def by_key(rows: Sequence[Row]) -> dict[str, list[tuple[Any, Any]]]:
     return expected
 
 
-def contents(source: Source) -> dict[str, list[tuple[Any, Any]]]:
+def contents(source: Iterable[Partition]) -> dict[str, list[tuple[Any, Any]]]:
     """All rows of a source by partition, in the order in which it lists them."""
     return {partition.key: rows_of(partition) for partition in source}
 
 
-def versions(source: Source) -> dict[str, str]:
+def versions(source: Iterable[Partition]) -> dict[str, str]:
     return {partition.key: partition.source_version for partition in source}

@@ -47,7 +47,9 @@ def test_id_or_a_column_of_the_template_can_be_carried_too() -> None:
 
 def test_source_version_names_carried_columns_in_their_order_and_nothing_without_them() -> None:
     chosen = [(), ("a", "b"), ("b", "a"), ("a,b",), ("a&columns=b",)]
-    suffixes = [Selection(carried=names).version_suffix for names in chosen]
+    suffixes: list[str] = []
+    for names in chosen:
+        suffixes.append(Selection(carried=names).version_suffix)
     assert suffixes[:2] == ["", "?columns=a&columns=b"]
     assert len(set(suffixes)) == len(chosen)
 

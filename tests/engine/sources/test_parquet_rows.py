@@ -1,8 +1,9 @@
-"""Rows of a catalog on disk: every supported type is read, and a row that cannot be embedded is
-refused by number."""
+"""Rows and keys of a catalog on disk: every supported type is read, a row that cannot be embedded
+is refused by number, and a folder that stands for no key by name."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,13 @@ from surge_dagster.engine.sources import Selection
 from surge_dagster.engine.sources.partition import read_rows
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import ROWS, only, refusal, rows_of
-from tests.small_catalogs import partition_folder, write_partition, write_rows
+from tests.small_catalogs import (
+    partition_folder,
+    texts_of,
+    write_catalog,
+    write_partition,
+    write_rows,
+)
 
 
 class TestRefusedRows:
@@ -83,16 +90,16 @@ class TestTypes:
         self, tmp_path: Path, kind: pa.DataType, values: list[Any], canonical: pa.DataType
     ) -> None:
         write_partition(tmp_path, "k", [(value, "t") for value in values], id_type=kind)
-        batches = list(only(open_source(tmp_path)).read())
-        assert {batch.ids.type for batch in batches} == {canonical}
-        assert [value for batch in batches for value in batch.ids.to_pylist()] == values
+        [batch] = only(open_source(tmp_path)).read()
+        assert batch.ids.type == canonical
+        assert batch.ids.to_pylist() == values
 
     @pytest.mark.parametrize("kind", [pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
     def test_texts_of_every_string_type_are_read(self, tmp_path: Path, kind: pa.DataType) -> None:
         write_partition(tmp_path, "k", ROWS, text_type=kind)
         [batch] = list(only(open_source(tmp_path)).read())
         assert batch.texts.type == pa.large_string()
-        assert batch.texts.to_pylist() == [row[1] for row in ROWS]
+        assert batch.texts.to_pylist() == texts_of(ROWS)
 
     @pytest.mark.parametrize(
         ("column", "row", "types"),
@@ -129,3 +136,46 @@ def test_column_whose_values_begin_outside_of_its_data_is_refused(
     batch = pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
     with pytest.raises(DataError, match=f"the {column} column is damaged"):
         list(Selection().rows("k", [batch]))
+
+
+class TestKeys:
+    @pytest.mark.parametrize("folder", ["partition=", "partition=%FF"])
+    def test_folder_with_invalid_key_is_refused_under_its_name_on_disk(
+        self, tmp_path: Path, folder: str
+    ) -> None:
+        write_rows(tmp_path / folder / "0.parquet", ROWS)
+        partition = only(open_source(tmp_path))
+        assert partition.key in folder
+        refusal(partition)
+
+    def test_folder_whose_name_is_not_utf8_is_refused_under_a_name_that_can_be_written_anywhere(
+        self, tmp_path: Path
+    ) -> None:
+        write_catalog(tmp_path, {"a": ROWS, "z": ROWS})
+        write_rows(tmp_path / "k" / "0.parquet", ROWS).parent.rename(
+            tmp_path / os.fsdecode(b"partition=caf\xe9")
+        )
+        first, bad, last = open_source(tmp_path)
+        assert [first.key, bad.key, last.key] == ["a", "caf%E9", "z"]
+        assert rows_of(first) == rows_of(last) == ROWS
+        assert bad.current_source_version() == bad.source_version, "it did not change, it is wrong"
+        message = str(refusal(bad))
+        assert "partition name 'caf%E9' is not UTF-8. Rename it" in message
+        assert bad.key.isascii() and message.isascii()
+
+    @pytest.mark.parametrize(
+        ("name", "shown"),
+        [(b"caf\xe9.parquet", "caf%E9.parquet"), (b"caf\xe9/0.parquet", "caf%E9/0.parquet")],
+    )
+    def test_file_whose_name_is_not_utf8_is_refused_beside_others(
+        self, tmp_path: Path, name: bytes, shown: str
+    ) -> None:
+        write_partition(tmp_path, "k", ROWS)
+        path = partition_folder(tmp_path, "k") / os.fsdecode(name)
+        path.parent.mkdir(exist_ok=True)
+        write_rows(tmp_path / "0.parquet", ROWS).rename(path)
+        partition = only(open_source(tmp_path))
+        assert partition.current_source_version() == partition.source_version
+        message = str(refusal(partition))
+        assert f"partition=k/{shown} has a name that is not UTF-8" in message
+        assert message.isascii()

@@ -17,11 +17,11 @@ from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources.partition import Partition, PartitionRange, read_rows
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.tables.opening import open_source
-from tests.engine.sources.reading import only
+from tests.engine.sources.reading import only, rows_in
 from tests.engine.sources.shops import Shop
 from tests.engine.sources.tables import shuffled_rows, table_of, write_csv
 from tests.engine.store.object_server import ObjectServer
-from tests.small_catalogs import Rows, numbered_rows, write_rows
+from tests.small_catalogs import Rows, ids_of, numbered_rows, write_rows
 
 ROWS = numbered_rows("k", 100)
 FILES = (0, 33, 33, 80, 100)  # the second one is empty
@@ -37,9 +37,9 @@ def catalog_of(
     return only(open_source(folder, selection=selection))
 
 
-def ids_of(partition: Partition, start: int, stop: int) -> list[str]:
+def read_ids(partition: Partition, start: int, stop: int) -> list[str]:
     rows = PartitionRange(partition.key, partition.source_version, start, stop)
-    return [each for batch in read_rows(partition, rows) for each in batch.ids.to_pylist()]
+    return ids_of(rows_in(read_rows(partition, rows)))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
@@ -49,7 +49,7 @@ def test_range_has_the_rows_that_a_reading_of_all_has_there(
 ) -> None:
     start, stop = sorted(borders)
     partition = catalog_of(tmp_path_factory.mktemp("any"), use_dictionary=is_categorical)
-    assert ids_of(partition, start, stop) == [row[0] for row in ROWS[start:stop]]
+    assert read_ids(partition, start, stop) == ids_of(ROWS[start:stop])
 
 
 def test_row_groups_in_front_of_a_range_and_behind_it_are_not_read(tmp_path: Path) -> None:
@@ -62,10 +62,10 @@ def test_row_groups_in_front_of_a_range_and_behind_it_are_not_read(tmp_path: Pat
     status = path.stat()
     path.write_bytes(content)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert ids_of(partition, 43, 63) == [row[0] for row in ROWS[43:63]]
+    assert read_ids(partition, 43, 63) == ids_of(ROWS[43:63])
     for rows in ((42, 43), (43, 64)):
         with pytest.raises(DataError, match=r"part-2.parquet cannot be read"):
-            ids_of(partition, *rows)
+            read_ids(partition, *rows)
 
 
 def test_refused_row_of_a_range_is_named_by_its_place_in_the_partition(tmp_path: Path) -> None:
@@ -73,9 +73,9 @@ def test_refused_row_of_a_range_is_named_by_its_place_in_the_partition(tmp_path:
     with pytest.raises(
         DataError, match=r"row 17 of category=k/part-2.parquet: the text is null"
     ) as refused:
-        ids_of(partition, 45, 90)
+        read_ids(partition, 45, 90)
     assert refused.value.row == 50
-    assert ids_of(partition, 51, 90) == [row[0] for row in ROWS[51:90]]
+    assert read_ids(partition, 51, 90) == ids_of(ROWS[51:90])
 
 
 @pytest.mark.parametrize("kind", ["skip", "csv", "table"])
@@ -100,6 +100,6 @@ def test_range_of_a_file_in_a_bucket_is_requested_alone(
     partition, requests = shop.partitions()["k"], list[int]()
     for borders in ((20, 30), (0, 100)):
         object_server.log.clear()
-        assert ids_of(partition, *borders) == [row[0] for row in rows[slice(*borders)]]
+        assert read_ids(partition, *borders) == ids_of(rows[slice(*borders)])
         requests.append(len(object_server.log))
     assert 3 * requests[0] < requests[1], "a megabyte of ten"

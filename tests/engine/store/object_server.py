@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote
@@ -117,7 +117,7 @@ class RandomFaults:
             self._in_a_row[request] = 0
             return None
         self._in_a_row[request] += 1
-        faults = [Fault("status", status) for status in (503, 429, 500)]
+        faults = [Fault("status"), Fault("status", 429), Fault("status", 500)]
         is_repeated = method != "POST" or "uploadId" in target
         if is_repeated:
             faults += [Fault("reset_before"), Fault("reset_after")]
@@ -206,6 +206,7 @@ class ObjectServer:
         self._ready = threading.Event()
         self._locks: dict[str, asyncio.Lock] = {}
         self._generations: dict[str, str] = {}  # by etag
+        self._etags: dict[str, str] = {}  # by generation
         self._completed: set[str] = set()  # targets of completed uploads
         self._numbers = itertools.count(1_700_000_000_000_001)
         self._direct = urllib3.PoolManager(headers=_AUTHORIZED)
@@ -283,9 +284,17 @@ class ObjectServer:
             self._direct.request("GET", f"{self.moto_url}/{BUCKET}?uploads").data.decode(),
         )
 
-    def requests(self, method: str) -> list[str]:
-        """Targets of all requests of a method."""
-        return [target for called, target, _ in self.log if called == method]
+    def requests(self, method: str, part: str = "") -> list[str]:
+        """Targets of all requests of a method that have this part."""
+        targets: list[str] = []
+        for called, target, _ in self.log:
+            if called == method and part in target:
+                targets.append(target)
+        return targets
+
+    def methods(self) -> list[str]:
+        """Methods of all requests."""
+        return [method for method, _, _ in self.log]
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -352,18 +361,12 @@ class ObjectServer:
     async def _pass_on(
         self, request: web.Request, body: bytes
     ) -> tuple[int, dict[str, str], bytes]:
-        headers = {
-            name: value
-            for name, value in request.headers.items()
-            if name.lower() not in _HOP_BY_HOP
-        }
+        headers = _passed_on(request.headers)
         generation = headers.get("x-goog-if-generation-match")
         if generation == "0":
             headers["If-None-Match"] = "*"
         elif generation is not None:
-            headers["If-Match"] = next(
-                (e for e, g in self._generations.items() if g == generation), '"none"'
-            )
+            headers["If-Match"] = self._etags.get(generation, '"none"')
         lock = self._locks.setdefault(request.path, asyncio.Lock())
         async with lock if request.method in ("PUT", "POST") else contextlib.nullcontext():
             target = str(request.rel_url)
@@ -384,23 +387,31 @@ class ObjectServer:
         async with self._session.request(
             method, url, headers=headers, data=body, allow_redirects=False
         ) as answer:
-            found = {
-                "ETag" if name == "Etag" else name: value for name, value in answer.headers.items()
-            }
+            found = dict(answer.headers)
+            if "Etag" in found:
+                found["ETag"] = found.pop("Etag")
             return answer.status, found, await answer.read()
 
     def _translated(
         self, request: web.Request, status: int, found: dict[str, str], content: bytes
     ) -> tuple[int, dict[str, str], bytes]:
         length = found.get("Content-Length")
-        headers = {name: value for name, value in found.items() if name.lower() not in _HOP_BY_HOP}
+        headers = _passed_on(found)
         if request.method == "HEAD" and length:
             headers["Content-Length"] = length
         if etag := headers.get("ETag"):
-            headers["x-goog-generation"] = self._generations.setdefault(
-                etag, str(next(self._numbers))
-            )
+            generation = self._generations.setdefault(etag, str(next(self._numbers)))
+            self._etags[generation] = etag
+            headers["x-goog-generation"] = generation
         return status, headers, content
+
+
+def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
+    kept = dict(headers)
+    for name in headers:
+        if name.lower() in _HOP_BY_HOP:
+            del kept[name]
+    return kept
 
 
 def _answer(status: int, headers: dict[str, str], content: bytes) -> web.Response:

@@ -20,6 +20,7 @@ from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.support.waiting import in_background
+from tests.engine.store.test_object_store import names
 
 
 @pytest.fixture
@@ -29,12 +30,12 @@ def store(tmp_path: Path) -> LocalStore:
     return opened
 
 
-def visible(store: LocalStore) -> set[str]:
-    return {stored.name for stored in store.list("space")}
+def visible(store: LocalStore) -> list[str]:
+    return names(store, "space")
 
 
-def temps(store: LocalStore) -> list[str]:
-    return [path.name for path in (store.root / "space").iterdir() if path.name.startswith(".tmp-")]
+def temps(store: LocalStore) -> list[Path]:
+    return list(store.root.glob("space/.tmp-*"))
 
 
 def put(store: LocalStore, name: str, content: bytes) -> None:
@@ -46,8 +47,7 @@ def put(store: LocalStore, name: str, content: bytes) -> None:
 def do_concurrently(*tasks: Callable[[], object]) -> None:
     """Do each task in a thread of its own; raises the first error."""
     with ThreadPoolExecutor(len(tasks)) as threads:
-        for done in [threads.submit(task) for task in tasks]:
-            done.result(60)
+        list(threads.map(lambda task: task(), tasks))
 
 
 class TestAtomicity:
@@ -55,9 +55,9 @@ class TestAtomicity:
         with store.create("space/a.parquet") as upload:
             upload.sink.write(b"x" * 100_000)
             upload.sink.flush()
-            assert visible(store) == set()
+            assert visible(store) == []
             stored = upload.publish(lambda: None)
-            assert visible(store) == {"space/a.parquet"}
+            assert visible(store) == ["space/a.parquet"]
         assert (stored.size, temps(store)) == (100_000, [])
         assert [stored] == list(store.list("space")), "the tag of a receipt is the tag of a listing"
 
@@ -84,7 +84,7 @@ class TestAtomicity:
         with pytest.raises(RuntimeError, match="midway"), store.create("space/a.parquet") as upload:
             upload.sink.write(b"x")
             raise RuntimeError("midway")
-        assert (visible(store), temps(store)) == (set(), [])
+        assert visible(store) == temps(store) == []
 
     def test_result_that_is_no_longer_wanted_is_discarded(self, store: LocalStore) -> None:
         def object_to() -> None:
@@ -106,7 +106,7 @@ class TestAtomicity:
         with store.create("space/a.parquet") as upload:
             upload.sink.write(b"x")
             in_background(lambda: upload.publish(look), "publishing").result(30)
-        assert visible(store) == {"space/a.parquet", "space/b.parquet"}
+        assert visible(store) == ["space/a.parquet", "space/b.parquet"]
 
     def test_writer_whose_file_is_replaced_while_it_checks_checks_again(
         self, store: LocalStore
@@ -168,7 +168,7 @@ class TestListing:
         (store.root / "space" / ".hidden").touch()
         (store.root / "space" / "folder").mkdir()
         (store.root / ".hidden").mkdir()
-        assert visible(store) == {"space/a.parquet"}
+        assert visible(store) == ["space/a.parquet"]
         assert store.folders() == ["space"]
 
     def test_listing_leaves_out_names_that_are_not_utf8(self, store: LocalStore) -> None:
@@ -177,7 +177,7 @@ class TestListing:
             (store.root / name / os.fsdecode(b"caf\xe9.parquet")).touch()
             (store.root / name / "café.parquet").touch()
         assert store.folders() == ["space"]
-        assert [stored.name for stored in store.list("space")] == ["space/café.parquet"]
+        assert visible(store) == ["space/café.parquet"]
 
     def test_missing_folder_lists_nothing(self, tmp_path: Path) -> None:
         store = open_store(tmp_path / "missing")
@@ -193,13 +193,9 @@ class TestListing:
         for folder in (".hidden/a/b", "space/inner", "space/.hidden"):
             put(store, f"{folder}/x.parquet", b"x")
         put(store, "space/y.parquet", b"y")
-        assert sorted(found.name for found in store.list("space", deep=True)) == [
-            "space/inner/x.parquet",
-            "space/y.parquet",
-        ]
-        assert [found.name for found in store.list(".hidden", deep=True)] == [
-            ".hidden/a/b/x.parquet"
-        ]
+        expected = ["space/inner/x.parquet", "space/y.parquet"]
+        assert names(store, "space", deep=True) == expected
+        assert names(store, ".hidden", deep=True) == [".hidden/a/b/x.parquet"]
 
     def test_hidden_folders_are_removed_with_their_last_object(self, store: LocalStore) -> None:
         for name in (".hidden/a/b/x", ".hidden/a/c/y", ".hidden/d/z"):
@@ -207,7 +203,7 @@ class TestListing:
         store.delete(".hidden/a/b/x")
         assert not (store.root / ".hidden" / "a" / "b").exists()
         store.delete(".hidden/d/z")
-        assert [found.name for found in store.list(".hidden", deep=True)] == [".hidden/a/c/y"]
+        assert names(store, ".hidden", deep=True) == [".hidden/a/c/y"]
         store.delete(".hidden/a/c/y")
         store.delete(".hidden/a/c/y")
         assert not (store.root / ".hidden").exists()
@@ -233,10 +229,9 @@ class TestListing:
             store.sweep(".hidden/a")
             store.sweep(".hidden")
             upload.publish(lambda: None)
-        assert {
-            str(path.relative_to(store.root / ".hidden"))
-            for path in store.root.glob(".hidden/**/*")
-        } - {*("a/.lock", "a/b/.lock", "f/.lock", ".lock")} == {"a", "a/b", "a/b/x", "f", "f/y"}
+        hidden = store.root / ".hidden"
+        left = {hidden / name for name in ("a", "a/b", "a/b/x", "f", "f/y")}
+        assert {*hidden.rglob("*")} - {*hidden.rglob(".lock")} == left
         for name in (".hidden/a/b/x", ".hidden/f/y"):
             (store.root / name).unlink()
         store.sweep(".hidden/a")
@@ -263,7 +258,7 @@ class TestListing:
             while not over.is_set():
                 store.sweep(".hidden/a")
 
-        do_concurrently(*(partial(write, number) for number in range(3)), sweep)
+        do_concurrently(partial(write, 1), partial(write, 2), partial(write, 3), sweep)
 
     def test_changed_file_has_another_tag(self, store: LocalStore) -> None:
         put(store, "space/a.parquet", b"x")

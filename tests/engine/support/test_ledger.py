@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 import threading
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from surge_dagster.engine.errors import Cancelled
 from surge_dagster.engine.support.ledger import Ledger
-from tests.engine.store.test_store import do_concurrently
 
 
 def test_ledger_knows_held_bytes_and_their_peak_and_refuses_what_cannot_be() -> None:
@@ -62,6 +61,7 @@ def test_many_threads_together_never_pass_the_limit() -> None:
             assert ledger.held <= 100
             ledger.release(size)
 
-    do_concurrently(*(partial(work, seed) for seed in range(6)))
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(work, range(6)))
     assert ledger.held == 0
     assert ledger.peak <= 100

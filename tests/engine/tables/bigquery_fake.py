@@ -59,10 +59,12 @@ _TYPES = {pa.string(): "STRING", pa.int64(): "INTEGER"}
 
 
 def table_of(catalog: dict[str, Rows]) -> pa.Table:
-    rows = [(key, *row, place) for key, found in catalog.items() for place, row in enumerate(found)]
-    rows.sort(key=lambda row: hash(row[1]))
-    names = ["category", "id", "text", "changed"]
-    return pa.table({name: [row[place] for row in rows] for place, name in enumerate(names)})
+    rows: list[dict[str, Any]] = []
+    for key, found in catalog.items():
+        for place, (row_id, text) in enumerate(found):
+            rows.append({"category": key, "id": row_id, "text": text, "changed": place})
+    rows.sort(key=lambda row: hash(row["id"]))
+    return pa.Table.from_pylist(rows)
 
 
 class Refused(Exception):

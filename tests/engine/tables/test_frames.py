@@ -23,20 +23,24 @@ from surge_dagster.engine.sources.partition import ContentDigest, Partition, Sou
 from surge_dagster.engine.tables.frames import FrameCatalog, FrameTable
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import refusal, rows_of
-from tests.engine.sources.tables import versions
-from tests.small_catalogs import Rows, numbered_rows, write_catalog
+from tests.engine.sources.tables import contents, versions
+from tests.small_catalogs import Rows, ids_of, numbered_rows, write_catalog
 
 CATALOG: dict[str, Rows] = {
-    key: numbered_rows(key, rows) for key, rows in (("b", 40), ("a", 3), ("ß, 50%", 2))
+    "b": numbered_rows("b", 40),
+    "a": numbered_rows("a", 3),
+    "ß, 50%": numbered_rows("ß", 2),
 }
 
 
 def shuffled() -> pa.Table:
     """All rows in one table, those of each key apart from each other and in their order."""
-    rows = [(key, row, place) for key, found in CATALOG.items() for place, row in enumerate(found)]
-    rows.sort(key=lambda row: (row[2], row[0]))
-    columns = {"category": [key for key, _, _ in rows], "id": [row[0] for _, row, _ in rows]}
-    return pa.table({**columns, "text": [row[1] for _, row, _ in rows], "unused": range(len(rows))})
+    rows: list[dict[str, Any]] = []
+    for key, found in CATALOG.items():
+        for place, row in enumerate(found):
+            rows.append({"category": key, "id": row[0], "text": row[1], "unused": place})
+    rows.sort(key=lambda row: (row["unused"], row["category"]))
+    return pa.Table.from_pylist(rows)
 
 
 def hugging_face(table: pa.Table) -> Any:
@@ -110,7 +114,7 @@ def test_version_changes_with_the_rows_of_its_key_only() -> None:
     other = table.set_column(2, "text", [[*table["text"].to_pylist()[:-1], "another text"]])
     before = versions(FrameTable(table, ["category"]))
     after = versions(FrameTable(other, ["category"]))
-    assert [key for key in before if after[key] != before[key]] == ["b"]
+    assert dict(before.items() - after.items()).keys() == {"b"}
 
 
 def test_version_is_that_of_the_same_rows_in_a_table_of_files(tmp_path: Path) -> None:
@@ -127,9 +131,9 @@ def test_frames_have_columns_inside_of_others(kind: str, tmp_path: Path) -> None
     named: Any = {"id": "doc.sku", "text": "{doc.title}/{doc.more.n}", "missing_text": "empty"}
 
     divided = FrameTable(frame, "kind", **named)
-    assert [rows_of(each) for each in divided] == [[("x", "boots/1"), ("z", "hats/")], [("y", "")]]
+    assert contents(divided) == {"a": [("x", "boots/1"), ("z", "hats/")], "b": [("y", "")]}
     [one] = FrameCatalog({"all": frame}, **named)
-    assert [id for id, _ in rows_of(one)] == ["x", "y", "z"]
+    assert ids_of(rows_of(one)) == ["x", "y", "z"]
 
 
 def test_missing_column_is_refused_with_the_names_of_settings() -> None:
@@ -150,7 +154,7 @@ def test_several_columns_make_one_key_and_keys_come_in_their_order() -> None:
     frame = pl.DataFrame(
         {"lang": ["de", "de", "an"], "n": [10, 9, 10], "id": [1, 2, 3], "text": ["x", "y", "z"]}
     )
-    found = {each.key: rows_of(each) for each in FrameTable(frame, ["lang", "n"])}
+    found = contents(FrameTable(frame, ["lang", "n"]))
     assert list(found.items()) == [
         ("lang=an/n=10", [(3, "z")]),
         ("lang=de/n=10", [(1, "x")]),
@@ -199,7 +203,7 @@ def test_order_is_kept_beyond_a_batch_of_rows() -> None:
     keys = [f"p{row % 3}" for row in rows]
     frame = pl.DataFrame({"key": keys, "id": rows, "text": keys})
     for number, partition in enumerate(FrameTable(frame, ["key"])):
-        assert [id for id, _ in rows_of(partition)] == rows[number::3].tolist()
+        assert ids_of(rows_of(partition)) == rows[number::3].tolist()
 
 
 GOOD = pa.table({"id": [1], "text": ["x"]})

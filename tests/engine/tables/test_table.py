@@ -17,7 +17,7 @@ from surge_dagster.engine.sources import Selection, csv_files
 from surge_dagster.engine.support.keys import joined_key
 from surge_dagster.engine.tables import grouping, table
 from surge_dagster.engine.tables.opening import open_source
-from tests.engine.sources.reading import refusal, rows_of
+from tests.engine.sources.reading import partitions_of, refusal, rows_of
 from tests.engine.sources.tables import (
     by_key,
     contents,
@@ -27,16 +27,12 @@ from tests.engine.sources.tables import (
     write_csv,
     write_parquet,
 )
+from tests.small_catalogs import keys_of
 
 ROWS = shuffled_rows(5_000, 300)
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test groups its table itself."""
-    folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("SURGE_CACHE_DIR", str(folder))
-    return folder
+pytestmark = pytest.mark.usefixtures("own_cache")  # every test groups its table itself
 
 
 @pytest.fixture
@@ -60,8 +56,10 @@ class TestRows:
 
     def test_partitions_are_listed_in_order_with_their_rows(self, tmp_path: Path) -> None:
         listed = list(table_of(write_csv(tmp_path / "t.csv", ROWS)))
-        expected = sorted((key, len(rows)) for key, rows in by_key(ROWS).items())
-        assert [(partition.key, partition.rows) for partition in listed] == expected
+        expected = by_key(ROWS)
+        assert keys_of(listed) == sorted(expected)
+        for partition in listed:
+            assert partition.rows == len(expected[partition.key])
 
     @pytest.mark.usefixtures("small_memory")
     def test_key_with_most_of_the_rows_is_grouped(self, tmp_path: Path) -> None:
@@ -90,7 +88,7 @@ class TestVersions:
         before = versions(table_of(write_csv(tmp_path / "t.csv", ROWS)))
         changed = [(row[0], "other" if row[0] == "id-17" else row[1], row[2]) for row in ROWS]
         after = versions(table_of(write_csv(tmp_path / "t.csv", changed)))
-        assert [key for key in before if before[key] != after[key]] == [ROWS[17][2]]
+        assert dict(before.items() - after.items()).keys() == {ROWS[17][2]}
 
     def test_version_depends_on_the_order_within_a_key_alone(self, tmp_path: Path) -> None:
         by_category = sorted(ROWS, key=lambda row: row[2])
@@ -124,15 +122,13 @@ class TestRefusals:
         self, tmp_path: Path, bad: str | None
     ) -> None:
         rows = [*ROWS[:100], ("a", "t", bad), *ROWS[100:], ("b", "t", bad)]
-        listed = list(table_of(write_parquet(tmp_path / "t.parquet", rows)))
-        [refused] = [
-            partition for partition in listed if partition.key == "__HIVE_DEFAULT_PARTITION__"
-        ]
+        listed = partitions_of(table_of(write_parquet(tmp_path / "t.parquet", rows)))
+        refused = listed["__HIVE_DEFAULT_PARTITION__"]
         with pytest.raises(
             DataError, match=r"2 rows without a key.*the first is row 100 of t\.parquet"
         ):
             list(refused.read())
-        assert {partition.key for partition in listed} == {*by_key(ROWS), refused.key}
+        assert listed.keys() == {*by_key(ROWS), refused.key}
 
     def test_key_that_is_not_utf8_is_refused_and_the_others_go_on(self, tmp_path: Path) -> None:
         (tmp_path / "t.csv").write_bytes(b"id,text,category\n1,a,caf\xe9\n2,b,tea\n")
@@ -145,7 +141,7 @@ class TestRefusals:
         write_parquet(tmp_path / "0.parquet", ROWS[:2_000])
         bad = [*ROWS[2_000:3_000], ("x", None, ROWS[3_000][2]), *ROWS[3_000:]]
         write_parquet(tmp_path / "1.parquet", bad)
-        [partition] = [each for each in table_of(tmp_path) if each.key == ROWS[3_000][2]]
+        partition = partitions_of(table_of(tmp_path))[ROWS[3_000][2]]
         with pytest.raises(DataError, match=r"row 1,000 of 1\.parquet") as caught:
             list(partition.read())
         assert caught.value.row == [row[2] for row in ROWS[:3_000]].count(ROWS[3_000][2])
@@ -205,7 +201,7 @@ class TestGroupedRows:
         before = versions(table_of(path))
         [index] = own_cache.glob("tables/*.json")
         index.write_text(index.read_text().replace(before[ROWS[0][2]], "0" * 32))
-        partitions = {each.key: each for each in table_of(path)}
+        partitions = partitions_of(table_of(path))
 
         with pytest.raises(TransientError, match="its rows are not those that were listed"):
             list(partitions[ROWS[0][2]].read())
@@ -274,7 +270,7 @@ def test_csv_table_that_is_not_utf8_is_read_with_its_encoding(
     assert refusal(unnamed).remedy.endswith("for a CSV file that is not UTF-8, set encoding.")
     assert "set encoding for a CSV file" in refusal(blue).remedy
     read = open_source(path, partition_by="color", encoding="Windows-1252")
-    assert {each.key: rows_of(each) for each in read} == {
+    assert contents(read) == {
         "blau": [("2", "Hüte")],
         "grün": [("1", "Stiefel"), ("3", "Schuhe")],
     }
@@ -287,7 +283,8 @@ def test_escape_is_that_of_every_reading_of_a_table(tmp_path: Path) -> None:
     read = open_source(path, partition_by="category", escape="\\")
 
     assert contents(read) == {"x": [("1", 'say "hi", now'), ("3", "c")], "y": [("2", "b")]}
-    assert all(each.source_version.endswith("?escape=%5C") for each in read)
+    for each in read:
+        assert each.source_version.endswith("?escape=%5C")
     with pytest.raises(ConfigError, match=r"row 0 .* set escape to it"):
         list(open_source(path, partition_by="category"))
 

@@ -6,8 +6,9 @@ Passes take simulated seconds, so the right answers are known.
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -59,8 +60,7 @@ class TimedBackend(SmallDeviceBackend):
 
 
 @pytest.fixture
-def space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Space:
-    monkeypatch.setenv("SURGE_CACHE_DIR", str(tmp_path / "cache"))
+def space(own_cache: Path) -> Space:
     return EncodingSpec(f"hash://{DIMENSION}").resolve()
 
 
@@ -124,12 +124,9 @@ def test_budget_is_cached_and_the_next_start_measures_nothing(space: Space) -> N
 
 def test_workers_that_start_together_measure_once(space: Space) -> None:
     backends = [TimedBackend(pass_price=100) for _ in range(4)]
-    threads = [threading.Thread(target=_budget, args=(backend, space)) for backend in backends]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [backend.token_budget for backend in backends] == [2_048] * 4
+    with ThreadPoolExecutor(4) as threads:
+        budgets = list(threads.map(partial(_budget, space=space), backends))
+    assert budgets == [2_048] * 4
     assert sum(backend.calls > 0 for backend in backends) == 1
 
 
@@ -140,6 +137,6 @@ def test_requested_budget_is_not_changed(space: Space) -> None:
     assert backend.calls == 0
 
 
-def test_backends_without_passes_are_not_measured(space: Space, tmp_path: Path) -> None:
+def test_backends_without_passes_are_not_measured(space: Space, own_cache: Path) -> None:
     set_token_budget(space, HashBackend(space, _SETTINGS), _SETTINGS, _CALIBRATION)
-    assert not (tmp_path / "cache" / "calibration").exists()
+    assert not (own_cache / "calibration").exists()
