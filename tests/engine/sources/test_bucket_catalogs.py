@@ -21,7 +21,7 @@ from tests.engine.sources.reading import rows_of
 from tests.engine.sources.shops import Shop
 from tests.engine.sources.tables import contents
 from tests.engine.store.object_server import Fault, ObjectServer, RandomFaults, always
-from tests.small_catalogs import Rows, numbered_catalog, numbered_rows
+from tests.small_catalogs import Rows, numbered_rows
 
 # A file that takes several requests: random letters, which do not compress.
 LARGE_ROWS = 4_000
@@ -66,7 +66,8 @@ def test_footers_of_unchanged_objects_are_not_read_again(
 def test_rows_stay_whole_while_every_fifth_request_fails(
     bucket: Shop, object_server: ObjectServer
 ) -> None:
-    rows = numbered_catalog([20] * 20) | {"large": large_rows()}
+    rows = {str(number): numbered_rows(str(number), 20) for number in range(20)}
+    rows["large"] = large_rows()
     for key, each in rows.items():
         bucket.write(f"category={key}/0.parquet", each)
     object_server.plan = RandomFaults(0.2, seed=3, stalls=0)
