@@ -66,7 +66,7 @@ def test_footers_of_unchanged_objects_are_not_read_again(
 def test_rows_stay_whole_while_every_fifth_request_fails(
     bucket: Shop, object_server: ObjectServer
 ) -> None:
-    rows = {str(number): numbered_rows(str(number), 20) for number in range(20)}
+    rows: dict[str, Rows] = {str(n): numbered_rows(str(n), 20) for n in range(20)}
     rows["large"] = large_rows()
     for key, each in rows.items():
         bucket.write(f"category={key}/0.parquet", each)
