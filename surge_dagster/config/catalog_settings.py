@@ -24,6 +24,7 @@ from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.sources import DEFAULT_MAX_TEXT_BYTES, Selection, Source
 from surge_dagster.engine.sources.selection import (
+    BadRows,
     FileColumnSettings,
     MissingText,
     column_names,
@@ -85,7 +86,12 @@ class CatalogSettings(BaseModel):
     max_text_bytes: int = Field(
         DEFAULT_MAX_TEXT_BYTES,
         ge=1,
-        description="most bytes of a text; a longer one refuses its partition",
+        description="most bytes of a text; a longer one is a bad row",
+    )
+    bad_rows: BadRows = Field(
+        "refuse",
+        description="what to do with a bad row: refuse (its partition), or set_aside (leave it "
+        "out, list it, and publish the others)",
     )
     encoding: str = Field("utf-8", description="encoding of CSV files, such as cp1252 or utf-16")
     escape: str | None = Field(

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from surge_dagster.engine.chunks.splitting import Chunk, Document, NoRoom, Splitter
 from surge_dagster.engine.errors import ConfigError, DataError
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.sources.partition import Partition, RowBatch, Source
+from surge_dagster.engine.sources.partition import Partition, RejectedRow, RowBatch, Source
 from surge_dagster.engine.sources.selection import Selection
 
 COLUMNS = ("document_id", "chunk", "start", "end")
@@ -81,15 +81,15 @@ def _chunks(partition: Partition, splitter: Callable[[], Splitter]) -> Iterator[
     first_row = 0
     for batch in partition.read():
         documents = _documents(batch)
-        skipped = batch.skipped
+        left_out = (batch.skipped, batch.rejected)
         for start, stop in _portions(documents):
             try:
                 chunks = cutter.split(documents[start:stop])
             except NoRoom as error:
                 row = start + error.place
                 raise _refused(partition.key, batch, row, first_row, error, cutter) from None
-            yield _rows(batch, documents, start, chunks, skipped)
-            skipped = 0
+            yield _rows(batch, documents, start, chunks, *left_out)
+            left_out = (0, ())
         first_row += len(batch)
 
 
@@ -135,6 +135,7 @@ def _rows(
     first: int,
     chunks: Sequence[Sequence[Chunk]],
     skipped: int,
+    rejected: tuple[RejectedRow, ...],
 ) -> RowBatch:
     """Return the chunks of the documents from `first` on as rows."""
     rows = first + np.repeat(np.arange(len(chunks)), [len(own) for own in chunks])
@@ -167,6 +168,7 @@ def _rows(
         pa.RecordBatch.from_pydict(carried),
         place and (lambda row: place(int(rows[row]))),
         source_rows=len(chunks),
+        rejected=rejected,
     )
 
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.sources.ahead import AHEAD_BYTES, FilesAhead
+from surge_dagster.engine.sources.bad_rows import FirstIds
 from surge_dagster.engine.sources.casting import is_typeless
 from surge_dagster.engine.sources.file_read import SourceFile
 from surge_dagster.engine.sources.formats import ENDINGS_IN_WORDS, PARQUET_ENDINGS, batches
@@ -102,7 +103,8 @@ class FolderCatalog:
         )
         if others:
             return partition
-        are_places_known = self.selection.missing_text != "skip"
+        selection = self.selection
+        are_places_known = selection.missing_text != "skip" and selection.bad_rows == "refuse"
         return replace(
             partition,
             rows=sum(footer.rows for footer in footers),
@@ -199,6 +201,7 @@ class FolderCatalog:
             _require_own(key, group, file, ends[file.relative])
 
         first_row = start
+        first_ids = FirstIds()
         stated = cache(partial(self._stated_types, group))
         empty: pa.RecordBatch | None = None
         for file, rows in _parts(group.files, ends, start, stop):
@@ -212,7 +215,7 @@ class FolderCatalog:
                     if not len(columns):
                         empty = columns
                         continue
-                    yield from self.selection.rows(key, [columns], first_row, place)
+                    yield from self.selection.rows(key, [columns], first_row, place, first_ids)
                     first_row += len(columns)
         if first_row == start and empty is not None:
             yield from self.selection.rows(key, [empty])  # for the types of its columns

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
@@ -20,6 +19,14 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError
+from surge_dagster.engine.sources.bad_rows import (
+    FirstIds,
+    Reasons,
+    is_not_utf8,
+    plain_batch,
+    with_first_ids,
+    with_rejected,
+)
 from surge_dagster.engine.sources.casting import (
     UnfitValue,
     canonical_type,
@@ -28,11 +35,10 @@ from surge_dagster.engine.sources.casting import (
     null_where,
     plain_column,
 )
-from surge_dagster.engine.sources.partition import Place, RowBatch, row_in_words
+from surge_dagster.engine.sources.partition import Place, RejectedRow, RowBatch, row_in_words
 from surge_dagster.engine.sources.template import Template
 from surge_dagster.engine.support.values import stored_type, value_lengths
 
-_NOT_UTF8 = re.compile(r"Invalid UTF8 sequence at string index (\d+)")
 DEFAULT_MAX_TEXT_BYTES = 4 * 1024 * 1024
 _NO_ESCAPE = '",;\t|\r\n'
 BadRows = Literal["refuse", "set_aside"]
@@ -102,10 +108,11 @@ class Selection:
     @property
     def columns(self) -> list[str]:
         """The columns that are read, each once."""
-        texts = (self.text,)
-        if self._template is not None:
-            texts = self._template.columns
-        return list(dict.fromkeys((self.id, *texts, *self.carried)))
+        return list(dict.fromkeys((self.id, *self._text_columns, *self.carried)))
+
+    @property
+    def _text_columns(self) -> Sequence[str]:
+        return (self.text,) if self._template is None else self._template.columns
 
     @property
     def version_suffix(self) -> str:
@@ -125,6 +132,7 @@ class Selection:
             unusual["columns"] = self.carried
         if self.bad_rows != "refuse":
             unusual["bad_rows"] = self.bad_rows
+            unusual["max_text_bytes"] = str(self.max_text_bytes)
         if self.encoding != "utf-8":
             unusual["encoding"] = self.encoding
         if self.escape is not None:
@@ -139,17 +147,25 @@ class Selection:
         batches: Iterable[pa.RecordBatch],
         first_row: int = 0,
         place: Place = row_in_words,
+        first_ids: FirstIds | None = None,
     ) -> Iterator[RowBatch]:
-        """Check and convert the rows of consecutive batches; yield all that are not skipped.
+        """Check and convert the rows of consecutive batches; yield all that are neither skipped nor
+        set aside.
 
         Args:
             batches: of at least the selected `columns`, dictionary-encoded or not; a few megabytes.
             first_row: of the first batch, zero-based, in the partition.
             place: of a row of the partition.
+            first_ids: of the rows before these, if the partition is not read in one call.
         """
+        first_ids = first_ids or FirstIds()
         for batch in batches:
+            rows = np.arange(first_row, first_row + len(batch))
             try:
-                yield self._row_batch(key, batch, first_row, place)
+                if self.bad_rows == "set_aside":
+                    yield self._sound_rows(key, batch, rows, place, first_ids)
+                else:
+                    yield self._row_batch(key, batch, rows, place)
             except DataError as error:
                 if error.row is None:
                     raise
@@ -157,16 +173,84 @@ class Selection:
                 raise DataError(error.key, error.reason, error.remedy, error.row, shown) from error
             first_row += len(batch)
 
-    def _row_batch(self, key: str, batch: pa.RecordBatch, first_row: int, place: Place) -> RowBatch:
-        texts = self._texts(key, batch, first_row)
-        rows: Sequence[int] | np.ndarray = range(first_row, first_row + len(batch))
+    def _sound_rows(
+        self, key: str, batch: pa.RecordBatch, rows: np.ndarray, place: Place, first_ids: FirstIds
+    ) -> RowBatch:
+        """Return the rows that are not bad, and name the others."""
+        if Reasons.of_reader(batch).is_sound.all():
+            try:
+                return self._row_batch(key, batch, rows, place, first_ids)
+            except DataError as error:
+                if error.row is None:
+                    raise
+        batch = plain_batch(batch)
+        rejected: list[RejectedRow] = []
+        for find in (self._unreadable_rows, self._unfit_rows):
+            reasons = find(key, batch, rows)
+            rejected += reasons.rejected(rows, batch.column(self.id), place)
+            batch = batch.filter(pa.array(reasons.is_sound))
+            rows = rows[reasons.is_sound]
+        checked = self._row_batch(key, batch, rows, place, first_ids)
+        return with_rejected(checked, rejected)
+
+    def _unreadable_rows(self, key: str, batch: pa.RecordBatch, rows: np.ndarray) -> Reasons:
+        """Find the rows that their file's reader could not parse, or whose text is not text."""
+        reasons = Reasons.of_reader(batch)
+        for name in self.columns:
+            is_bad = is_not_utf8(key, name, batch.column(name))  # or refuse what is damaged
+            if name in self._text_columns:
+                reasons.add(is_bad, _not_utf8("text"))
+        return reasons
+
+    def _unfit_rows(self, key: str, batch: pa.RecordBatch, rows: np.ndarray) -> Reasons:
+        """Find the other rows that `_row_batch` refuses. What it skips is not checked."""
+        reasons = Reasons(len(batch))
+        texts = canonical_texts(key, self._texts(key, batch, rows))
+        is_missing = texts.is_null().to_numpy(zero_copy_only=False)
+        is_checked = np.ones(len(batch), np.bool_)
+        if self.missing_text == "skip":
+            is_checked = ~is_missing
+        elif self.missing_text != "empty":
+            reasons.add(is_missing, self._missing)
+
+        lengths = value_lengths(texts)
+        is_long = ~is_missing & (lengths > self.max_text_bytes)
+        sizes = lengths[is_long].tolist()
+        reasons.add(is_long, list(map(self._too_long, sizes)))
+        has_no_id = batch.column(self.id).is_null().to_numpy(zero_copy_only=False)
+        reasons.add(is_checked & has_no_id, "the id is null; every row needs one")
+        for name in (self.id, *self.carried):
+            shown = "id" if name == self.id else name
+            is_bad = is_not_utf8(key, shown, batch.column(name))
+            reasons.add(is_checked & is_bad, _not_utf8(shown))
+        return reasons
+
+    @property
+    def _missing(self) -> str:
+        """What is wrong with a row without a text."""
+        if self.missing_text == "refuse":
+            return "the text is null or blank; every row needs one"
+        return "the text is null; every row needs one"
+
+    def _too_long(self, size: int) -> str:
+        return f"the text has {size:,} bytes; at most {self.max_text_bytes:,} are allowed"
+
+    def _row_batch(
+        self,
+        key: str,
+        batch: pa.RecordBatch,
+        rows: np.ndarray,
+        place: Place,
+        first_ids: FirstIds | None = None,
+    ) -> RowBatch:
+        texts = self._texts(key, batch, rows)
         ids = batch.column(self.id)
         carried = None
         if self.carried:
-            carried = _carried_columns(key, batch, self.carried, first_row)
+            carried = _carried_columns(key, batch, self.carried, rows)
         passages = None
         if self.passage is not None and self._template is not None and len(batch):
-            passages = self._template.passages(key, batch, first_row, self.passage)
+            passages = self._template.passages(key, batch, rows, self.passage)
         skipped = 0
         if self.missing_text == "empty":
             texts = texts.fill_null("")
@@ -176,14 +260,14 @@ class Selection:
             if self.missing_text == "refuse":
                 raise DataError(
                     key,
-                    "the text is null or blank; every row needs one",
+                    self._missing,
                     "Fill it or drop the row in the source, or set missing_text to skip or empty.",
-                    rows[int(np.argmin(has_text))],
+                    int(rows[int(np.argmin(has_text))]),
                 )
             skipped = texts.null_count
             ids = ids.filter(present)
             texts = texts.drop_null()
-            rows = np.flatnonzero(has_text) + first_row
+            rows = rows[has_text]
             if passages is not None:
                 passages = passages[has_text]
             if carried is not None:
@@ -194,9 +278,12 @@ class Selection:
         if carried is not None:
             for name, column in zip(carried.schema.names, carried.columns, strict=True):
                 _require_valid(key, name, column, rows)
-        return RowBatch(
+        checked = RowBatch(
             ids, texts, skipped, carried, lambda row: place(int(rows[row])), passages=passages
         )
+        if first_ids is not None:
+            checked = with_first_ids(checked, rows, place, first_ids)
+        return checked
 
     def _require_usable(
         self, key: str, ids: pa.Array, texts: pa.Array, rows: Sequence[int] | np.ndarray
@@ -217,20 +304,19 @@ class Selection:
             offset = int(np.argmax(lengths > self.max_text_bytes))
             raise DataError(
                 key,
-                f"the text has {lengths[offset]:,} bytes; at most {self.max_text_bytes:,} are "
-                "allowed",
+                self._too_long(int(lengths[offset])),
                 "Shorten it in the source, or raise max_text_bytes (a model reads only its first "
                 "tokens).",
                 int(rows[offset]),
             )
 
-    def _texts(self, key: str, batch: pa.RecordBatch, first_row: int) -> pa.Array:
+    def _texts(self, key: str, batch: pa.RecordBatch, rows: np.ndarray) -> pa.Array:
         """Return the texts; null if they are missing. Without rows, columns may have any type."""
         if not len(batch):
             return pa.array([], pa.large_string())
         blank_is_null = self.missing_text != "refuse_nulls"
         if self._template is not None:
-            return self._template.texts(key, batch, first_row, blank_is_null=blank_is_null)
+            return self._template.texts(key, batch, rows, blank_is_null=blank_is_null)
         texts = batch.column(self.text)
         if not blank_is_null:
             return texts
@@ -251,10 +337,9 @@ def _codec_name(encoding: str) -> str:
 
 
 def _carried_columns(
-    key: str, batch: pa.RecordBatch, names: Sequence[str], first_row: int
+    key: str, batch: pa.RecordBatch, names: Sequence[str], rows: np.ndarray
 ) -> pa.RecordBatch:
     """Return the carried columns in types that every source and every output file can have."""
-    rows = range(first_row, first_row + len(batch))
     columns: list[pa.Array] = []
     for name in names:
         column = plain_column(batch.column(name))
@@ -305,18 +390,18 @@ def canonical_texts(key: str, column: pa.Array) -> pa.LargeStringArray:
 
 def _require_valid(key: str, name: str, column: pa.Array, rows: Sequence[int] | np.ndarray) -> None:
     """Refuse a column with values that Arrow does not accept."""
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid as error:
-        if (found := _NOT_UTF8.match(str(error))) is None:
-            reason = f"the {name} column is damaged ({error})"
-            raise DataError(key, reason, "Write it again in the source.") from error
+    bad = np.flatnonzero(is_not_utf8(key, name, column))
+    if len(bad):
         raise DataError(
             key,
-            f"the {name} is not valid UTF-8",
+            _not_utf8(name),
             "Re-encode it in the source, or set encoding for a CSV file, then run again.",
-            int(rows[int(found[1])]),
-        ) from error
+            int(rows[bad[0]]),
+        )
+
+
+def _not_utf8(name: str) -> str:
+    return f"the {name} is not valid UTF-8"
 
 
 class ColumnSettings(TypedDict, total=False):
@@ -327,6 +412,7 @@ class ColumnSettings(TypedDict, total=False):
     columns: str | Sequence[str]
     missing_text: MissingText
     max_text_bytes: int
+    bad_rows: BadRows
 
 
 class FileColumnSettings(ColumnSettings, total=False):

@@ -51,34 +51,35 @@ class Template:
         return cls(tuple(dict.fromkeys(names)), parts)
 
     def texts(
-        self, key: str, batch: pa.RecordBatch, first_row: int, *, blank_is_null: bool = False
+        self, key: str, batch: pa.RecordBatch, rows: np.ndarray, *, blank_is_null: bool = False
     ) -> pa.Array:
         """Return the texts of a batch; null if the values of a row are all null, or with
         `blank_is_null` all blank."""
-        strings = self._strings(key, batch, first_row)
+        strings = self._strings(key, batch, rows)
         is_null = np.ones(len(batch), np.bool_)
         for name, column in strings.items():
             nulls = batch.column(name).is_null().to_numpy(zero_copy_only=False)
             is_null &= is_blank(column) if blank_is_null else nulls
         return null_where(is_null, _joined(self.parts, strings))
 
-    def passages(self, key: str, batch: pa.RecordBatch, first_row: int, column: str) -> np.ndarray:
+    def passages(
+        self, key: str, batch: pa.RecordBatch, rows: np.ndarray, column: str
+    ) -> np.ndarray:
         """Return where the value of a column starts and ends in each text, in characters, int64
         [rows, 2]. It stands in the template once."""
-        strings = self._strings(key, batch, first_row)
+        strings = self._strings(key, batch, rows)
         place = [name for _, name in self.parts].index(column)
         before = (*self.parts[:place], (self.parts[place][0], None))
         starts = _characters(_joined(before, strings))
         return np.stack([starts, starts + _characters(strings[column])], axis=1)
 
-    def _strings(self, key: str, batch: pa.RecordBatch, first_row: int) -> dict[str, pa.Array]:
+    def _strings(self, key: str, batch: pa.RecordBatch, rows: np.ndarray) -> dict[str, pa.Array]:
         """Return the values of each column as strings; empty ones for nulls."""
         strings: dict[str, pa.Array] = {}
         for name in self.columns:
             try:
                 values = as_strings(plain_column(batch.column(name)))
             except UnfitValue as error:
-                rows = range(first_row, first_row + len(batch))
                 raise error.refused(key, name, rows) from error
             strings[name] = values.fill_null("")
         return strings

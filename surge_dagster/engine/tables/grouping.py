@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
+from surge_dagster.engine.sources.bad_rows import FirstIds
 from surge_dagster.engine.sources.batching import small, together
 from surge_dagster.engine.sources.partition import ContentDigest, Partition, RowBatch
 from surge_dagster.engine.sources.selection import Selection
@@ -307,9 +308,10 @@ def _read(
             group.key,
         )
     first_row = 0
+    first_ids = FirstIds()
     for columns, table_rows in grouped.read(group.key):
         place = partial(_place, shown, table_rows, first_row)
-        yield from selection.rows(group.key, [columns], first_row, place)
+        yield from selection.rows(group.key, [columns], first_row, place, first_ids)
         first_row += len(columns)
 
 

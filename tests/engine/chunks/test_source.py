@@ -16,7 +16,7 @@ import pytest
 
 from surge_dagster.engine.chunks.source import COLUMNS, ChunkedSource, cut_selection
 from surge_dagster.engine.errors import ConfigError, DataError
-from surge_dagster.engine.sources.partition import Partition, RowBatch
+from surge_dagster.engine.sources.partition import Partition, RejectedRow, RowBatch
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.chunks.documents import prose, splitter
@@ -143,6 +143,27 @@ def test_documents_are_counted_apart_from_chunks(tmp_path: Path, demo_folder: Pa
     assert sum(batch.source_rows for batch in batches) == 2
     assert sum(batch.skipped for batch in batches) == 1
     assert sum(map(len, batches)) > 5
+
+
+def test_documents_that_are_set_aside_are_named_once(tmp_path: Path, demo_folder: Path) -> None:
+    folder = write(tmp_path, id=["x", "x", None, "y"], text=[LONG, LONG, LONG, LONG])
+
+    batches = list(partition_in(folder, demo_folder, bad_rows="set_aside").read())
+
+    assert [row.row for batch in batches for row in batch.rejected] == [1, 2]
+    assert sum(batch.source_rows for batch in batches) == 2
+
+
+def test_large_batches_name_rejected_documents_once(demo_folder: Path) -> None:
+    texts = [prose(Random(seed), 4000) for seed in range(8)]
+    rejected = (RejectedRow(8, "row 8", None, "the id is null"),)
+    documents = RowBatch(pa.array(range(8)), pa.array(texts, pa.large_string()), rejected=rejected)  # pyright: ignore
+    listed = Partition("k", "v1", lambda: iter([documents]), lambda: "v1", rows=9)
+    own = splitter(demo_folder, tokens=256)
+
+    [partition] = ChunkedSource(_Listed([listed]), lambda: own)
+
+    assert sum((batch.rejected for batch in partition.read()), ()) == rejected
 
 
 def test_partition_without_documents_has_the_columns_of_chunks(

@@ -78,10 +78,12 @@ def test_refused_row_of_a_range_is_named_by_its_place_in_the_partition(tmp_path:
     assert read_ids(partition, 51, 90) == ids_of(ROWS[51:90])
 
 
-@pytest.mark.parametrize("kind", ["skip", "csv", "table"])
+@pytest.mark.parametrize("kind", ["skip", "set aside", "csv", "table"])
 def test_sources_that_cannot_read_rows_alone_say_so(tmp_path: Path, kind: str) -> None:
     if kind == "skip":
         partition = catalog_of(tmp_path, selection=Selection(missing_text="skip"))
+    elif kind == "set aside":
+        partition = catalog_of(tmp_path, selection=Selection(bad_rows="set_aside"))
     elif kind == "csv":
         path = write_csv(tmp_path / "k.csv", [(*row, "") for row in ROWS])
         partition = only(open_source(path.parent))

@@ -1,0 +1,178 @@
+"""Finds the rows that are set aside, all of a batch at once, and names them.
+
+A reader of files gives a row that it cannot parse as nulls, and says why in the column `REASON`,
+so that the rows after it keep their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from surge_dagster.engine.errors import DataError
+from surge_dagster.engine.sources.casting import plain_column
+from surge_dagster.engine.sources.partition import Place, RejectedRow, RowBatch, id_keys
+
+REASON = "\0reason"
+_NOT_UTF8 = "Invalid UTF8 sequence"
+
+
+class Reasons:
+    """Why rows of a batch are bad; the first reason of each row counts."""
+
+    def __init__(self, rows: int) -> None:
+        self._reasons = np.full(rows, None, dtype=object)
+        self.is_sound = np.ones(rows, np.bool_)
+
+    @classmethod
+    def of_reader(cls, batch: pa.RecordBatch) -> Reasons:
+        """Return the reasons that the reader of the batch gives."""
+        reasons = cls(len(batch))
+        if REASON in batch.schema.names:
+            given = batch.column(REASON)
+            is_bad = given.is_valid().to_numpy(zero_copy_only=False)
+            reasons.add(is_bad, given.drop_null().to_pylist())
+        return reasons
+
+    def add(self, is_bad: np.ndarray, reason: str | Sequence[str]) -> None:
+        """Add one reason for these rows, or one for each of them."""
+        given = np.full(len(is_bad), None, dtype=object)
+        given[is_bad] = reason
+        is_new = is_bad & self.is_sound
+        self._reasons[is_new] = given[is_new]
+        self.is_sound &= ~is_bad
+
+    def rejected(self, rows: np.ndarray, ids: pa.Array, place: Place) -> list[RejectedRow]:
+        """Name the rows that have a reason; `rows` are their numbers in the partition."""
+        rejected: list[RejectedRow] = []
+        for offset in np.flatnonzero(~self.is_sound).tolist():
+            row = int(rows[offset])
+            reason = self._reasons[offset]
+            rejected.append(RejectedRow(row, place(row), _id_text(ids[offset]), reason))
+        return rejected
+
+
+class FirstIds:
+    """The ids of a partition so far, as 64-bit hashes in sorted runs.
+
+    It takes 8 bytes for each id, and at most 20 while runs are merged. Two of ten million different
+    strings have the same hash in one of 400,000 partitions; numbers are compared themselves.
+    """
+
+    def __init__(self) -> None:
+        self._runs: list[np.ndarray] = []
+
+    def add(self, ids: pa.Array) -> np.ndarray:
+        """Add the next ids; return which of them came for the first time, bool [rows]."""
+        keys, places = np.unique(id_keys(ids), return_index=True)
+        for run in self._runs:
+            found = np.minimum(np.searchsorted(run, keys), len(run) - 1)
+            is_new = run[found] != keys
+            keys = keys[is_new]
+            places = places[is_new]
+        if len(keys):
+            self._append(keys)
+
+        is_first = np.zeros(len(ids), np.bool_)
+        is_first[places] = True
+        return is_first
+
+    def _append(self, keys: np.ndarray) -> None:
+        """Add a run; merge it with those that are not much longer, so that few remain."""
+        while self._runs and len(self._runs[-1]) < 2 * len(keys):
+            keys = np.concatenate([self._runs.pop(), keys])
+            keys.sort(kind="stable")  # which merges sorted runs
+        self._runs.append(keys)
+
+
+def with_first_ids(
+    batch: RowBatch, rows: np.ndarray, place: Place, first_ids: FirstIds
+) -> RowBatch:
+    """Set aside the rows whose id an earlier row has; `rows` are numbers in the partition."""
+    is_first = first_ids.add(batch.ids)
+    if is_first.all():
+        return batch
+    repeated = Reasons(len(batch))
+    repeated.add(~is_first, "the id is repeated; the first row that has it is kept")
+    rejected = repeated.rejected(rows, batch.ids, place)
+
+    mask = pa.array(is_first)
+    rows = rows[is_first]
+    return RowBatch(
+        batch.ids.filter(mask),
+        batch.texts.filter(mask),  # pyright: ignore[reportArgumentType]
+        batch.skipped,
+        None if batch.carried is None else batch.carried.filter(mask),
+        lambda row: place(int(rows[row])),
+        rejected=tuple(rejected),
+        passages=None if batch.passages is None else batch.passages[is_first],
+    )
+
+
+def with_rejected(batch: RowBatch, rejected: Sequence[RejectedRow]) -> RowBatch:
+    """Add rejected rows to those of a batch, in the partition's order."""
+    if not rejected:
+        return batch
+    both = sorted((*batch.rejected, *rejected), key=lambda each: each.row)
+    return replace(batch, rejected=tuple(both))
+
+
+def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch with columns that Arrow can filter."""
+    columns: list[pa.Array] = []
+    for raw in batch.columns:
+        column = plain_column(raw)
+        if pa.types.is_string_view(column.type):  # not checked here whether it is UTF-8
+            column = column.cast(pa.large_binary()).view(pa.large_string())
+        elif pa.types.is_binary_view(column.type):
+            column = column.cast(pa.large_binary())
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, batch.schema.names)
+
+
+def is_not_utf8(key: str, name: str, column: pa.Array) -> np.ndarray:
+    """Return which values have text that is not UTF-8, bool [rows].
+
+    Arrow only says whether some value is wrong, so halves are checked until each is found.
+
+    Raises:
+        DataError: the column is damaged.
+    """
+    is_bad = np.zeros(len(column), np.bool_)
+    pending = [(0, column)]
+    while pending:
+        start, part = pending.pop()
+        if _is_utf8(key, name, part):
+            continue
+        if len(part) == 1:
+            is_bad[start] = True
+            continue
+        middle = len(part) // 2
+        # copies: of a slice of lists Arrow checks all values
+        pending.append((start, part.take(pa.array(np.arange(middle)))))
+        pending.append((start + middle, part.take(pa.array(np.arange(middle, len(part))))))
+    return is_bad
+
+
+def _is_utf8(key: str, name: str, column: pa.Array) -> bool:
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        if _NOT_UTF8 in str(error):
+            return False
+        reason = f"the {name} column is damaged ({error})"
+        raise DataError(key, reason, "Write it again in the source.") from error
+    return True
+
+
+def _id_text(value: pa.Scalar) -> str | None:
+    try:
+        plain = value.as_py()
+    except UnicodeDecodeError:
+        return None
+    if isinstance(plain, bytes):
+        return plain.decode("utf-8", "backslashreplace")
+    return None if plain is None else str(plain)
