@@ -6,7 +6,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ import pytest
 from surge_dagster.engine.chunks.source import ChunkedSource
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.feed.changes import changes
+from surge_dagster.engine.plan.catalog_sample import sample_catalog
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store import open_store
 from tests.engine.chunks.documents import prose, sentence, shipped_documents, splitter
@@ -53,7 +54,7 @@ class Nights:
         version = f"v{self.night}"
         own = splitter(self.folder, tokens=64)
         partitions = [
-            partition_of(key, list(texts.items()), version=version)
+            replace(partition_of(key, list(texts.items()), version=version), source_rows=len(texts))
             for key, texts in self.documents.items()
         ]
         listed = Listed(reversed(partitions) if backwards else partitions)
@@ -209,3 +210,12 @@ def test_vectors_of_shipped_documents_after_a_kill_are_the_librarys_own(
     ours = np.stack(rows["embedding"].to_numpy())
     theirs = reference.encode(rows["text"].to_pylist(), normalize_embeddings=True)
     assert np.einsum("ij,ij->i", ours, theirs).min() >= 0.99999
+
+
+def test_plan_counts_chunks_from_a_sample_of_documents(nights: Nights) -> None:
+    nights.embed()
+    chunks = sum(len(texts) for texts in nights.known.values())
+
+    sample = sample_catalog(list(nights.source()), lambda texts: np.ones(len(texts)))
+
+    assert sample.rows.sum() == pytest.approx(chunks, rel=0.02)
