@@ -16,7 +16,7 @@ from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources.casting import plain_column
 from surge_dagster.engine.sources.partition import Place, RejectedRow, RowBatch, id_keys
 
-REASON = "\0reason"
+REASON = "\0\0reason"
 _NOT_UTF8 = "Invalid UTF8 sequence"
 
 
@@ -31,8 +31,8 @@ class Reasons:
     def of_reader(cls, batch: pa.RecordBatch) -> Reasons:
         """Return the reasons that the reader of the batch gives."""
         reasons = cls(len(batch))
-        if REASON in batch.schema.names:
-            given = batch.column(REASON)
+        given = reasons_of(batch)
+        if given.null_count < len(given):
             is_bad = given.is_valid().to_numpy(zero_copy_only=False)
             reasons.add(is_bad, given.drop_null().to_pylist())
         return reasons
@@ -53,6 +53,19 @@ class Reasons:
             reason = self._reasons[offset]
             rejected.append(RejectedRow(row, place(row), _id_text(ids[offset]), reason))
         return rejected
+
+
+def reasons_of(batch: pa.RecordBatch) -> pa.Array:
+    """Return why the reader of a batch could not parse a row; null if it could."""
+    if REASON in batch.schema.names:
+        return batch.column(REASON)
+    return pa.nulls(len(batch), pa.string())
+
+
+def with_reason(batch: pa.RecordBatch, reason: str) -> pa.RecordBatch:
+    """Give this reason to each row that has none."""
+    names = [name for name in batch.schema.names if name != REASON]
+    return batch.select(names).append_column(REASON, reasons_of(batch).fill_null(reason))
 
 
 class FirstIds:

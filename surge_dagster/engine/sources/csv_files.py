@@ -81,8 +81,9 @@ def _header(request: FileRead, stream: io.BufferedReader) -> tuple[str, list[str
     return delimiter, names
 
 
-def _rows(request: FileRead, text: io.TextIOWrapper, delimiter: str) -> Iterator[list[str]]:
-    """Yield the values of each row after the header; empty lines are no rows."""
+def _rows(request: FileRead, text: io.TextIOWrapper, delimiter: str) -> Iterator[list[str] | str]:
+    """Yield the values of each row after the header, or why it is set aside; empty lines are no
+    rows."""
     lines = _unescaped(_lines(text), delimiter, request.escape)
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     row = -1
@@ -93,8 +94,11 @@ def _rows(request: FileRead, text: io.TextIOWrapper, delimiter: str) -> Iterator
                 continue
             width = width or len(values)
             if len(values) != width:
-                raise csv.Error(f"expected {width} values, got {len(values)}")
-            if row >= 0:
+                reason = f"expected {width} values, got {len(values)}"
+                if not request.sets_aside:
+                    raise csv.Error(reason)
+                yield reason
+            elif row >= 0:
                 yield values
             row += 1
     except csv.Error as error:
@@ -134,33 +138,37 @@ def _unescaped(lines: Iterable[str], delimiter: str, escape: str | None) -> Iter
 
 
 def _batches(
-    request: FileRead, rows: Iterator[list[str]], places: Sequence[int]
+    request: FileRead, rows: Iterator[list[str] | str], places: Sequence[int]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the values at these places of the rows, a few megabytes at a time."""
-    pending: list[list[str]] = []
+    pending: list[Sequence[str | None]] = []
     size = 0
     for values in rows:
-        wanted = [values[place] for place in places]
-        pending.append(wanted)
-        size += 64 + sum(map(len, wanted))
+        if isinstance(values, str):
+            pending.append([*(None for _ in places), values])
+            size += 64 + len(values)
+        else:
+            wanted = [values[place] for place in places]
+            pending.append([*wanted, None] if request.sets_aside else wanted)
+            size += 64 + sum(map(len, wanted))
         if size > BLOCK_BYTES:
-            yield _batch(request.columns, pending)
+            yield _batch(request.parsed_columns, pending)
             pending = []
             size = 0
     if pending:
-        yield _batch(request.columns, pending)
+        yield _batch(request.parsed_columns, pending)
 
 
-def _batch(names: Sequence[str], rows: Sequence[Sequence[str]]) -> pa.RecordBatch:
+def _batch(names: Sequence[str], rows: Sequence[Sequence[str | None]]) -> pa.RecordBatch:
     columns = [[row[place] for row in rows] for place in range(len(names))]
     return pa.RecordBatch.from_arrays(list(map(_strings, columns)), list(names))
 
 
-def _strings(values: Sequence[str]) -> pa.Array:
+def _strings(values: Sequence[str | None]) -> pa.Array:
     """Return a column of strings. One that is not UTF-8 keeps its bytes, so that only its own
     partition is refused, and with its row."""
     try:
         return pa.array(values, pa.string())
     except UnicodeEncodeError:
-        raw = [value.encode("utf-8", "surrogateescape") for value in values]
+        raw = [value and value.encode("utf-8", "surrogateescape") for value in values]
         return pa.array(raw, pa.binary()).view(pa.string())

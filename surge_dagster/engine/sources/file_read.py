@@ -12,6 +12,7 @@ from pathlib import PurePath
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError, SurgeError
+from surge_dagster.engine.sources.bad_rows import REASON
 from surge_dagster.engine.sources.batching import column_problem, without_rows
 from surge_dagster.engine.store.store import StoredObject
 from surge_dagster.engine.support.keys import printable
@@ -59,6 +60,8 @@ class FileRead:
         encoding: of CSV files, as Python names it.
         escape: the character of CSV files before a quote in quotes, if they do not write it twice.
         rows: of a Parquet file, the first row and the row after the last; None reads all.
+        sets_aside: whether a row of a text file that cannot be parsed is one of nulls, with a
+            `REASON`, instead of refusing the file.
     """
 
     file: SourceFile
@@ -67,6 +70,7 @@ class FileRead:
     encoding: str = "utf-8"
     escape: str | None = None
     rows: tuple[int, int] | None = None
+    sets_aside: bool = False
 
     def refused(self, reason: str, remedy: str) -> SurgeError:
         """Return the error that refuses the file: of its partition, or of the whole table."""
@@ -83,6 +87,11 @@ class FileRead:
         problem = column_problem(names, self.columns, settings)
         if problem is not None:
             raise self.refused(*problem)
+
+    @property
+    def parsed_columns(self) -> list[str]:
+        """The columns of rows of a text file."""
+        return [*self.columns, REASON] if self.sets_aside else self.columns
 
     def empty(self, schema: pa.Schema) -> pa.RecordBatch:
         """Return a batch without rows, which has the types of the wanted columns."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable, TransientError
 from surge_dagster.engine.sources.ahead import AHEAD_BYTES, FilesAhead
-from surge_dagster.engine.sources.bad_rows import FirstIds
+from surge_dagster.engine.sources.bad_rows import REASON, FirstIds
 from surge_dagster.engine.sources.casting import is_typeless
 from surge_dagster.engine.sources.file_read import SourceFile
 from surge_dagster.engine.sources.formats import ENDINGS_IN_WORDS, PARQUET_ENDINGS, batches
@@ -231,6 +231,7 @@ class FolderCatalog:
             encoding=selection.encoding,
             escape=selection.escape,
             rows=rows,
+            sets_aside=selection.bad_rows == "set_aside",
         )
 
     def _stated_types(self, group: FileGroup) -> dict[str, pa.DataType]:
@@ -241,7 +242,7 @@ class FolderCatalog:
                 break
             first = next((batch for batch in self._raw(group.key, file) if len(batch)), None)
             for field in () if first is None else first.schema:
-                if not is_typeless(field.type):
+                if field.name != REASON and not is_typeless(field.type):
                     types.setdefault(field.name, field.type)
         return types
 

@@ -62,6 +62,7 @@ def batches(
     encoding: str = "utf-8",
     escape: str | None = None,
     rows: tuple[int, int] | None = None,
+    sets_aside: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file in its order; see `FileRead` for the arguments.
 
@@ -69,7 +70,7 @@ def batches(
         DataError: the file cannot be read; without a key it is a `ConfigError`.
         TransientError: its storage does not return it, or it was replaced since it was listed.
     """
-    request = FileRead(file, list(columns), key, encoding, escape, rows)
+    request = FileRead(file, list(columns), key, encoding, escape, rows, sets_aside)
     if file.refusal:
         raise request.refused(file.refusal, "Replace it by a regular file, or remove it.")
     read = READERS.get(ending_of(file.relative).lower())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from types import NoneType
 from typing import Any
@@ -31,6 +32,19 @@ _NOT_OF_TYPE = (pa.ArrowException, TypeError, OverflowError, UnicodeError)
 _Object = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Consecutive rows of a file. One that cannot be parsed is an empty object with a reason."""
+
+    objects: list[_Object] = field(default_factory=list)
+    reasons: list[str | None] = field(default_factory=list)
+
+    def add(self, row: _Object | str) -> None:
+        is_parsed = isinstance(row, dict)
+        self.objects.append(row if is_parsed else {})
+        self.reasons.append(None if is_parsed else row)
+
+
 def read_json(request: FileRead) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file with one JSON object per line."""
     with request.decompressed() as stream:
@@ -38,40 +52,44 @@ def read_json(request: FileRead) -> Iterator[pa.RecordBatch]:
             stream, "Convert it, for example with: iconv -f UTF-16 -t UTF-8 OLD > NEW."
         )
         blocks = _blocks(request, stream)
-        first = next(blocks, [])
+        first = next(blocks, _Block())
         schema = _schema(request, first)
         yield request.empty(schema)
 
         first_row = 0
-        for block in chain([first] if first else [], blocks):
+        for block in chain([first] if first.objects else [], blocks):
             yield _batch(request, schema, first_row, block)
-            first_row += len(block)
+            first_row += len(block.objects)
 
 
-def _blocks(request: FileRead, stream: io.BufferedReader) -> Iterator[list[_Object]]:
-    """Yield the objects of a few megabytes at a time; empty lines are no rows."""
+def _blocks(request: FileRead, stream: io.BufferedReader) -> Iterator[_Block]:
+    """Yield the rows of a few megabytes at a time; empty lines are no rows."""
     row = 0
-    block: list[_Object] = []
+    block = _Block()
     size = 0
     while line := stream.readline(_LONGEST_LINE + 1):
         if not row:
             line = line.removeprefix(b"\xef\xbb\xbf")
         if not line.strip():
             continue
-        block.append(_parsed(request, line, row))
+        block.add(_parsed(request, line, row))
         row += 1
         size += len(line)
-        if size > BLOCK_BYTES or len(block) == _BLOCK_ROWS:
+        while len(line) > _LONGEST_LINE and not line.endswith(b"\n"):  # the rest of the row
+            line = stream.readline(_LONGEST_LINE + 1)
+        if size > BLOCK_BYTES or len(block.objects) == _BLOCK_ROWS:
             yield block
-            block = []
+            block = _Block()
             size = 0
-    if block:
+    if block.objects:
         yield block
 
 
-def _parsed(request: FileRead, line: bytes, row: int) -> _Object:
+def _parsed(request: FileRead, line: bytes, row: int) -> _Object | str:
+    """Return the object of a line, or why it is set aside."""
     remedy = "Write one JSON object per line, in UTF-8."
-    if not row and line.lstrip().startswith(b"["):
+    is_array = not row and line.lstrip().startswith(b"[")
+    if is_array:
         remedy = "Convert it, for example with: jq -c '.[]' OLD > NEW."
     try:
         if len(line) > _LONGEST_LINE:
@@ -80,6 +98,8 @@ def _parsed(request: FileRead, line: bytes, row: int) -> _Object:
         if not isinstance(document, dict):
             raise ValueError("expected one JSON object per line")
     except (ValueError, RecursionError) as error:
+        if request.sets_aside and not is_array:
+            return f"the line is not a JSON object ({_problem(error)})"
         reason = f"cannot be read at {row_in_words(row)} ({_problem(error)})"
         raise request.refused(reason, remedy) from error
     return document
@@ -98,18 +118,19 @@ def _no_constant(name: str) -> None:
 _DECODER = json.JSONDecoder(parse_constant=_no_constant)
 
 
-def _schema(request: FileRead, first: Sequence[_Object]) -> pa.Schema:
+def _schema(request: FileRead, first: _Block) -> pa.Schema:
     """Return the types of the wanted columns; null for a column that has no value in the file."""
     columns = request.columns
-    types = _types(columns, first)
-    if first and len(types) < len(columns):
+    types = _types(columns, first.objects)
+    if first.objects and len(types) < len(columns):
         names = dict.fromkeys(types)
         with request.decompressed() as again:
             for block in _blocks(request, again):
-                types = _types(columns, block) | types
-                for each in block:
+                types = _types(columns, block.objects) | types
+                for each in block.objects:
                     names |= dict.fromkeys(_names(each))
-        request.require_columns(list(names))
+        if names or not request.sets_aside:  # without names no line has been parsed
+            request.require_columns(list(names))
     return pa.schema([(name, types.get(name, pa.null())) for name in columns])
 
 
@@ -148,26 +169,35 @@ def _names(document: _Object, above: str = "") -> Iterator[str]:
             yield from _names(value, f"{above}{name}.")
 
 
-def _batch(
-    request: FileRead, schema: pa.Schema, first_row: int, objects: Sequence[_Object]
-) -> pa.RecordBatch:
+def _batch(request: FileRead, schema: pa.Schema, first_row: int, block: _Block) -> pa.RecordBatch:
     arrays: list[pa.Array] = []
     for column in schema:
-        values = [_value(each, column.name) for each in objects]
+        values = [_value(each, column.name) for each in block.objects]
         try:
-            arrays.append(_array(values, column.type))
+            arrays.append(_array(values, column.type, keeps_surrogates=request.sets_aside))
         except _NOT_OF_TYPE as error:
             raise _refused_value(request, column, first_row, values) from error
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    if request.sets_aside:
+        arrays.append(pa.array(block.reasons, pa.string()))
+    return pa.RecordBatch.from_arrays(arrays, request.parsed_columns)
 
 
-def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return the values as a column; Arrow itself would take 1.5 for the integer 1."""
+def _array(values: Sequence[Any], kind: pa.DataType, *, keeps_surrogates: bool = False) -> pa.Array:
+    """Return the values as a column; Arrow itself would take 1.5 for the integer 1.
+
+    Kept surrogates make a text that is not UTF-8, which is set aside later, with its id.
+    """
     for found in set(map(type, values)):
         is_number = found is int and pa.types.is_floating(kind)
         if found is not NoneType and _TYPES.get(found) != kind and not is_number:
             raise TypeError(f"it is of type {found.__name__}")
-    return pa.array(values, kind)
+    try:
+        return pa.array(values, kind)
+    except UnicodeEncodeError:
+        if not keeps_surrogates:
+            raise
+        raw = [value and value.encode("utf-8", "surrogatepass") for value in values]
+        return pa.array(raw, pa.binary()).view(pa.string())
 
 
 def _refused_value(

@@ -29,7 +29,7 @@ from surge_dagster.engine.sources.partition import Partition, RowBatch, row_in_w
 from surge_dagster.engine.sources.selection import ColumnSettings, Selection, column_names, selected
 from surge_dagster.engine.support.unreadable import first_line
 from surge_dagster.engine.tables.delta_dataset import delta_dataset
-from surge_dagster.engine.tables.grouping import Block, Gathered, GroupedRows, grouped_partition
+from surge_dagster.engine.tables.grouping import Block, Gathered, GroupedRows, grouped_partitions
 from surge_dagster.engine.tables.table import key_strings, keys_of
 
 # See `_TAKES`; also any other object with `__arrow_c_stream__` that can be read again.
@@ -112,10 +112,10 @@ class FrameTable:
 
     def __iter__(self) -> Iterator[Partition]:
         rows = self._rows
-        for group in rows.groups.values():
-            yield grouped_partition(
-                group, lambda: rows, self.selection, self._partition_by, str, row_in_words
-            )
+        groups = list(rows.groups.values())
+        yield from grouped_partitions(
+            groups, lambda: rows, self.selection, self._partition_by, str, row_in_words
+        )
 
 
 def frame_blocks(

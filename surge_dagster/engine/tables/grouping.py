@@ -14,7 +14,7 @@ import itertools
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
-from surge_dagster.engine.sources.bad_rows import FirstIds
+from surge_dagster.engine.sources.bad_rows import FirstIds, with_reason
 from surge_dagster.engine.sources.batching import small, together
 from surge_dagster.engine.sources.partition import ContentDigest, Partition, RowBatch
 from surge_dagster.engine.sources.selection import Selection
@@ -262,56 +262,90 @@ def _ahead(items: Iterable[Item]) -> Iterator[Item]:
 
 # Stands for every value that cannot be a key, as hive writers name it.
 NO_KEY = "__HIVE_DEFAULT_PARTITION__"
+# Key of the partition of rows that are set aside, since they have no key.
+UNASSIGNED = "unassigned"
 _READ_BYTES = 8 * 1024 * 1024  # of reading a partition, in addition to its rows
 
 
-def grouped_partition(
-    group: Group,
+def grouped_partitions(
+    groups: Sequence[Group],
     open_rows: Callable[[], GroupedRows],
     selection: Selection,
     partition_by: Sequence[str],
     current_version: Callable[[str], str | None],
     shown: Callable[[int], str],
-) -> Partition:
-    """Return the partition of one key; one without a key is refused when it is read.
+) -> Iterator[Partition]:
+    """Yield the partition of each key, in the order of the encoded keys.
+
+    Rows without a key are refused when they are read. If bad rows are set aside, they are: their
+    partition has no rows, and names each of them.
 
     Args:
         current_version: returns the version that a partition of this version has now.
         shown: returns a row of the table for messages.
     """
+    no_key = NO_KEY
+    if selection.bad_rows == "set_aside":
+        no_key = unassigned_key(group.key for group in groups)
+    named = [(no_key if group.key == NO_KEY else group.key, group) for group in groups]
+    for key, group in sorted(named, key=lambda each: encode_key(each[0])):
+        version = group.digest + selection.version_suffix
+        read = partial(_read, key, group, open_rows, selection, shown)
+        partition = Partition(
+            key=key,
+            source_version=version,
+            read=read,
+            current_source_version=partial(current_version, version),
+            rows=group.rows,
+            text_bytes=group.value_bytes,
+            page_bytes=_READ_BYTES,
+        )
+        if group.key == NO_KEY and selection.bad_rows == "refuse":
+            refused = without_key(key, group.rows, partition_by, shown(group.first_row))
+            partition = replace(partition, read=partial(_refuse, refused))
+        elif group.key == NO_KEY:
+            read = partial(read, reason=no_key_reason(partition_by))
+            partition = replace(partition, read=read, rows=0, text_bytes=0)
+        yield partition
 
-    def refuse() -> Iterator[RowBatch]:
-        raise without_key(group.key, group.rows, partition_by, shown(group.first_row))
 
-    version = group.digest + selection.version_suffix
-    return Partition(
-        key=group.key,
-        source_version=version,
-        read=refuse if group.key == NO_KEY else partial(_read, group, open_rows, selection, shown),
-        current_source_version=partial(current_version, version),
-        rows=group.rows,
-        text_bytes=group.value_bytes,
-        page_bytes=_READ_BYTES,
+def unassigned_key(keys: Iterable[str]) -> str:
+    """Return the key of rows without one: another one, if the usual one is a key of the table."""
+    return NO_KEY if UNASSIGNED in keys else UNASSIGNED
+
+
+def no_key_reason(columns: Sequence[str]) -> str:
+    """Return why a row without a key is set aside."""
+    return (
+        f"the row has no key, since {' or '.join(map(repr, columns))} is null, empty or not UTF-8"
     )
 
 
+def _refuse(error: DataError) -> Iterator[RowBatch]:
+    raise error
+
+
 def _read(
+    key: str,
     group: Group,
     open_rows: Callable[[], GroupedRows],
     selection: Selection,
     shown: Callable[[int], str],
+    reason: str | None = None,
 ) -> Iterator[RowBatch]:
+    """Yield the rows of a group; with a reason, set all of them aside."""
     grouped = open_rows()
     if grouped.groups.get(group.key) != group:
         raise TransientError(
-            f"partition {group.key!r}: its rows are not those that were listed. Run again.",
-            group.key,
+            f"partition {key!r}: its rows are not those that were listed. Run again.", key
         )
     first_row = 0
     first_ids = FirstIds()
     for columns, table_rows in grouped.read(group.key):
         place = partial(_place, shown, table_rows, first_row)
-        yield from selection.rows(group.key, [columns], first_row, place, first_ids)
+        if reason is not None:
+            columns = with_reason(columns, reason)
+        yield from selection.rows(key, [columns], first_row, place, first_ids)
         first_row += len(columns)
 
 

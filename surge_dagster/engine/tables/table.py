@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, TransientError
+from surge_dagster.engine.sources.bad_rows import REASON, reasons_of
 from surge_dagster.engine.sources.batching import together
 from surge_dagster.engine.sources.casting import (
     UnfitValue,
@@ -42,7 +43,7 @@ from surge_dagster.engine.tables.grouping import (
     Block,
     Group,
     GroupedRows,
-    grouped_partition,
+    grouped_partitions,
 )
 
 _BLOCK_BYTES = 16 * 1024 * 1024
@@ -88,7 +89,7 @@ class TableSource(ABC):
         self._partition_by = partition_by
         self._selection = selection
         self._clock = clock
-        dialect = (selection.encoding, selection.escape)
+        dialect = (selection.encoding, selection.escape, selection.bad_rows)
         identified = [identity, partition_by, selection.columns, dialect]
         described = json.dumps(identified).encode("utf-8", "surrogatepass")
         self._cached_as = f"tables/{hashlib.sha256(described).hexdigest()[:24]}.json"
@@ -109,15 +110,14 @@ class TableSource(ABC):
     def __iter__(self) -> Iterator[Partition]:
         """Yield the partitions; read the table unless this version of it is known."""
         index = self._index()
-        for group in index.groups:
-            yield grouped_partition(
-                group,
-                partial(self._rows, index),
-                self._selection,
-                self._partition_by,
-                partial(self._current_version, index),
-                index.shown,
-            )
+        yield from grouped_partitions(
+            index.groups,
+            partial(self._rows, index),
+            self._selection,
+            self._partition_by,
+            partial(self._current_version, index),
+            index.shown,
+        )
 
     def _index(self) -> _Index:
         with self._lock:
@@ -194,7 +194,13 @@ class FileTable(TableSource):
         self._listed: list[SourceFile] = []
         self._types: dict[str, tuple[pa.DataType, str]] = {}
         self._columns = selection.columns
-        self._read = partial(batches, encoding=selection.encoding, escape=selection.escape)
+        self._sets_aside = selection.bad_rows == "set_aside"
+        self._read = partial(
+            batches,
+            encoding=selection.encoding,
+            escape=selection.escape,
+            sets_aside=self._sets_aside,
+        )
 
     def _version(self) -> str | None:
         """List the files, and return their version; None if there are none."""
@@ -210,7 +216,8 @@ class FileTable(TableSource):
         for rows in together(self._file_rows(), _BLOCK_BYTES, _BLOCK_ROWS):
             named = [(name, rows.column(f"\0{name}")) for name in self._partition_by]
             keys, places = keys_of(named)
-            yield Block(first_row, rows.select(self._columns), keys, places)
+            columns = [*self._columns, REASON] if self._sets_aside else self._columns
+            yield Block(first_row, rows.select(columns), keys, places)
             first_row += len(rows)
 
     def _file_rows(self) -> Iterator[pa.RecordBatch]:
@@ -236,6 +243,8 @@ class FileTable(TableSource):
         for name in self._partition_by:
             shown = self._listed[place].shown
             columns[f"\0{name}"] = key_strings(shown, name, raw.column(name))
+        if self._sets_aside:
+            columns[REASON] = reasons_of(raw)
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
     def _in_type(self, place: int, name: str, column: pa.Array) -> pa.Array:
