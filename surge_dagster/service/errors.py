@@ -6,7 +6,9 @@ Each error says what a client can do about it.
 
 from __future__ import annotations
 
+import errno
 import math
+import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -115,6 +117,17 @@ def invalid(details: Sequence[Any], what: str = "body") -> Refusal:
     return Refusal(400, code, f"The field {name!r} is wrong: {first['msg']}.", name)
 
 
+def disk_full(error: BaseException | None) -> Refusal | None:
+    """Return the refusal if an error, or one that it comes from, is that of a full disk."""
+    while error is not None:
+        is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        if is_full or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            message = "The disk is full. Delete files of batches, or ask the operator for room."
+            return Refusal(507, "insufficient_storage", message)
+        error = error.__cause__ or error.__context__
+    return None
+
+
 async def answer_invalid(request: Request, error: Any) -> Response:
     # FastAPI puts the part of the request, such as the body, in front of the field.
     details = [detail | {"loc": detail["loc"][1:]} for detail in error.errors()]
@@ -125,7 +138,8 @@ async def answer_http_error(request: Request, error: Any) -> Response:
     """Answer a body that cannot be read or is too large, and a wrong path or method."""
     if error.status_code == 400:
         message = f"The body cannot be read: {error.detail}"
-        return Refusal(400, "invalid_body", message).response()
+        refusal = disk_full(error) or Refusal(400, "invalid_body", message)
+        return refusal.response()
     message = (
         f"{request.method} {request.url.path}: {error.detail}. The base URL ends with /v1 for "
         "queries and with /documents/v1 for documents; /openapi.json lists all paths. Files and "

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.service.embeddings import ROOTS
-from surge_dagster.service.errors import Refusal
+from surge_dagster.service.errors import Refusal, disk_full
 from surge_dagster.service.spaces import ServedSpaces
 
 log = logging.getLogger(__name__)
@@ -239,16 +239,11 @@ class Gate:
             with ExitStack() as state["until_sent"]:
                 self._require_allowed(scope, headers)
                 await self._app(scope, receive, send_counted)
-        except Refusal as refusal:
-            await refusal.response()(scope, receive, send_counted)
-        except Exception:
+        except Exception as error:
             if status:  # the answer has begun; Starlette ends the reading of a large body so
                 raise
-            id = state["request_id"]
-            log.exception("the request %s has failed", id)
-            message = f"The service has failed; its log says why, for {id}. Send it again."
-            answer = Refusal(500, "internal_error", message).response()
-            await answer(scope, receive, send_counted)
+            refusal = _refusal_of(error, state["request_id"])
+            await refusal.response()(scope, receive, send_counted)
         finally:
             self._metrics.count(scope, status or 500, time.perf_counter() - begun_at)
 
@@ -281,6 +276,15 @@ class Gate:
         if late > 0:
             message = "More requests wait than can be read in time. Send it again later."
             raise Refusal(429, "rate_limit_exceeded", message, retry_after_seconds=late)
+
+
+def _refusal_of(error: Exception, id: str) -> Refusal:
+    refusal = error if isinstance(error, Refusal) else disk_full(error)
+    if refusal is not None:
+        return refusal
+    log.error("the request %s has failed", id, exc_info=error)
+    message = f"The service has failed; its log says why, for {id}. Send it again."
+    return Refusal(500, "internal_error", message)
 
 
 def _is_local(headers: Headers) -> bool:

@@ -29,6 +29,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +39,7 @@ from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.encoder.pool import EncoderPool, PoolFacts
 from surge_dagster.engine.encoder.schedule import EncodeMetrics
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, load_tokenizer
+from surge_dagster.engine.errors import EncoderError
 from surge_dagster.engine.files.rows import invalid_row
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.waiting import wait_for_thread
@@ -65,6 +67,8 @@ class Promise:
     Attributes:
         tokens_per_second: of full passes during bulk work, as expected at the start.
         pass_tokens: of a full pass.
+        wanted_seconds: None: see `promise_of`.
+        share: of the device, that bulk work leaves to queries.
         smallest_seconds: the smallest promise that can be kept.
         promised_seconds: from the arrival of a request to its answer.
         largest_tokens: of the largest request that is accepted.
@@ -72,22 +76,44 @@ class Promise:
 
     tokens_per_second: float
     pass_tokens: int
+    wanted_seconds: float | None
+    share: float
     smallest_seconds: float
     promised_seconds: float
     largest_tokens: int
 
+    @property
+    def is_raised(self) -> bool:
+        """Whether a faster machine would promise less."""
+        return self.promised_seconds > (self.wanted_seconds or _LEAST_DEFAULT_SECONDS)
+
+    def measured(self, tokens: int, seconds: float) -> Promise:
+        """Return the promise after a pass: a full one that is faster lowers a promise that is
+        raised, as when the machine was busy at the start."""
+        rate = self.share * tokens / max(seconds, 1e-9)
+        is_full = tokens >= self.pass_tokens / 2
+        if self.is_raised and is_full and rate > self.tokens_per_second:
+            return promise_of(rate, self.pass_tokens, self.wanted_seconds, self.share)
+        return self
+
 
 def promise_of(
-    tokens_per_second: float, pass_tokens: int, wanted_seconds: float | None = None
+    tokens_per_second: float,
+    pass_tokens: int,
+    wanted_seconds: float | None = None,
+    share: float = 1.0,
 ) -> Promise:
     """Return the wanted promise, or the smallest that can be kept; by default `MARGIN` times the
     time of three full passes, and at least 100 ms."""
     smallest = MARGIN * _LEAST_PASSES * pass_tokens / tokens_per_second
-    if wanted_seconds is None:
-        wanted_seconds = max(_LEAST_DEFAULT_SECONDS, smallest * _DEFAULT_PASSES / _LEAST_PASSES)
-    promised = max(wanted_seconds, smallest)
+    wanted = wanted_seconds
+    if wanted is None:
+        wanted = max(_LEAST_DEFAULT_SECONDS, smallest * _DEFAULT_PASSES / _LEAST_PASSES)
+    promised = max(wanted, smallest)
     largest = math.floor(promised / MARGIN * tokens_per_second + 1e-6)
-    return Promise(tokens_per_second, pass_tokens, smallest, promised, largest)
+    return Promise(
+        tokens_per_second, pass_tokens, wanted_seconds, share, smallest, promised, largest
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +303,16 @@ class Lane:
             self._changed.notify_all()
         return request.future
 
+    def measure_if_idle(self) -> None:
+        """Encode a full pass if the promise is raised and no query waits, so that it can fall once
+        the machine is faster."""
+        if self.promise is None or not self.promise.is_raised or self._queue or self._pass:
+            return
+        text = "how long does a full pass take"
+        count = self._pass_tokens // int(self._tokenize([text]).tokens[0])
+        with suppress(Refusal):  # the lane is being closed
+            self.accept([text] * max(1, count))
+
     def _require_in_time(self, tokens: int, arrived_at: float) -> None:
         """Refuse a request of so many tokens if it is expected to take longer than promised."""
         if self._is_closing:
@@ -320,7 +356,9 @@ class Lane:
         return (unanswered + tokens) / self._tokens_per_second
 
     def start(self) -> None:
-        """Start the pool; requests do it otherwise."""
+        """Start the pool, unless it has given up; requests do it otherwise."""
+        if self.pool.has_failed:
+            raise EncoderError("they have given up, and are replaced soon")
         self._recorded.require_tokenizer(self.pool.start().tokenizer)
         if self._arena is None:
             # A single text without ids may have more bytes than a pass of tokens.
@@ -410,6 +448,7 @@ class Lane:
         self.tokens += metrics.costs.tokens
         if self.promise is None:
             return
+        self.promise = self.promise.measured(metrics.costs.tokens, seconds)
         # A small pass says only whether the device is slower than a full pass. The rate stays below
         # the promise's, since bulk work may begin at any time.
         tokens = max(sum(entry.tokens for entry in self._pass), self.promise.pass_tokens)

@@ -6,6 +6,7 @@ content of a file is there before its record, and is removed some time after it.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import shutil
 import sqlite3
@@ -16,10 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, ClassVar, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
 from surge_dagster.engine.store.local_store import LocalStore, LocalUpload
 from surge_dagster.service.errors import Refusal
+
+log = logging.getLogger(__name__)
 
 MOST_LISTED = 1_000  # a megabyte
 LIFE_SECONDS = 30 * 24 * 3600
@@ -129,14 +132,20 @@ class Records:
         return kind.model_validate_json(row[0])
 
     def page(self, kind: type[R], query: PageQuery) -> Page[R]:
-        """Return a page of the records, the newest first unless the order is `asc`."""
+        """Return a page of the records, the newest first unless the order is `asc`; one that cannot
+        be read is left out."""
         statement = _PAGE.format(past="<", order="DESC")
         if query.order == "asc":
             statement = _PAGE.format(past=">", order="ASC")
         values = query.model_dump() | {"kind": kind.kind, "owner": self.owner}
         with self._opened() as database:
             rows = database.execute(statement, values).fetchall()
-        data = [kind.model_validate_json(document) for [document] in rows[: query.limit]]
+        data = list[R]()
+        for [document] in rows[: query.limit]:
+            try:
+                data.append(kind.model_validate_json(document))
+            except ValidationError as error:
+                log.warning("a record cannot be read: %s", error)
         return Page(
             data=data,
             has_more=len(rows) > query.limit,

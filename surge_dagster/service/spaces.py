@@ -43,6 +43,7 @@ _REMOTE_LOOK_SECONDS = 5.0  # each look is a request per space
 _CLOSING_SECONDS = 30.0  # for the answers of lanes that end
 _TRY_AGAIN_SECONDS = 2.0  # a client whose space is not loaded
 _LOAD_AGAIN_SECONDS = 60.0
+_MEASURE_AGAIN_SECONDS = 30.0
 _SATURATION_TOKENS = 1_024  # of a backend that does not say how many saturate it
 # A full pass of queries has a quarter of these tokens: it is nearly as fast, and ends sooner.
 _PASSES_OF_SATURATION = 4
@@ -176,16 +177,16 @@ def _documents_lane(space: Space, settings: LaneSettings, facts: PoolFacts) -> L
 def _promise(pool: EncoderPool, pass_tokens: int, settings: LaneSettings) -> Promise:
     speed = pool.speed
     seconds = float(speed.seconds(pass_tokens / speed.tokens_per_text, pass_tokens))
-    bulk_share = _BULK_SHARE_OF_CPU
+    share = 1 - _BULK_SHARE_OF_CPU
     if pool.device.startswith("cuda"):
-        bulk_share = _BULK_SHARE_OF_GPU
-    rate = (1 - bulk_share) * pass_tokens / seconds
-    wanted_seconds = settings.promised_seconds
-    promise = promise_of(rate, pass_tokens, wanted_seconds)
-    if wanted_seconds is not None and wanted_seconds < promise.smallest_seconds:
+        share = 1 - _BULK_SHARE_OF_GPU
+    rate = share * pass_tokens / seconds
+    promise = promise_of(rate, pass_tokens, settings.promised_seconds, share)
+    if promise.wanted_seconds is not None and promise.is_raised:
         log.warning(
             "%s promises %.0f ms: less cannot be kept, as fast as this machine was when it was "
-            "measured. If it was busy then, measure again with `surge-dagster plan --calibrate`",
+            "measured. It is measured again while no query waits, and passes that are faster lower "
+            "the promise",
             pool.space.name,
             1000 * promise.promised_seconds,
         )
@@ -237,6 +238,7 @@ class ServedSpaces:
         self._wanted: list[Space] = []  # the current space first
         self._lanes: dict[str, SpaceLanes] = {}  # ready, by `encoder_sha256`
         self._load_again_at: dict[str, float] = {}  # if they fail
+        self._measure_again_at = 0.0
         self.served: list[ServedSpace] = []
         self._is_closed = False
 
@@ -305,6 +307,10 @@ class ServedSpaces:
     def _follow(self) -> None:
         self._look()  # what is served stays so if it raises
         self._close_unwanted()
+        if time.monotonic() >= self._measure_again_at:
+            self._measure_again_at = time.monotonic() + _MEASURE_AGAIN_SECONDS
+            for lanes in self._lanes.values():
+                lanes.queries.measure_if_idle()
         for space in self._wanted:
             lanes = self._lanes.get(space.encoder_sha256)
             load_again_at = self._load_again_at.get(space.encoder_sha256, 0.0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -128,6 +130,8 @@ def test_file_expires_when_its_client_wants_it_to(client: TestClient) -> None:
 
 
 FORM = {"content-type": "multipart/form-data"}
+DISK_FULL = sqlite3.OperationalError("database or disk is full")
+DISK_FULL.sqlite_errorcode = sqlite3.SQLITE_FULL
 
 
 @pytest.mark.parametrize(
@@ -161,6 +165,43 @@ def test_form_in_another_charset_than_utf_8_is_refused(
     answer = client.post(path, content=body.encode(), headers={"content-type": kind})
 
     assert error_of(answer, 415)["code"] == "unsupported_charset"
+
+
+@pytest.mark.parametrize(
+    ("target", "error"),
+    [
+        ("starlette.datastructures.UploadFile.write", OSError(errno.ENOSPC, "No space left")),
+        ("surge_dagster.service.records.LocalUpload.publish", OSError(errno.EDQUOT, "Quota")),
+        ("surge_dagster.service.records.Records.add", DISK_FULL),
+    ],
+)
+def test_upload_to_a_full_disk_is_refused_with_what_to_do(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, target: str, error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(target, fail)
+
+    answer = client.post("/v1/files", data={"purpose": "batch"}, files={"file": b"x"})
+
+    refusal = error_of(answer, 507)
+    assert refusal["code"] == "insufficient_storage"
+    assert "Delete files of batches" in refusal["message"]
+
+
+def test_batch_on_a_full_disk_is_refused(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise DISK_FULL
+
+    file = upload(client, line("a").encode())
+    monkeypatch.setattr("surge_dagster.service.records.Records.add", fail)
+
+    answer = client.post("/v1/batches", json=right(file))
+
+    assert error_of(answer, 507)["type"] == "server_error"
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,8 @@ def test_record_that_cannot_be_read_keeps_no_other_batch_waiting(
     batch = made(working, [line("a")])
 
     assert ended(working, batch).status == "completed"
+    page = working.records.page(Batch, PageQuery())
+    assert [each.id for each in page.data] == [batch.id]
 
 
 def test_expired_records_are_removed_but_not_what_an_open_batch_reads(

@@ -173,6 +173,44 @@ def test_time_before_a_request_is_read_counts() -> None:
         assert_encoded(in_time.result(), ["in time"])
 
 
+@pytest.mark.parametrize(("wanted", "promised"), [(10.0, 10.0), (None, 0.1)])
+def test_quick_passes_lower_a_promise_that_was_raised(
+    wanted: float | None, promised: float
+) -> None:
+    with open_lane(promise=promise_of(1.0, 64, wanted)) as lane:
+        assert lane.promise is not None
+        assert lane.promise.promised_seconds >= MARGIN * 2 * 64
+
+        lane.accept(texts_of("full pass", 16)).result()
+
+        until(lambda: lane.promise and lane.promise.promised_seconds == promised)
+
+
+def test_promise_that_was_raised_is_measured_again_without_requests() -> None:
+    with open_lane(promise=promise_of(1.0, 64, 10.0)) as lane:
+        lane.measure_if_idle()
+
+        until(lambda: lane.promise and lane.promise.promised_seconds == 10.0)
+
+
+def test_promise_that_was_raised_is_not_measured_while_a_query_waits(tmp_path: Path) -> None:
+    with open_lane(promise=promise_of(1.0, 64, 10.0)) as lane:
+        hold(lane, tmp_path / "go")
+
+        lane.measure_if_idle()
+
+        assert lane.waiting_texts == 0
+        (tmp_path / "go").touch()
+
+
+def test_promise_that_can_be_kept_is_not_measured_again() -> None:
+    with open_lane(promise=promise_of(1e6, 64, 10.0)) as lane:
+        lane.measure_if_idle()
+
+        assert lane.waiting_texts == 0
+        assert lane.passes == 0
+
+
 def test_request_without_a_promise_is_refused_while_too_much_waits(tmp_path: Path) -> None:
     with open_lane(pass_tokens=64) as lane:
         hold(lane, tmp_path / "go")
@@ -247,6 +285,18 @@ def test_requests_are_refused_once_the_pool_has_given_up(
 
         refused("encoder_down", lane.accept(["next"]).result)
         assert not lane.is_alive
+
+
+def test_pool_that_cannot_start_is_not_started_again_by_requests(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_lane() as lane:
+        monkeypatch.setattr(EncoderPool, "has_failed", True)
+        monkeypatch.setattr(lane.pool, "start", lambda: pytest.fail("it was started again"))
+
+        refused("encoder_down", lane.accept(["a"]).result)
+
+    assert "replaced soon" in caplog.text
 
 
 @pytest.mark.parametrize(

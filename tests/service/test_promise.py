@@ -30,10 +30,34 @@ def test_largest_request_keeps_the_promise_with_its_margin() -> None:
     assert promise.largest_tokens == math.floor(1_000 / MARGIN)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "tokens", "seconds", "rate"),
+    [
+        (0.1, 100, 0.05, 1_000.0),  # half of the device
+        (0.1, 100, 1.0, 100.0),
+        (0.1, 10, 0.005, 100.0),
+        (10.0, 100, 0.05, 100.0),
+        (None, 100, 0.05, 1_000.0),
+    ],
+    ids=["quick", "slow", "small", "kept", "default"],
+)
+def test_only_quick_full_passes_lower_a_promise_that_was_raised(
+    wanted: float | None, tokens: int, seconds: float, rate: float
+) -> None:
+    promise = promise_of(100.0, 100, wanted, share=0.5)
+    assert promise.measured(tokens, seconds).tokens_per_second == pytest.approx(rate)
+
+
+def test_default_promise_of_the_least_time_is_not_measured_again() -> None:
+    assert not promise_of(1e6, 100).is_raised
+
+
 def test_clients_see_what_the_promise_follows_from() -> None:
     assert asdict(promise_of(1_000.0, 100, 1.0)) == {
         "tokens_per_second": 1_000.0,
         "pass_tokens": 100,
+        "wanted_seconds": 1.0,
+        "share": 1.0,
         "promised_seconds": 1.0,
         "smallest_seconds": pytest.approx(0.3),
         "largest_tokens": 666,

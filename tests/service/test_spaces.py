@@ -17,6 +17,7 @@ import pytest
 
 from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.encoder.pool import EncoderPool, PoolFacts
+from surge_dagster.engine.encoder.speed import Speed
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.current_space import read_current, write_current
@@ -316,6 +317,19 @@ def test_promise_that_cannot_be_kept_is_raised_with_a_warning(
         assert promise is not None
         assert promise.promised_seconds == promise.smallest_seconds
     assert "less cannot be kept" in caplog.text
+
+
+@pytest.mark.parametrize(("wanted", "promised"), [(0.25, 0.25), (None, 0.1)])
+def test_promise_of_a_busy_start_falls_while_no_query_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: float | None, promised: float
+) -> None:
+    embedded(tmp_path)
+    slow = Speed.given(call_seconds=10.0, text_seconds=0.1, workers=1)
+    monkeypatch.setattr(EncoderPool, "speed", slow)
+    with serving(open_store(tmp_path), promised_seconds=wanted) as spaces:
+        queries = spaces.find("current").queries
+
+        until(lambda: queries.promise and queries.promise.promised_seconds == promised)
 
 
 def test_output_without_a_current_space_is_refused(three_spaces: Spaces, tmp_path: Path) -> None:
