@@ -57,8 +57,8 @@ _MAX_RESPAWNS = 9  # in a row: a pool for life forgives more than a run's
 QUERY_NICENESS = 4
 # Leaves other workers a tenth of a CPU during queries: a step of niceness divides a share by 1.25.
 _BULK_NICENESS = QUERY_NICENESS + 9
-_BULK_SHARE_OF_CPU = 0.1
-_BULK_SHARE_OF_GPU = 0.5  # which gives two processes equal slices of time
+_QUERY_SHARE_OF_CPU = 0.9
+_QUERY_SHARE_OF_GPU = 0.5  # which gives two processes equal slices of time
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +177,9 @@ def _documents_lane(space: Space, settings: LaneSettings, facts: PoolFacts) -> L
 def _promise(pool: EncoderPool, pass_tokens: int, settings: LaneSettings) -> Promise:
     speed = pool.speed
     seconds = float(speed.seconds(pass_tokens / speed.tokens_per_text, pass_tokens))
-    share = 1 - _BULK_SHARE_OF_CPU
+    share = _QUERY_SHARE_OF_CPU
     if pool.device.startswith("cuda"):
-        share = 1 - _BULK_SHARE_OF_GPU
+        share = _QUERY_SHARE_OF_GPU
     rate = share * pass_tokens / seconds
     promise = promise_of(rate, pass_tokens, settings.promised_seconds, share)
     if promise.wanted_seconds is not None and promise.is_raised:
