@@ -16,7 +16,6 @@ from pydantic import Field, PrivateAttr
 
 from surge_dagster.config.catalog_settings import CatalogSettings
 from surge_dagster.config.settings import FileSettings, absolute_place
-from surge_dagster.engine.chunks.source import in_chunks
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.sources import Source
 from surge_dagster.engine.store import StorageOptions, open_store
@@ -65,7 +64,7 @@ class CatalogSource(CatalogSettings, dg.ConfigurableResource):
         self.require_no_bigquery(self.url)
         selection = self.selection(spec.chunks)
         source = open_asset(self.url, self._context, selection, self.partition_by)
-        return in_chunks(source, spec)
+        return self.with_rows_of(source, spec)
 
     def cloud_options(self) -> StorageOptions:
         """Return how the bucket, or BigQuery, is reached."""

@@ -17,6 +17,7 @@ from pydantic import (
 )
 from pydantic_settings import NoDecode
 
+from surge_dagster.engine.chunks.long_texts import LongText, without_long_texts
 from surge_dagster.engine.chunks.source import cut_selection, in_chunks
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.chunk_rule import ChunkRule
@@ -93,6 +94,11 @@ class CatalogSettings(BaseModel):
         description="what to do with a bad row: refuse (its partition), or set_aside (leave it "
         "out, list it, and publish the others)",
     )
+    long_text: LongText = Field(
+        "truncate",
+        description="what to do with a text that is longer than the model reads: truncate, refuse "
+        "(its partition), or set_aside (leave it out, list it, and publish the others)",
+    )
     encoding: str = Field("utf-8", description="encoding of CSV files, such as cp1252 or utf-16")
     escape: str | None = Field(
         None,
@@ -156,7 +162,17 @@ class CatalogSettings(BaseModel):
             updated_at=self.updated_at,
             storage_options=storage_options,
         )
-        return in_chunks(source, spec)
+        return self.with_rows_of(source, spec)
+
+    def with_rows_of(self, source: Source, spec: EncodingSpec) -> Source:
+        """Return the source with the rows of a spec, and without texts that are too long for it, if
+        the settings say so."""
+        if spec.chunks is not None and self.long_text != "truncate":
+            raise ConfigError(
+                f"long_text is {self.long_text!r}, and of texts in chunks none is too long. Leave "
+                "long_text or chunks out."
+            )
+        return without_long_texts(in_chunks(source, spec), spec, self.long_text)
 
     def open_frames(
         self, frames: Frame | Mapping[str, Frame | Callable[[], Frame]], spec: EncodingSpec
@@ -178,7 +194,7 @@ class CatalogSettings(BaseModel):
                 "one frame needs partition_by, the columns that divide it into partitions. "
                 'Name them, or give frames by partition key, as in {"all": frame}.'
             )
-        return in_chunks(source, spec)
+        return self.with_rows_of(source, spec)
 
     def require_no_bigquery(self, place: str) -> None:
         """Raise `ConfigError` if settings of BigQuery are given for another source."""

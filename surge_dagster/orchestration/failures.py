@@ -149,7 +149,7 @@ def report_failures(names: CatalogNames, context: dg.OpExecutionContext, outcome
 
 def refusal_fingerprint(resources: CatalogResources) -> str:
     catalog = resources.catalog.model_dump(
-        include={"id", "text", "missing_text", "max_text_bytes", "columns", "bad_rows"}
+        include={"id", "text", "missing_text", "max_text_bytes", "columns", "bad_rows", "long_text"}
     )
     # Devices count: a text may kill workers of one device only.
     encoder = resources.encoder.model_dump(exclude={"grace_seconds", "price_per_hour"})

@@ -110,19 +110,25 @@ def with_first_ids(
         return batch
     repeated = Reasons(len(batch))
     repeated.add(~is_first, "the id is repeated; the first row that has it is kept")
-    rejected = repeated.rejected(rows, batch.ids, place)
+    return without_bad_rows(batch, repeated, rows, place)
 
-    mask = pa.array(is_first)
-    rows = rows[is_first]
-    return RowBatch(
+
+def without_bad_rows(batch: RowBatch, reasons: Reasons, rows: np.ndarray, place: Place) -> RowBatch:
+    """Set aside the rows that have a reason; `rows` are numbers in the partition."""
+    if reasons.is_sound.all():
+        return batch
+    mask = pa.array(reasons.is_sound)
+    kept = rows[reasons.is_sound]
+    sound = RowBatch(
         batch.ids.filter(mask),
         batch.texts.filter(mask),  # pyright: ignore[reportArgumentType]
         batch.skipped,
         None if batch.carried is None else batch.carried.filter(mask),
-        lambda row: place(int(rows[row])),
-        rejected=tuple(rejected),
-        passages=None if batch.passages is None else batch.passages[is_first],
+        lambda row: place(int(kept[row])),
+        rejected=batch.rejected,
+        passages=None if batch.passages is None else batch.passages[reasons.is_sound],
     )
+    return with_rejected(sound, reasons.rejected(rows, batch.ids, place))
 
 
 def with_rejected(batch: RowBatch, rejected: Sequence[RejectedRow]) -> RowBatch:
