@@ -387,6 +387,48 @@ def open_in_a_run(output: OutputStore) -> Any:
     return opened[0]
 
 
+CHUNKS = {"tokens": 64, "overlap": 8, "format": "markdown", "column": "body"}
+CHUNKS_AS_TEXT = "tokens=64, overlap=8, format=markdown, column=body"
+
+
+@pytest.mark.parametrize("given", [CHUNKS, CHUNKS_AS_TEXT, json.dumps(CHUNKS)])
+def test_chunks_are_a_mapping_or_a_text_everywhere(
+    given: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("surge.yaml").write_text(json.dumps({"chunks": given}))
+
+    assert load_settings().chunks == CHUNKS
+    assert load_settings(chunks=given).chunks == CHUNKS
+    assert EncoderResource(chunks=given).chunks == CHUNKS
+
+    if isinstance(given, str):
+        monkeypatch.setenv("SURGE_CHUNKS", given)
+        assert load_settings().chunks == CHUNKS
+
+
+@pytest.mark.parametrize(
+    ("given", "chunks"), [("on", {}), (True, {}), ({}, {}), ("off", None), (False, None)]
+)
+def test_chunks_with_all_defaults_are_switched_on_and_off(given: Any, chunks: object) -> None:
+    assert load_settings(chunks=given).chunks == chunks
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("tokens:64", "expected a mapping of tokens, overlap, format, column"),
+        ({"splitter": "x"}, "expected a mapping of tokens, overlap, format, column"),
+        ("{", "expected a mapping of tokens, overlap, format, column"),
+        ("tokens=many", "tokens is a number of tokens, not 'many'"),
+        ({"tokens": 64, "overlap": 60}, "overlap is 60 tokens of chunks of at most 64"),
+        ({"format": "html"}, "format is text or markdown, not 'html'"),
+    ],
+)
+def test_chunks_that_make_no_sense_are_refused(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"setting chunks is .*: {message}"):
+        load_settings(chunks=given)
+
+
 def test_storage_options_reach_the_store_and_are_not_shown_by_dagster() -> None:
     given = {
         "access_key_id": "hunter1",
