@@ -44,6 +44,7 @@ LAYERS = (
     "engine.output",
     "engine.encoder engine.sources",
     "engine.files engine.model",
+    "engine.endpoint",
     "engine.store",
     "engine.support",
     "engine.errors version",

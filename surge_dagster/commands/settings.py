@@ -31,7 +31,8 @@ from surge_dagster.terminal import complain, messages
 
 # Settings that commands take, in the order in which their help lists them.
 CATALOG = tuple(CatalogSettings.model_fields)
-SPACE = (*(field.name for field in fields(EncodingSpec)), "precision")
+_OF_SPEC = tuple(field.name for field in fields(EncodingSpec))
+SPACE = (*(name for name in _OF_SPEC if name in EncoderSettings.model_fields), "precision")
 RUN = tuple(
     name
     for name in (*EncoderSettings.model_fields, *FileSettings.model_fields)

@@ -198,7 +198,10 @@ class EncoderSettings(BaseModel):
         return value
 
     def encoding_spec(self) -> EncodingSpec:
-        values = {field.name: getattr(self, field.name) for field in fields(EncodingSpec)}
+        names = [field.name for field in fields(EncodingSpec)]
+        values = {
+            name: getattr(self, name) for name in names if name in EncoderSettings.model_fields
+        }
         values["chunks"] = chunk_rule(self.chunks)
         return EncodingSpec(**values)
 

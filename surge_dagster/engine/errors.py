@@ -78,5 +78,9 @@ class EncoderError(SurgeError):
     """The encoder pool failed for good; the message holds the last output of the failed worker."""
 
 
+class EndpointDown(EncoderError):
+    """The encoder behind HTTP encodes nothing: the pool ends, and no worker is started again."""
+
+
 class Cancelled(Exception):
     """A wait ended because the run is stopping; never shown to the operator."""

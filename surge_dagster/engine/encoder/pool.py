@@ -355,7 +355,7 @@ def _with_folder(spec: EncodingSpec | Space) -> Space:
     """A space read from a space.json has no model folder and is resolved again."""
     if isinstance(spec, EncodingSpec):
         return spec.resolve()
-    if spec.model_path or spec.is_hash:
+    if spec.has_model:
         return spec
     # anyone who writes to the output may have named it
     if spec.requested.trust_remote_code is not None:
@@ -370,4 +370,5 @@ def _with_folder(spec: EncodingSpec | Space) -> Space:
             f"{spec.name}: the model or its settings changed; use a new output, or the model that "
             "this output was made with"
         )
+    spec.require_probes(found.probes)
     return found

@@ -10,10 +10,21 @@ the name: they move a vector by less than the promised cosine.
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
+
+from surge_dagster.engine.endpoint.endpoint import Endpoint, endpoint_from_json
+from surge_dagster.engine.endpoint.probes import (
+    LOWEST_PROBE_COSINE,
+    lowest_probe_cosine,
+    probe_endpoint,
+    written_probes,
+)
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.chunk_rule import ChunkRule
 from surge_dagster.engine.model.digest import json_sha256
@@ -28,6 +39,9 @@ DerivedDtype = Literal["float32", "float16", "int8", "binary"]
 Ranges = tuple[tuple[float, ...], tuple[float, ...]]
 DERIVED_DTYPES: tuple[DerivedDtype, ...] = get_args(DerivedDtype)
 _FORMAT = 1
+_UNIT_TOLERANCE = 0.01  # of the length of a vector
+# Of a model behind HTTP, which does not say how much it reads.
+_ENDPOINT_MAX_LENGTH = 8_192
 _RESOLVED = ("model_digest", "max_length", "normalize", "dimension", "dtype")
 
 
@@ -46,6 +60,7 @@ class EncodingSpec:
         trust_remote_code: the commit, or for a local folder the digest, of the model's own code
             that may run.
         chunks: if the rows of the space are chunks of documents, how these are cut.
+        endpoint: of a model behind HTTP, whose name there is `model`.
     """
 
     model: str = DEFAULT_MODEL
@@ -57,6 +72,7 @@ class EncodingSpec:
     dtype: str = "float32"
     trust_remote_code: str | None = None
     chunks: ChunkRule | None = None
+    endpoint: Endpoint | None = None
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -70,15 +86,37 @@ class EncodingSpec:
             )
         if self.dimension is not None and self.dimension < 1:
             raise ConfigError(f"dimension is at least 1, not {self.dimension}")
+        if self.endpoint is not None:
+            self._require_no_local_model()
+
+    def _require_no_local_model(self) -> None:
+        of_local_models = {
+            "chunks": self.chunks is not None,
+            "trust_remote_code": self.trust_remote_code is not None,
+            f"the model {self.model!r}": self.model.startswith(HASH_SCHEME),
+        }
+        given = [name for name, is_given in of_local_models.items() if is_given]
+        if given:
+            raise ConfigError(
+                f"{given[0]} needs a local model, and encoder_url names an encoder behind HTTP. "
+                "Leave one of them out."
+            )
 
     def as_dict(self) -> dict[str, Any]:
+        """The request as space.json records it: without what does not shape a vector."""
         values = asdict(self)
         if self.chunks is None:
             del values["chunks"]
+        if self.endpoint is None:
+            del values["endpoint"]
+        else:
+            values["endpoint"] = self.endpoint.identity
         return values
 
     def resolve(self) -> Space:
-        """Locates the model and computes its digest."""
+        """Locate the model and compute its digest; of one behind HTTP, encode the probes."""
+        if self.endpoint is not None:
+            return self._resolve_endpoint(self.endpoint)
         facts = self._facts()
         dimension = self.dimension or facts.dimension
         if dimension > facts.dimension:
@@ -113,6 +151,27 @@ class EncodingSpec:
             dtype=self.dtype,
         )
         return unnamed.named(facts.slug)
+
+    def _resolve_endpoint(self, endpoint: Endpoint) -> Space:
+        endpoint.require_url(self.model)
+        prompt = self.document_prompt or ""
+        vectors = probe_endpoint(endpoint, self.model, self.dimension, prompt)
+        lengths = np.linalg.norm(vectors, axis=1)
+        are_units = bool((np.abs(lengths - 1) < _UNIT_TOLERANCE).all())
+        unnamed = Space(
+            name="",
+            requested=self,
+            model_path="",
+            model_digest=json_sha256({"endpoint": endpoint.identity, "model": self.model}),
+            document_prompt=prompt,
+            query_prompt=self.query_prompt or "",
+            max_length=self.max_length or _ENDPOINT_MAX_LENGTH,
+            normalize=_chosen(self.normalize, are_units),
+            dimension=vectors.shape[1],
+            dtype=self.dtype,
+            probes=written_probes(vectors),
+        )
+        return unnamed.named(re.sub(r"[^A-Za-z0-9._-]+", "-", self.model).strip(".-") or "endpoint")
 
     def _require_chunks(self, rule: ChunkRule, facts: ModelFacts, max_length: int) -> None:
         if not facts.path or tokenizer_file(Path(facts.path)) is None:
@@ -191,6 +250,7 @@ class Space:
             space encodes; the folder of a model that was given as one, at the last run.
         tokenizer: no part of it either: `tokens_digest` of the first run, and the libraries there;
             "" where unknown.
+        probes: nor of it: of a model behind HTTP, vectors of texts that identify it (`probes.py`).
         derived: of a derived space, where its vectors come from; `requested` is then that of its
             parent, and `dtype` may be "int8" or "binary" too.
     """
@@ -208,6 +268,7 @@ class Space:
     task: Task = "document"
     model_folder: str = ""
     tokenizer: str = field(default="", compare=False)
+    probes: tuple[str, ...] = field(default=(), compare=False)
     derived: Derivation | None = None
 
     @property
@@ -218,7 +279,11 @@ class Space:
     @property
     def side(self) -> Task:
         """`task` where documents and queries are encoded in two ways, else "document"."""
-        return self.task if self.document_prompt != self.query_prompt else "document"
+        endpoint = self.requested.endpoint
+        has_fields = endpoint is not None and endpoint.fields != endpoint.query_fields
+        if has_fields or self.document_prompt != self.query_prompt:
+            return self.task
+        return "document"
 
     @property
     def vectors_key(self) -> str:
@@ -258,6 +323,33 @@ class Space:
                 f"first run of {self.name}: expected {self.tokenizer}, not {loaded}. Restore the "
                 "model's files or the libraries' versions, or write to another output."
             )
+
+    def require_probes(self, found: Sequence[str]) -> None:
+        """Raise `ConfigError` if a model behind HTTP gives other vectors than when the space was
+        begun."""
+        if not self.probes or not found:
+            return
+        cosine = lowest_probe_cosine(self.probes, found)
+        if cosine < LOWEST_PROBE_COSINE:
+            raise ConfigError(
+                f"the endpoint's model has changed: {self.requested.model!r} gives a probe another "
+                f"vector than when the space {self.name} was begun (cosine {cosine:.4f}, expected "
+                f"{LOWEST_PROBE_COSINE}). Go back to the model's former version, or write to "
+                "another output."
+            )
+
+    @property
+    def is_http(self) -> bool:
+        """Whether its model is behind HTTP."""
+        return self.requested.endpoint is not None
+
+    @property
+    def has_model(self) -> bool:
+        """Whether a pool can start with this space as it is: its model was found, or asked."""
+        endpoint = self.requested.endpoint
+        if endpoint is not None:
+            return bool(endpoint.url and self.probes)
+        return bool(self.model_path) or self.is_hash
 
     @property
     def is_hash(self) -> bool:
@@ -349,6 +441,8 @@ def spec_from_json(requested: dict[str, Any]) -> EncodingSpec:
     values = dict(requested)
     if values.get("chunks") is not None:
         values["chunks"] = ChunkRule(**values["chunks"])
+    if values.get("endpoint") is not None:
+        values["endpoint"] = endpoint_from_json(values["endpoint"])
     return EncodingSpec(**values)
 
 
@@ -369,6 +463,7 @@ def space_from_json(document: dict[str, Any]) -> Space:
             query_prompt=document.get("query_prompt", ""),
             model_folder=str(document.get("model_folder", "")),
             tokenizer=str(document.get("tokenizer", "")),
+            probes=tuple(document.get("probes", ())),
             derived=derivation_from_json(document["derived"]) if "derived" in document else None,
             **{name: document[name] for name in _RESOLVED},
         )

@@ -14,7 +14,8 @@ equal, as after two concurrent claims.
 `space.json` also names the catalog (`catalog_record`) and, if the model was given as a folder, that
 folder. Both are those of the last run, and no part of the space's identity. Nor is the
 tokenizer, which is that of the first run: files and versions of libraries that the model's digest
-does not cover may change it, and then a run is refused.
+does not cover may change it, and then a run is refused. For the same reason a space of an encoder
+behind HTTP has the vectors of five texts there.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def find_space(store: Store, spec: EncodingSpec) -> Space | None:
     answering = [described for described in known if request in described.requests]
     if answering:
         return max(answering, key=lambda described: described.turn).space
-    if known and expanded(spec.model).is_dir():
+    if known and spec.endpoint is None and expanded(spec.model).is_dir():
         own = _of_spec(known, spec.resolve().spec_sha256)
         return own and own.space
     if known and spec.model.startswith(("/", "~", ".")):
@@ -116,7 +117,7 @@ def claim_derived(store: Store, space: Space) -> None:
     document = space.to_json()
     if own is not None:
         document |= own.document
-    for shared in ("catalog", "model_folder", "tokenizer"):
+    for shared in ("catalog", "model_folder", "tokenizer", "probes"):
         if parent is not None and shared in parent.document:
             document[shared] = parent.document[shared]
     if own is None or document != own.document:
@@ -152,9 +153,11 @@ def claim_space(store: Store, space: Space, catalog: CatalogRecord | None = None
         before = find_space(store, space.requested)
         # else a concurrent run has begun it now
         if before is not None and before.spec_sha256 != space.spec_sha256:
+            before.require_probes(space.probes)
             log.warning("%s", _why(space, before))
     else:
         own.space.require_tokenizer(space.tokenizer)
+        own.space.require_probes(space.probes)
         space = replace(space, name=own.space.name)
     described = own or _Described(space, space.to_json())
     document = _claimed(described, known, space)
@@ -175,6 +178,8 @@ def _claimed(described: _Described, known: Iterable[_Described], space: Space) -
         document["model_folder"] = space.model_folder
     if space.tokenizer:
         document.setdefault("tokenizer", space.tokenizer)
+    if space.probes:
+        document.setdefault("probes", list(space.probes))
     return document
 
 
@@ -261,6 +266,7 @@ def _why(space: Space, before: Space) -> str:
 def require_model(loaded: Space, space: Space) -> None:
     """Refuse a model that does not encode into a space, or into the one it was derived from."""
     if loaded.spec_sha256 == space.encoder_sha256:
+        space.require_probes(loaded.probes)
         return
     encoded = space.derived.parent if space.derived else space.name
     raise ConfigError(
@@ -330,6 +336,7 @@ def _write(
         for known in _all_described(store):
             if known.space.spec_sha256 == space.spec_sha256:
                 known.space.require_tokenizer(space.tokenizer)
+                known.space.require_probes(space.probes)
                 if "catalog" in document and known.catalog != seen:
                     known.holding(catalog_from_json(document["catalog"]), store)
 

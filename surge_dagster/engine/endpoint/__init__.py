@@ -1,0 +1,1 @@
+"""Encoders behind HTTP: servers with OpenAI's `/v1/embeddings`."""

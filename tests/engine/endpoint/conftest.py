@@ -1,0 +1,16 @@
+"""A server of embeddings with faults, in a thread of the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.engine.endpoint.fault_server import FaultServer, fault_server
+
+
+@pytest.fixture
+def server() -> Iterator[FaultServer]:
+    """A server that makes no faults until a test asks for some."""
+    with fault_server() as running:
+        yield running

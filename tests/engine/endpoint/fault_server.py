@@ -1,0 +1,131 @@
+"""A server with `/v1/embeddings` in a thread of the tests, with the faults that a test asks for.
+
+Its vectors are hashes of the texts. Faults of single requests are queued with `faults`, and are
+answered in the order in which requests come; faults of texts stand in the texts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import socket
+import threading
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from surge_dagster.engine.encoder.worker.backends import hash_vectors
+
+MODEL = "hash-model"
+REFUSED = "never accepted"
+NOT_FINITE = "not finite"
+TOO_SHORT = "too short"
+
+
+@dataclass(slots=True)
+class FaultServer:
+    """The state of a server; tests change it between requests.
+
+    Attributes:
+        faults: of the next requests: a status, "reset", "stall", "fewer", "garbage", or "shuffled".
+        lasting_fault: of all requests after those.
+        retry_after: the header of 429 and 503.
+        seed: of the model; another one is another model.
+        encoded: how often each input was answered with 200.
+        bodies: of all requests.
+        most_under_way: requests at the same time.
+    """
+
+    url: str = ""
+    dimension: int = 16
+    seed: str = ""
+    faults: deque[int | str] = field(default_factory=deque)
+    lasting_fault: int | str | None = None
+    retry_after: str | None = "0"
+    key: str | None = None
+    most_inputs: int = 2_048
+    has_usage: bool = True
+    encoded: Counter[str] = field(default_factory=Counter)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    under_way: int = 0
+    most_under_way: int = 0
+
+    def vectors(self, texts: list[str]) -> np.ndarray:
+        return hash_vectors([self.seed + text for text in texts], self.dimension)
+
+    async def answer(self, request: Request) -> Response:
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        try:
+            return await self._answer(request)
+        finally:
+            self.under_way -= 1
+
+    async def _answer(self, request: Request) -> Response:
+        body = await request.json()
+        self.bodies.append(body)
+        fault = self.faults.popleft() if self.faults else self.lasting_fault
+        if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
+            fault = 401
+        if fault == "reset":
+            cycle: Any = request.receive  # a method of uvicorn's, which has the connection
+            cycle.__self__.transport.abort()
+            return Response()
+        if fault == "stall":
+            await asyncio.Event().wait()
+        if isinstance(fault, int):
+            headers = {} if self.retry_after is None else {"Retry-After": self.retry_after}
+            return JSONResponse({"error": {"message": "as told"}}, fault, headers)
+        texts = body["input"]
+        if len(texts) > self.most_inputs or any(REFUSED in text for text in texts):
+            return JSONResponse({"error": {"message": "an input cannot be encoded"}}, 400)
+        self.encoded.update(texts)
+        if fault == "garbage":
+            return Response(b"<html>", 200)
+        return JSONResponse(self._document(texts, body.get("dimensions"), fault))
+
+    def _document(self, texts: list[str], dimensions: int | None, fault: str | None) -> Any:
+        data: list[dict[str, Any]] = []
+        for index, vector in enumerate(self.vectors(texts)[:, :dimensions]):
+            if NOT_FINITE in texts[index]:
+                vector = np.full_like(vector, np.nan)
+            if TOO_SHORT in texts[index]:
+                vector = vector[:-1]
+            content = base64.b64encode(vector.astype("<f4")).decode()
+            data.append({"object": "embedding", "index": index, "embedding": content})
+        if fault == "fewer":
+            data = data[:-1]
+        if fault == "shuffled":
+            data = data[::-1]
+        document: dict[str, Any] = {"object": "list", "data": data, "model": MODEL}
+        if self.has_usage:
+            tokens = sum(map(len, texts))
+            document["usage"] = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return document
+
+
+@contextmanager
+def fault_server(**settings: Any) -> Iterator[FaultServer]:
+    """Yield a running server on a free port of this machine."""
+    state = FaultServer(**settings)
+    app = Starlette(routes=[Route("/v1/embeddings", state.answer, methods=["POST"])])
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        state.url = "http://{}:{}/v1".format(*listener.getsockname())
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield state
+        finally:
+            server.force_exit = True
+            server.should_exit = True
+            thread.join()

@@ -1,0 +1,273 @@
+"""The client of an encoder behind HTTP: what each kind of answer means for the next requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from surge_dagster.engine.endpoint.answers import Answer
+from surge_dagster.engine.endpoint.client import EndpointClient, InputsRefused
+from surge_dagster.engine.endpoint.endpoint import Endpoint
+from surge_dagster.engine.errors import ConfigError, EndpointDown
+from tests.engine.endpoint.fault_server import MODEL, REFUSED, FaultServer, fault_server
+
+ENDPOINT = Endpoint(url="http://127.0.0.1:9/v1", patience_seconds=600)
+
+
+class _ImpatientLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps to the next timer, so that no test waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._jumped = 0.0
+
+    def time(self) -> float:
+        return super().time() + self._jumped
+
+    def _run_once(self) -> None:
+        scheduled = [handle for handle in self._scheduled if not handle._cancelled]
+        if scheduled and not self._ready:
+            self._jumped += max(0.0, min(handle._when for handle in scheduled) - self.time())
+        super()._run_once()
+
+
+def _answer_of(request: httpx.Request) -> httpx.Response:
+    inputs = json.loads(request.content)["input"]
+    data = [{"index": place, "embedding": [1.0, 0.0]} for place in range(len(inputs))]
+    return httpx.Response(200, json={"data": data})
+
+
+def _run_in_no_time(work: Awaitable[Any]) -> Any:
+    with asyncio.Runner(loop_factory=_ImpatientLoop) as runner:
+        return runner.run(work)  # pyright: ignore[reportArgumentType]
+
+
+def _embed(server: FaultServer, *texts: str, **settings: Any) -> Answer:
+    endpoint = Endpoint(url=server.url, **settings)
+
+    async def ask() -> Answer:
+        async with EndpointClient(endpoint, MODEL, "{}", None) as client:
+            return await client.embed(texts, 10)
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("fault", [429, 500, 502, 503, 504, 529, 424, 408, "reset"])
+def test_request_is_tried_again_after_a_passing_fault(
+    server: FaultServer, fault: int | str
+) -> None:
+    server.faults.extend([fault, fault])
+
+    answer = _embed(server, "red", "blue")
+
+    assert np.array_equal(answer.vectors, server.vectors(["red", "blue"]))
+    assert server.encoded == {"red": 1, "blue": 1}
+    assert len(server.bodies) == 3
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_refused_inputs_are_not_tried_again(server: FaultServer, status: int) -> None:
+    server.lasting_fault = status
+
+    with pytest.raises(InputsRefused, match=rf"HTTP {status}: .*as told"):
+        _embed(server, "red")
+
+    assert len(server.bodies) == 1
+
+
+def test_request_that_always_fails_counts_as_refused(server: FaultServer) -> None:
+    server.lasting_fault = 500
+
+    with pytest.raises(InputsRefused, match="tried 5 times: HTTP 500"):
+        _embed(server, "red")
+
+    assert len(server.bodies) == 5
+
+
+@pytest.mark.parametrize("status", [301, 401, 402, 403, 404, 405])
+def test_nothing_is_sent_after_an_answer_that_refuses_all_requests(
+    server: FaultServer, status: int
+) -> None:
+    server.faults.append(status)
+    endpoint = Endpoint(url=server.url, concurrency=1)
+
+    async def ask_often() -> list[Any]:
+        async with EndpointClient(endpoint, MODEL, "{}", None) as client:
+            first = await asyncio.gather(client.embed(["red"], 1), return_exceptions=True)
+            others = [client.embed([f"blue {row}"], 1) for row in range(20)]
+            return [*first, *await asyncio.gather(*others, return_exceptions=True)]
+
+    errors = asyncio.run(ask_often())
+
+    assert all(isinstance(error, ConfigError) for error in errors)
+    assert "Check encoder_url, model, and the key" in str(errors[0])
+    assert len(server.bodies) == 1
+
+
+def test_key_is_that_of_the_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUR_KEY", "open sesame\n")
+
+    with fault_server(key="open sesame") as server:
+        _embed(server, "red", api_key_env="OUR_KEY")
+
+        assert server.encoded == {"red": 1}
+
+
+def test_unset_environment_variable_of_the_key_is_named(server: FaultServer) -> None:
+    with pytest.raises(ConfigError, match=r"names the environment variable NO_KEY, which is not"):
+        _embed(server, "red", api_key_env="NO_KEY")
+
+    assert server.bodies == []
+
+
+def _with_transport(
+    handler: Callable[[httpx.Request], Any],
+    endpoint: Endpoint,
+    requests: int,
+    tokens: int = 10,
+) -> list[Any]:
+    """Return the answers or errors of many concurrent requests; no time passes."""
+
+    async def ask() -> list[Any]:
+        transport = httpx.MockTransport(handler)
+        async with EndpointClient(endpoint, "m", "{}", None, transport) as client:
+            work = [client.embed([f"text {row}"], tokens) for row in range(requests)]
+            return await asyncio.gather(*work, return_exceptions=True)
+
+    return _run_in_no_time(ask())
+
+
+def _most_in_a_minute(times: list[float], amount: float = 1) -> float:
+    """Return the most of `amount` per request in any 60 s."""
+    return max(amount * sum(start <= at < start + 60 for at in times) for start in times)
+
+
+@pytest.mark.parametrize(
+    ("limits", "tokens", "most"),
+    [
+        ({"requests_per_minute": 10}, 10, 10),
+        ({"requests_per_minute": 0.5}, 10, 1),
+        ({"tokens_per_minute": 1_000}, 100, 1_000),
+        ({"tokens_per_minute": 1_000, "tokens": 200}, 150, 1_000),
+        ({"tokens_per_minute": 1_000, "requests_per_minute": 3}, 100, 300),
+    ],
+)
+def test_no_minute_has_more_than_its_limit(
+    limits: dict[str, float], tokens: int, most: float
+) -> None:
+    times: list[float] = []
+
+    def note(request: httpx.Request) -> httpx.Response:
+        times.append(asyncio.get_running_loop().time())
+        return _answer_of(request)
+
+    endpoint = replace(ENDPOINT, **limits)
+    answers = _with_transport(note, endpoint, 30, tokens)
+
+    assert len(times) == 30
+    assert all(isinstance(answer, Answer) for answer in answers)
+    counts_tokens = "tokens_per_minute" in limits
+    assert _most_in_a_minute(times, tokens if counts_tokens else 1) <= most
+
+
+def test_pause_that_the_server_asks_for_holds_for_all_requests() -> None:
+    times: list[float] = []
+
+    def busy_at_first(request: httpx.Request) -> httpx.Response:
+        times.append(asyncio.get_running_loop().time())
+        if len(times) == 1:
+            return httpx.Response(429, headers={"Retry-After": "40"})
+        return _answer_of(request)
+
+    endpoint = replace(ENDPOINT, requests_per_minute=60)
+    _with_transport(busy_at_first, endpoint, 100)
+
+    assert times[1] - times[0] >= 40
+    assert _most_in_a_minute(times) <= 60
+
+
+@pytest.mark.parametrize(
+    ("headers", "least"),
+    [({"Retry-After": "7"}, 7), ({"Retry-After": "0"}, 0), ({}, 0.5), ({"Retry-After": "?"}, 0.5)],
+)
+def test_pause_is_that_of_the_header_or_half_a_second(
+    headers: dict[str, str], least: float
+) -> None:
+    times: list[float] = []
+
+    def busy_at_first(request: httpx.Request) -> httpx.Response:
+        times.append(asyncio.get_running_loop().time())
+        return _answer_of(request) if len(times) > 1 else httpx.Response(503, headers=headers)
+
+    _with_transport(busy_at_first, ENDPOINT, 1)
+
+    assert math.floor(10 * (times[1] - times[0])) == 10 * least
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_server_that_encodes_nothing_ends_the_run_after_the_patience(status: int) -> None:
+    requests: list[float] = []
+
+    def busy(request: httpx.Request) -> httpx.Response:
+        requests.append(asyncio.get_running_loop().time())
+        return httpx.Response(status)
+
+    [error] = _with_transport(busy, ENDPOINT, 1)
+
+    assert isinstance(error, EndpointDown)
+    assert "encoder_patience is 600 s" in str(error)
+    assert f"HTTP {status}" in str(error)
+    assert 540 <= requests[-1] - requests[0] <= 600
+
+
+def test_refused_connection_is_tried_for_the_patience() -> None:
+    requests: list[float] = []
+
+    def refuse(request: httpx.Request) -> httpx.Response:
+        requests.append(asyncio.get_running_loop().time())
+        raise httpx.ConnectError("refused", request=request)
+
+    [error] = _with_transport(refuse, ENDPOINT, 1)
+
+    assert isinstance(error, EndpointDown)
+    assert "ConnectError: refused" in str(error)
+    assert 540 <= requests[-1] - requests[0] <= 600
+
+
+def test_request_without_an_answer_in_time_counts_as_refused() -> None:
+    async def stall(request: httpx.Request) -> httpx.Response:
+        await asyncio.Event().wait()
+        return _answer_of(request)
+
+    [error] = _with_transport(stall, replace(ENDPOINT, timeout_seconds=30), 1)
+
+    assert isinstance(error, InputsRefused)
+    assert "tried 5 times: no answer within 30 s" in str(error)
+
+
+def test_longer_pause_than_the_patience_ends_the_run_at_once() -> None:
+    requests: list[httpx.Request] = []
+
+    def busy(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        return httpx.Response(429, headers={"Retry-After": "3600"}, text="quota of the day")
+
+    [error] = _with_transport(busy, ENDPOINT, 1)
+
+    assert isinstance(error, EndpointDown)
+    assert "would be tried again in 3600 s" in str(error)
+    assert "quota of the day" in str(error)
+    assert len(requests) == 1
+
+
+def test_server_of_the_tests_refuses_its_own_text(server: FaultServer) -> None:
+    with pytest.raises(InputsRefused, match="an input cannot be encoded"):
+        _embed(server, REFUSED)
