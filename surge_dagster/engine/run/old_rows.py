@@ -40,7 +40,7 @@ from surge_dagster.engine.run.old_values import LOOKUP_BYTES, NO_ROW, OldValues
 from surge_dagster.engine.run.report import OldVectorSample
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.superbatch import PartitionToRead, SpaceTarget, StagedRows
-from surge_dagster.engine.sources.partition import IdSet, Partition, RowBatch
+from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.support.cosines import LOWEST_COSINE, cosines
 from surge_dagster.engine.support.text_hash import HASH_BYTES, TEXT_HASH, text_hashes
 from surge_dagster.engine.support.unreadable import UNREADABLE, first_line
@@ -358,7 +358,7 @@ class _Memory:
     room."""
 
     def __init__(self, memory: RunMemory, source: Partition, rows: int) -> None:
-        ids = IdSet().bytes_after(max(source.rows or 0, rows))
+        ids = source.bytes_of_ids(max(source.rows or 0, rows))
         self._memory = memory
         self._available = memory.source_bytes(source) - 2 * ids
         self.held = 0

@@ -344,17 +344,20 @@ class _Ids(contextlib.AbstractContextManager["_Ids"]):
         if old_rows is not None:
             self._available -= old_rows.held
         self._ids = IdSet()
+        self._rows = 0
         if partition.range is not None:  # at last they are compared with all others
             self._require_room(partition.source.rows or 0)
 
     def add(self, batch: RowBatch) -> None:
         """Take the next rows; raises `DataError` if they take too much memory."""
         self._require_room(len(batch))
-        self._memory.reserve(self._ids.bytes_after(len(batch)) - self._ids.bytes)
-        self._ids.add(batch.ids)
+        self._memory.reserve(self._source.bytes_of_ids(len(batch)))
+        self._rows += len(batch)
+        if not self._source.id_bytes:
+            self._ids.add(batch.ids)
 
     def _require_room(self, rows: int) -> None:
-        needed = self._ids.bytes_after(rows)
+        needed = self._source.bytes_of_ids(self._rows + rows)
         if needed > self._available:
             raise DataError(
                 self._source.key,
@@ -367,4 +370,4 @@ class _Ids(contextlib.AbstractContextManager["_Ids"]):
         return self._ids.repeated()
 
     def __exit__(self, *error: object) -> None:
-        self._memory.ledger.release(self._ids.bytes)
+        self._memory.ledger.release(self._source.bytes_of_ids(self._rows))

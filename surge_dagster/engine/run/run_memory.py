@@ -16,7 +16,6 @@ from surge_dagster.engine.run.memory import MemoryPlan
 from surge_dagster.engine.run.superbatch import SuperBatch
 from surge_dagster.engine.run.thresholds import Bounds
 from surge_dagster.engine.sources.partition import (
-    IdSet,
     Partition,
     PartitionRange,
     RowBatch,
@@ -175,7 +174,7 @@ class RunMemory:
         size = partition.page_bytes
         available = self.plan.pages
         if size > available:
-            id_bytes = IdSet().bytes_after(partition.rows or 0)
+            id_bytes = partition.bytes_of_ids(partition.rows or 0)
             limit = self.plan.limit_for(size + id_bytes)
             raise DataError(
                 partition.key,

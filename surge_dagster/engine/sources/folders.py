@@ -100,6 +100,7 @@ class FolderCatalog:
             current_source_version=partial(self._current_version, group),
             text_bytes=sum(file.size for file in group.files),
             page_bytes=page_bytes,
+            id_bytes=self.selection.id_bytes,
         )
         if others:
             return partition

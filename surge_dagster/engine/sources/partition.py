@@ -29,7 +29,6 @@ SOURCE_VERSION_METADATA = b"surge.source_version"
 
 Place = Callable[[int], str]  # names a row for messages, such as "row 5 of part-1.csv"
 _SUSPECTS = 4096
-_ID_BYTES = 9
 _INT64 = pa.int64()
 T = TypeVar("T")
 
@@ -57,6 +56,8 @@ class Partition:
             documents.
         text_bytes: an estimate.
         page_bytes: memory that reading may take in addition to the rows that it yields.
+        id_bytes: memory for each row that was read, if reading sets repeated ids aside; 0 if the
+            run has to find them.
         read_range: like `read`, from one row to before another; None if the source cannot do that.
     """
 
@@ -67,12 +68,17 @@ class Partition:
     rows: int | None = None
     text_bytes: int | None = None
     page_bytes: int = 0
+    id_bytes: int = 0
     read_range: Callable[[int, int], Iterator[RowBatch]] | None = None
     source_rows: int | None = None
 
     def __post_init__(self) -> None:
         if self.source_rows is None:
             object.__setattr__(self, "source_rows", self.rows)
+
+    def bytes_of_ids(self, rows: int) -> int:
+        """Return the memory for finding repeated ids among these rows."""
+        return (self.id_bytes or IdSet.ROW_BYTES) * rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,16 +314,10 @@ def _raw_streams(column: pa.Array) -> list[Buffer]:
 class IdSet:
     """A few bytes per id of one partition, which show that an id is repeated."""
 
+    ROW_BYTES = 9  # an array has a sixteenth more room than it needs
+
     def __init__(self) -> None:
         self._hashes = array("q")
-
-    @property
-    def bytes(self) -> int:
-        return self.bytes_after(0)
-
-    def bytes_after(self, rows: int) -> int:
-        """Return the memory after more rows; an array has a sixteenth more room than it needs."""
-        return _ID_BYTES * (len(self._hashes) + rows)
 
     def add(self, ids: pa.Array) -> None:
         self._hashes.frombytes(id_keys(ids).data.cast("B"))

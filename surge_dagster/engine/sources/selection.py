@@ -24,6 +24,7 @@ from surge_dagster.engine.sources.bad_rows import (
     Reasons,
     is_not_utf8,
     plain_batch,
+    reasons_of,
     with_first_ids,
     with_rejected,
 )
@@ -115,6 +116,11 @@ class Selection:
         return (self.text,) if self._template is None else self._template.columns
 
     @property
+    def id_bytes(self) -> int:
+        """See `Partition`."""
+        return FirstIds.ROW_BYTES if self.bad_rows == "set_aside" else 0
+
+    @property
     def version_suffix(self) -> str:
         """The end of every source version, as in `?text_column=title`: another selection is other
         content."""
@@ -177,7 +183,7 @@ class Selection:
         self, key: str, batch: pa.RecordBatch, rows: np.ndarray, place: Place, first_ids: FirstIds
     ) -> RowBatch:
         """Return the rows that are not bad, and name the others."""
-        if Reasons.of_reader(batch).is_sound.all():
+        if reasons_of(batch).null_count == len(batch):
             try:
                 return self._row_batch(key, batch, rows, place, first_ids)
             except DataError as error:

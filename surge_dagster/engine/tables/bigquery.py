@@ -118,6 +118,7 @@ class BigQueryCatalog:
                 rows=listed.rows,
                 text_bytes=listed.bytes,
                 page_bytes=2 * _SESSION_BYTES,
+                id_bytes=self.selection.id_bytes,
             )
 
     def _listing(self) -> list[_Listed]:

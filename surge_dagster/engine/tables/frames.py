@@ -79,13 +79,13 @@ class FrameCatalog:
             batches = partial(_batches, key, frame, self.selection.columns)
             read = partial(_read, key, batches, self.selection)
             if self._versions is None:
-                yield _listed(key, batches, read, suffix)
+                yield _listed(key, batches, read, self.selection)
                 continue
             version = self._versions[key] + suffix
             current: Callable[[], str | None] = partial(str, version)
             if self._current_version is not None:
                 current = partial(_current, self._current_version, key, suffix)
-            yield Partition(key, version, read, current)
+            yield Partition(key, version, read, current, id_bytes=self.selection.id_bytes)
 
 
 class FrameTable:
@@ -139,7 +139,7 @@ def _read(key: str, batches: _Open, selection: Selection) -> Iterator[RowBatch]:
 
 
 def _listed(
-    key: str, batches: _Open, read: Callable[[], Iterator[RowBatch]], suffix: str
+    key: str, batches: _Open, read: Callable[[], Iterator[RowBatch]], selection: Selection
 ) -> Partition:
     """Return a partition whose version is the digest of its rows; reading it raises why there is
     none."""
@@ -148,11 +148,19 @@ def _listed(
         for batch in batches():
             gathered.add(batch)
     except (DataError, TransientError):
-        version = f"refused{suffix}"
+        version = f"refused{selection.version_suffix}"
         return Partition(key, version, read, partial(str, version))
     group = gathered.group()
-    version = group.digest + suffix
-    return Partition(key, version, read, partial(str, version), group.rows, group.value_bytes)
+    version = group.digest + selection.version_suffix
+    return Partition(
+        key,
+        version,
+        read,
+        partial(str, version),
+        rows=group.rows,
+        text_bytes=group.value_bytes,
+        id_bytes=selection.id_bytes,
+    )
 
 
 def _current(look: Callable[[str], str | None], key: str, suffix: str) -> str | None:

@@ -299,6 +299,7 @@ def grouped_partitions(
             rows=group.rows,
             text_bytes=group.value_bytes,
             page_bytes=_READ_BYTES,
+            id_bytes=selection.id_bytes,
         )
         if group.key == NO_KEY and selection.bad_rows == "refuse":
             refused = without_key(key, group.rows, partition_by, shown(group.first_row))
