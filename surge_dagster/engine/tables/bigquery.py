@@ -12,6 +12,7 @@ are one column, as a list in JSON.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import time
@@ -26,13 +27,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from surge_dagster.engine.errors import ConfigError, TransientError
+from surge_dagster.engine.sources.bad_rows import with_reason
 from surge_dagster.engine.sources.batching import BATCH_ROWS
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.store.object_client import CLOUD_SCOPE, GcpOptions
 from surge_dagster.engine.support.keys import joined_key
 from surge_dagster.engine.support.unreadable import first_line
-from surge_dagster.engine.tables.grouping import NO_KEY, without_key
+from surge_dagster.engine.tables.grouping import NO_KEY, no_key_reason, unassigned_key, without_key
 
 if TYPE_CHECKING:
     from google.cloud.bigquery import Client
@@ -51,10 +53,10 @@ _LOOKED_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """One partition in the answer of the aggregate query."""
+    """One partition in the answer of the aggregate query, or all rows without a key."""
 
     key: str
-    json_key: str
+    json_keys: Sequence[str]
     unnamed: Sequence[str]  # columns of the key without a value
     rows: int
     bytes: int
@@ -110,12 +112,14 @@ class BigQueryCatalog:
         self._rows = None
         for place, listed in enumerate(listing):
             version = listed.version + self.selection.version_suffix
+            is_set_aside = bool(listed.unnamed) and self.selection.bad_rows == "set_aside"
             yield Partition(
                 key=listed.key,
                 source_version=version,
                 read=partial(self._read, listing, place),
                 current_source_version=partial(self._current, listed.key, version),
-                rows=listed.rows,
+                rows=0 if is_set_aside else listed.rows,
+                source_rows=listed.rows,
                 text_bytes=listed.bytes,
                 page_bytes=2 * _SESSION_BYTES,
                 id_bytes=self.selection.id_bytes,
@@ -131,6 +135,8 @@ class BigQueryCatalog:
             listing = self._list(sql)
         if modified is not None:
             _LISTINGS[sql] = modified, listing
+        if self.selection.bad_rows == "set_aside":
+            listing = _with_unassigned(listing)
         self._versions = {listed.key: listed.version for listed in listing}
         return listing
 
@@ -166,7 +172,7 @@ class BigQueryCatalog:
         rows = record["surge_rows"]
         return _Listed(
             key=joined_key({name: value or NO_KEY for name, value in values.items()}),
-            json_key=json_key,
+            json_keys=[json_key],
             unnamed=[name for name, value in values.items() if value is None],
             rows=rows,
             bytes=record["surge_bytes"] or 0,
@@ -184,13 +190,35 @@ class BigQueryCatalog:
 
     def _read(self, listing: Sequence[_Listed], place: int) -> Iterator[RowBatch]:
         listed = listing[place]
-        if listed.unnamed:
+        if listed.unnamed and self.selection.bad_rows == "refuse":
             raise without_key(listed.key, listed.rows, listed.unnamed)
         with _errors(self.url, listed.key):
             if self._rows is None or self._rows.listed is not listing:
                 sql = f"SELECT {self._key}, {self._columns}\nFROM {self._from}"
                 self._rows = _Rows(self._client, self._storage(), sql, self.selection, listing)
-            yield from self.selection.rows(listed.key, self._rows.of(place))
+            rows = self._rows.of(place)
+            if listed.unnamed:
+                reason = no_key_reason(listed.unnamed)
+                rows = (with_reason(batch, reason) for batch in rows)
+            yield from self.selection.rows(listed.key, rows)
+
+
+def _with_unassigned(listing: Sequence[_Listed]) -> list[_Listed]:
+    """Return the listing with one partition of all rows without a key."""
+    others = [listed for listed in listing if not listed.unnamed]
+    unassigned = [listed for listed in listing if listed.unnamed]
+    if not unassigned:
+        return others
+    versions = "".join(f"{listed.json_keys[0]}\0{listed.version}\n" for listed in unassigned)
+    joined = _Listed(
+        key=unassigned_key(listed.key for listed in others),
+        json_keys=[listed.json_keys[0] for listed in unassigned],
+        unnamed=list(dict.fromkeys(name for listed in unassigned for name in listed.unnamed)),
+        rows=sum(listed.rows for listed in unassigned),
+        bytes=sum(listed.bytes for listed in unassigned),
+        version=hashlib.sha256(versions.encode()).hexdigest()[:32],
+    )
+    return sorted([*others, joined], key=lambda listed: listed.key.encode())
 
 
 def _rows_of(table: str, query: str | None) -> tuple[str, str]:
@@ -263,6 +291,7 @@ class _Rows:
         self._sql = sql
         self._columns = selection.columns
         self._id = selection.id
+        self._sets_aside = selection.bad_rows == "set_aside"
         self._held: dict[str, pa.Table] = {}  # of the last session, by key
         self._result: Any = None  # of the query, which bills all rows: made for the first session
 
@@ -275,9 +304,9 @@ class _Rows:
             yield from self._read(result, self._columns)
             return
         # Kept until the next session: a repeated id makes the engine read a partition again.
-        if listed.json_key not in self._held:
+        if listed.key not in self._held:
             self._held = self._read_session(place)
-        yield from self._held[listed.json_key].to_batches(max_chunksize=BATCH_ROWS)
+        yield from self._held[listed.key].to_batches(max_chunksize=BATCH_ROWS)
 
     def _read_session(self, place: int) -> dict[str, pa.Table]:
         """Read this partition and those that follow it in one session."""
@@ -287,7 +316,7 @@ class _Rows:
             size += listed.bytes
             if wanted and size > _SESSION_BYTES:
                 break
-            if not listed.unnamed:
+            if self._sets_aside or not listed.unnamed:
                 wanted.append(listed)
 
         self._result = self._result or self._run(self._sql)
@@ -304,11 +333,13 @@ class _Rows:
                 f"{table[self._id].type}. Name a column of strings or integers with the setting id."
             ) from error
 
-        held = {listed.json_key: table.slice(0, 0) for listed in wanted}
+        held = {listed.key: table.slice(0, 0) for listed in wanted}
+        keys = {json_key: listed.key for listed in wanted for json_key in listed.json_keys}
         begin = 0
-        for key, of_key in groupby(table["surge_key"].to_pylist()):
+        for json_key, of_key in groupby(table["surge_key"].to_pylist()):
             rows = len(list(of_key))
-            held[key] = table.slice(begin, rows)
+            key = keys[json_key]
+            held[key] = pa.concat_tables([held[key], table.slice(begin, rows)])
             begin += rows
         return held
 
@@ -344,7 +375,7 @@ class _Rows:
 
 def _filter(listed: Sequence[_Listed]) -> str:
     # A string of JSON is one of SQL too.
-    keys = [json.dumps(each.json_key, ensure_ascii=False) for each in listed]
+    keys = [json.dumps(key, ensure_ascii=False) for each in listed for key in each.json_keys]
     return f"surge_key IN ({', '.join(keys)})"
 
 

@@ -218,6 +218,26 @@ def test_rows_without_a_key_are_refused_and_the_others_are_read(service: Service
     assert found.items() <= CATALOG.items()
 
 
+def test_rows_without_a_key_can_be_set_aside_in_one_partition(service: Service) -> None:
+    none = {"b": None, "c0": "", "c1": "__HIVE_DEFAULT_PARTITION__"}
+    keys = [none.get(key, key) for key in service.fake.table["category"].to_pylist()]
+    service.fake.replace(service.fake.table.set_column(0, "category", [keys]))
+    selection = Selection(bad_rows="set_aside")
+    by = ("category", "changed")
+
+    found = partitions_of(service.open(partition_by=by, selection=selection))
+    rejected = [row for batch in found["unassigned"].read() for row in batch.rejected]
+
+    assert sum(len(batch) for batch in found["unassigned"].read()) == 0
+    assert [row.row for row in rejected] == list(range(8))
+    assert {row.id for row in rejected} == {row[0] for key in none for row in CATALOG[key]}
+    assert {row.reason for row in rejected} == {
+        "the row has no key, since 'category' is null, empty or not UTF-8"
+    }
+    assert found["unassigned"].source_rows == 8
+    assert not [key for key in found if "HIVE" in key]
+
+
 def test_an_empty_table_has_no_partitions(service: Service) -> None:
     service.fake.replace(service.fake.table.slice(0, 0))
     assert list(service.open()) == []
