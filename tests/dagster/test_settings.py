@@ -371,6 +371,19 @@ def test_columns_of_the_key_are_a_list_or_a_plain_string_everywhere(
         assert load_settings().partition_by == expected
 
 
+def test_bad_rows_can_be_set_aside_everywhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert load_settings(bad_rows="set_aside").selection().bad_rows == "set_aside"
+    resource = CatalogSource(url="t.csv", bad_rows="set_aside")  # pyright: ignore
+    assert resource.selection().bad_rows == "set_aside"
+
+    Path("surge.yaml").write_text("bad_rows: set_aside\n")
+    assert load_settings().selection().bad_rows == "set_aside"
+
+
 def open_in_a_run(output: OutputStore) -> Any:
     """The store as an op gets it: Dagster makes new resources for each run."""
     opened: list[Any] = []

@@ -54,7 +54,7 @@ class Selection:
 
     Attributes:
         text: the column that is embedded, or a template such as "{title}. {description}".
-        max_text_bytes: a longer text refuses its partition.
+        max_text_bytes: a longer text makes a bad row.
         missing_text: what to do with a row whose text is null or blank: refuse its partition, skip
             it, or embed an empty text; `refuse_nulls` embeds blank texts as they are.
         carried: further columns that travel with the rows into the output, in this order.
