@@ -32,6 +32,7 @@ def test_source_counts_documents_and_embeddings_count_chunks(documents: Workbenc
     assert source["dagster/partition_row_count"] == 2
     assert embedded["dagster/partition_row_count"] > 4
     assert embedded["truncated"] == 0
+    assert embedded["space_title"] == "all-MiniLM-L6-v2, 384 float32, chunks of 64 tokens"
 
 
 def test_rows_are_compared_with_the_documents_of_the_source(documents: Workbench) -> None:

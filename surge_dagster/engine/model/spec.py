@@ -360,7 +360,10 @@ class Space:
         """The space for people, such as "all-MiniLM-L6-v2, 384 float32"; the name alone tells
         spaces apart."""
         model = self.derived.parent if self.derived else self.name
-        return f"{model.rpartition('-')[0]}, {self.dimension} {self.dtype}"
+        title = f"{model.rpartition('-')[0]}, {self.dimension} {self.dtype}"
+        if self.requested.chunks is not None:
+            title += f", chunks of {self.requested.chunks.tokens or self.max_length} tokens"
+        return title
 
     @property
     def spec_sha256(self) -> str:
