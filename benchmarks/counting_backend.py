@@ -1,7 +1,7 @@
-"""The CPU's default backend, which also writes down each chunk that it has computed.
+"""The CPU's default backend, which also writes down each portion that it has computed.
 
-A line of `$COUNTED_CHUNKS` is the number of a chunk's texts. It is written before the chunk is
-answered, so a benchmark sees what was computed even if the pool never gets the answer.
+A line of `$COUNTED_PORTIONS` is the number of a portion's texts. It is written before the portion
+is answered, so a benchmark sees what was computed even if the pool never gets the answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def load(space: Space, settings: BackendSettings) -> Backend:
     except ImportError:
         backend = make_backend("torch", space, settings)
     forward = backend.forward
-    path = Path(os.environ["COUNTED_CHUNKS"])
+    path = Path(os.environ["COUNTED_PORTIONS"])
 
     def forward_and_count(prepared: Any, rows: Rows, progress: Progress) -> Costs:
         costs = forward(prepared, rows, progress)

@@ -41,7 +41,7 @@ from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.worker import parity
 from surge_dagster.engine.encoder.worker.backends import (
     BackendSettings,
-    LaunchedChunk,
+    LaunchedPortion,
     Rows,
     encode_texts,
 )
@@ -377,7 +377,7 @@ def _time_passes(
     launch = getattr(backend, "launch", None) or partial(_computed, backend)
     launch(tokens, rows, lambda: None).finish()
 
-    # As a worker does: the next chunk is launched before the previous one is waited for.
+    # As a worker does: the next portion is launched before the previous one is waited for.
     times = bench.size(6, 2)
     started = time.perf_counter()
     launched = launch(tokens, rows, lambda: None)
@@ -408,9 +408,9 @@ def _draw_tokens(count: int, mean: int, space: Space, vocabulary: int) -> Tokens
     return Tokens(ids, offsets, np.zeros(count, np.bool_), 0)
 
 
-def _computed(backend: Any, *arguments: Any) -> LaunchedChunk:
+def _computed(backend: Any, *arguments: Any) -> LaunchedPortion:
     costs = backend.forward(*arguments)
-    return LaunchedChunk(is_done=lambda: True, finish=lambda: costs)
+    return LaunchedPortion(is_done=lambda: True, finish=lambda: costs)
 
 
 def tokenizer(bench: Bench) -> None:

@@ -126,17 +126,17 @@ def stopped_run(catalog: Path, output: Path, signal_name: str, share: float) -> 
     say(f"{signal_name} after {share:.0%}")
     texts = _rows_in(catalog.rglob("*.parquet"))
     command = [sys.executable, "-m", "benchmarks.stopped_run", catalog, output]
-    chunks = output.with_suffix(".chunks")
+    portions = output.with_suffix(".portions")
     root = str(Path(__file__).parents[1])
-    environment = os.environ | {"COUNTED_CHUNKS": str(chunks), "PYTHONPATH": root}
+    environment = os.environ | {"COUNTED_PORTIONS": str(portions), "PYTHONPATH": root}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as running:
         assert running.stdout is not None
         running.stdout.readline()
-        while _texts_in(chunks) < share * texts:
+        while _texts_in(portions) < share * texts:
             if running.poll() is not None:
                 raise RuntimeError(f"The run ended before {signal_name}: {running.returncode}.")
             time.sleep(_POLL_SECONDS)
-        computed = _texts_in(chunks)
+        computed = _texts_in(portions)
         running.send_signal(getattr(signal, signal_name))
         running.stdout.read()
 
@@ -155,10 +155,10 @@ def _rows_in(files: Iterable[Path]) -> int:
     return sum(pq.read_metadata(path).num_rows for path in files)
 
 
-def _texts_in(chunks: Path) -> int:
-    if not chunks.exists():
+def _texts_in(portions: Path) -> int:
+    if not portions.exists():
         return 0
-    return sum(map(int, chunks.read_text().split()))
+    return sum(map(int, portions.read_text().split()))
 
 
 def targets(document: Document) -> Iterator[Target]:

@@ -38,7 +38,7 @@ DIMENSION = 384
 # Read by the worker, which inherits the environment of the process that starts the pool.
 SECONDS_PER_TEXT = "SURGE_BENCH_SECONDS_PER_TEXT"
 _SECONDS_PER_CALL = "SURGE_BENCH_SECONDS_PER_CALL"
-_BEHIND_SECONDS = 0.005  # that a late chunk may catch up; more would hide what delayed it
+_BEHIND_SECONDS = 0.005  # that a late portion may catch up; more would hide what delayed it
 _BATCH_ROWS = 8192
 _BATCH_BYTES = 2 * 1024 * 1024
 

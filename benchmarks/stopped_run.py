@@ -3,8 +3,8 @@
     python -m benchmarks.stopped_run CATALOG OUTPUT
 
 SIGTERM ends it as it ends the command `embed`: what was computed is published within the grace
-time. `$COUNTED_CHUNKS` names the file in which its worker writes down what it computes; the file is
-emptied when the run begins.
+time. `$COUNTED_PORTIONS` names the file in which its worker writes down what it computes; the file
+is emptied when the run begins.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main(catalog: str, output: str) -> int:
     ) as pool:
         pool.start()
         # without the calls that were timed at the start
-        Path(os.environ["COUNTED_CHUNKS"]).write_text("")
+        Path(os.environ["COUNTED_PORTIONS"]).write_text("")
         run = EmbeddingRun(
             open_source(catalog),
             open_store(output),

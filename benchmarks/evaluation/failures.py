@@ -43,7 +43,7 @@ def failures(scale: Scale) -> Iterator[Document]:
         - published_before: texts in files when it happened; None if it had no moment.
         - encoded_after: texts encoded by the run that completed the output.
         - in_flight: most texts that were admitted and not published: what a kill can lose.
-        - repeated: chunks that another worker encoded again.
+        - repeated: portions that another worker encoded again.
         - refused: partitions.
         - wrong: partitions that are missing or differ from the source, without the refused ones.
     """

@@ -1,7 +1,7 @@
 """The sizes of the evaluation, and how the paper's workload is brought to this machine's scale.
 
 The simulated encoder is the paper's: c_ipc for each call, and c_enc / G for each text. One process
-sleeps for all G workers, because a call of few texts does not divide among more (a chunk has some
+sleeps for all G workers, because a call of few texts does not divide among more (a portion has some
 400 texts), and the paper's cost model divides every call. Two factors make it fit:
 
 - `CLOCK`: its times and those of the store are divided by this. Texts then come faster than the

@@ -31,7 +31,7 @@ from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import (
     from_partition_key,
-    in_chunks,
+    in_groups,
     to_partition_key,
     with_short_keys,
 )
@@ -78,7 +78,7 @@ def report_changes(names: CatalogNames, instance: dg.DagsterInstance, listing: L
         if key not in registered or sources.get(key) != partition.source_version:
             unreported[key] = partition
 
-    for keys in in_chunks(list(unreported), _BATCH):
+    for keys in in_groups(list(unreported), _BATCH):
         if time.monotonic() > until:
             break
         events: list[SourceEvent] = []

@@ -63,8 +63,8 @@ def with_short_keys(partitions: Iterable[Partition]) -> Iterator[Partition]:
             yield replace(partition, key=name, read=partial(_refuse, name, partition.key, size))
 
 
-def in_chunks(values: Sequence[T], size: int = _VALUES_PER_STATEMENT) -> Iterator[list[T]]:
-    """Yield keys or ids in chunks that one statement of Dagster's storage accepts as parameters."""
+def in_groups(values: Sequence[T], size: int = _VALUES_PER_STATEMENT) -> Iterator[list[T]]:
+    """Yield keys or ids in groups that one statement of Dagster's storage accepts as parameters."""
     for start in range(0, len(values), size):
         yield list(values[start : start + size])
 

@@ -10,7 +10,7 @@ import dagster as dg
 
 from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.partition_keys import in_chunks, to_partition_key
+from surge_dagster.orchestration.partition_keys import in_groups, to_partition_key
 
 _OBSERVATION = dg.DagsterEventType.ASSET_OBSERVATION
 _MATERIALIZATION = dg.DagsterEventType.ASSET_MATERIALIZATION
@@ -84,7 +84,7 @@ def last_embeddings(
     """Yield the last materializations of partitions of `embeddings`, given by catalog key."""
     by_key = instance.get_latest_storage_id_by_partition(names.embeddings, _MATERIALIZATION)
     ids = [by_key[key] for key in map(to_partition_key, keys) if key in by_key]
-    for storage_ids in in_chunks(ids):
+    for storage_ids in in_groups(ids):
         wanted = dg.AssetRecordsFilter(names.embeddings, storage_ids=storage_ids)
         for record in instance.fetch_materializations(wanted, limit=len(storage_ids)).records:
             if record.asset_materialization:
@@ -100,7 +100,7 @@ def failed_on_record(asset: dg.AssetKey, instance: dg.DagsterInstance) -> set[st
     )
     runs = sorted({run_id for run_id, _ in attempts.values()})
     failed: set[str] = set()
-    for run_ids in in_chunks(runs):
+    for run_ids in in_groups(runs):
         failures = dg.RunsFilter(run_ids=run_ids, statuses=[dg.DagsterRunStatus.FAILURE])
         failed |= {run.run_id for run in instance.get_runs(filters=failures)}
     return {key for key, (run_id, _) in attempts.items() if run_id in failed}

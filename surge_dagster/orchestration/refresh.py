@@ -47,7 +47,7 @@ from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.outcome import Outcome
 from surge_dagster.orchestration.partition_keys import (
     from_partition_key,
-    in_chunks,
+    in_groups,
     to_partition_key,
     with_short_keys,
 )
@@ -286,8 +286,8 @@ class Refresh:
     def _register(self, partitions: Iterable[Partition], catalogued: Catalogued) -> None:
         keys = [to_partition_key(partition.key) for partition in partitions]
         new = [key for key in keys if key not in catalogued.registered]
-        for chunk in in_chunks(new):
-            self._context.instance.add_dynamic_partitions(self._names.partitions_name, chunk)
+        for some in in_groups(new):
+            self._context.instance.add_dynamic_partitions(self._names.partitions_name, some)
 
     def _leave_removed(self, candidates: Iterable[Partition], events: RunEvents) -> None:
         """Leave `embeddings` as it is for partitions that this run does not bring up to date there:

@@ -83,8 +83,8 @@ def read_all(client: socket.socket) -> bytes:
     order."""
     received = bytearray()
     try:
-        while chunk := client.recv(65536):
-            received += chunk
+        while piece := client.recv(65536):
+            received += piece
     except ConnectionError:
         pass
     return bytes(received)

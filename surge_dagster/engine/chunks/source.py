@@ -21,7 +21,7 @@ from surge_dagster.engine.sources.partition import Partition, RejectedRow, RowBa
 from surge_dagster.engine.sources.selection import Selection
 
 COLUMNS = ("document_id", "chunk", "start", "end")
-_PORTION_CHARACTERS = 1024 * 1024
+_GROUP_CHARACTERS = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def _chunks(partition: Partition, splitter: Callable[[], Splitter]) -> Iterator[
     for batch in partition.read():
         documents = _documents(batch)
         left_out = (batch.skipped, batch.rejected)
-        for start, stop in _portions(documents):
+        for start, stop in _groups(documents):
             try:
                 chunks = cutter.split(documents[start:stop])
             except NoRoom as error:
@@ -115,13 +115,13 @@ def _documents(batch: RowBatch) -> list[Document]:
     return [Document(text, *passage) for text, passage in zip(texts, passages, strict=True)]
 
 
-def _portions(documents: Sequence[Document]) -> Iterator[tuple[int, int]]:
+def _groups(documents: Sequence[Document]) -> Iterator[tuple[int, int]]:
     """Yield ranges of documents of about a megabyte; at least one, which may be empty."""
     start = 0
     characters = 0
     for place, document in enumerate(documents):
         characters += len(document.text)
-        if characters >= _PORTION_CHARACTERS:
+        if characters >= _GROUP_CHARACTERS:
             yield start, place + 1
             start = place + 1
             characters = 0

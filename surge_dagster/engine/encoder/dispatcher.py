@@ -1,13 +1,13 @@
-"""The thread that owns the workers of a pool: it starts them, assigns chunks, and replaces them.
+"""The thread that owns the workers of a pool: it starts them, assigns portions, and replaces them.
 
 Only this thread changes workers and calls, so nothing is locked: other threads put a request into a
 queue and wake it. It ends only when every worker has ended or, where even SIGKILL
 does not end one, was given up.
 
-A worker that dies, fails, or shows no progress for too long is replaced, and its unfinished chunks
-go into quarantine, where they are encoded alone. A seat that loses more than `max_respawns`
-processes in a row without such a chunk ends the pool, with the last output of the last process; so
-does a first process that is not ready in time or refuses.
+A worker that dies, fails, or shows no progress for too long is replaced, and its unfinished
+portions go into quarantine, where they are encoded alone. A seat that loses more than
+`max_respawns` processes in a row without such a portion ends the pool, with the last output of the
+last process; so does a first process that is not ready in time or refuses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from surge_dagster.engine.encoder import protocol
 from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.quarantine import MAX_LOSSES
-from surge_dagster.engine.encoder.schedule import Chunk, EncodeCall, Schedule
+from surge_dagster.engine.encoder.schedule import EncodeCall, Portion, Schedule
 from surge_dagster.engine.encoder.worker_process import WorkerProcess, WorkerSeat, describe_exit
 from surge_dagster.engine.errors import ConfigError, EncoderError
 from surge_dagster.engine.support.waiting import wait_for_thread
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.5
 _START_TIMEOUT_SECONDS = 900.0  # to load the model
-_CHUNKS_PER_WORKER = 2  # one more where a worker's backend queues its work (`QueuingBackend`)
+_PORTIONS_PER_WORKER = 2  # one more where a worker's backend queues its work (`QueuingBackend`)
 _GRACE_SECONDS = 2.0
 
 
@@ -79,7 +79,7 @@ class Dispatcher:
         self._post(lambda: self._accept(call))
 
     def abandon(self, call: EncodeCall) -> None:
-        """Ends a call early; workers finish their chunks, which keep the slot until then."""
+        """Ends a call early; workers finish their portions, which keep the slot until then."""
         self._post(lambda: self._cancel(call, None))
 
     def drop_arena(self, arena: Arena) -> None:
@@ -119,7 +119,7 @@ class Dispatcher:
                 self._serve_requests()
                 self._replace_hung()
                 if self.failure is None:
-                    self._assign_chunks()
+                    self._assign_portions()
         except BaseException as error:
             log.exception("the encoder pool's own thread failed")
             self._fail(EncoderError(f"the encoder pool failed inside: {error!r}"))
@@ -176,10 +176,10 @@ class Dispatcher:
             if len(self.ready_messages) == len(self._seats):
                 self.started.set()
         elif message["op"] == "done":
-            chunk = worker.assigned.pop(0)
+            portion = worker.assigned.pop(0)
             self._losses[worker.seat.index] = 0
-            chunk.call.add(chunk, Costs(**message["costs"]), message["ended_at"])
-            self._release(chunk)
+            portion.call.add(portion, Costs(**message["costs"]), message["ended_at"])
+            self._release(portion)
         elif message["op"] == "refused":
             if message["config"]:
                 self._fail(ConfigError(message["message"]))
@@ -191,35 +191,35 @@ class Dispatcher:
         elif message["op"] == "failed":
             self._replace(worker, message)
 
-    def _release(self, chunk: Chunk) -> None:
-        chunk.call.slot.unpin()
-        self._schedule.end_if_finished(chunk.call)
+    def _release(self, portion: Portion) -> None:
+        portion.call.slot.unpin()
+        self._schedule.end_if_finished(portion.call)
 
     # Work for workers.
 
-    def _assign_chunks(self) -> None:
-        """Sends chunks to workers, one to each before any worker gets a second one."""
-        for depth in range(1, _CHUNKS_PER_WORKER + 2):
+    def _assign_portions(self) -> None:
+        """Sends portions to workers, one to each before any worker gets a second one."""
+        for depth in range(1, _PORTIONS_PER_WORKER + 2):
             for worker in list(self._workers.values()):
-                full = len(worker.assigned) >= min(depth, _CHUNKS_PER_WORKER + worker.queues)
+                full = len(worker.assigned) >= min(depth, _PORTIONS_PER_WORKER + worker.queues)
                 if not worker.ready or full or _takes_no_second(worker):
                     continue
                 idle = not worker.assigned
-                chunk = self._schedule.next_chunk(idle=idle, is_queue=worker.queues)
-                if chunk is not None:
-                    self._assign(worker, chunk)
+                portion = self._schedule.next_portion(idle=idle, is_queue=worker.queues)
+                if portion is not None:
+                    self._assign(worker, portion)
 
-    def _assign(self, worker: WorkerProcess, chunk: Chunk) -> None:
-        if chunk.call.slot.arena.is_closed:
+    def _assign(self, worker: WorkerProcess, portion: Portion) -> None:
+        if portion.call.slot.arena.is_closed:
             self._cancel(
-                chunk.call,
+                portion.call,
                 EncoderError("the arena was closed while one of its slots was being encoded"),
             )
         else:
-            worker.assign(chunk)
+            worker.assign(portion)
 
     def _cancel(self, call: EncodeCall, error: Exception | None) -> None:
-        """Workers still finish the chunks that they have."""
+        """Workers still finish the portions that they have."""
         call.drop_rest()
         self._schedule.end(call, error)
 
@@ -234,40 +234,41 @@ class Dispatcher:
     def _replace(
         self, worker: WorkerProcess, report: protocol.Message | None, hung: str = ""
     ) -> None:
-        """Quarantine the chunks of a lost process and start another one.
+        """Quarantine the portions of a lost process and start another one.
 
         Args:
             report: the process's own message.
             hung: why it was found to hang.
         """
-        chunks = worker.assigned
+        portions = worker.assigned
         code = self._end(worker)
         if self.failure is not None:
-            for chunk in chunks:
-                chunk.call.slot.unpin()
+            for portion in portions:
+                portion.call.slot.unpin()
             return
 
         index = worker.seat.index
-        # A worker that has just proved that it can encode, and ends over one quarantined chunk, is
-        # not the cause.
-        if len(chunks) != 1 or chunks[0].quarantined is None:
+        # A worker that has just proved that it can encode, and ends over one quarantined portion,
+        # is not the cause.
+        if len(portions) != 1 or portions[0].quarantined is None:
             self._losses[index] += 1
         reason = f"{worker.name} ended: {hung or describe_exit(code)}"
         if report:
             reason = _failure_text(worker, report)
         summary = reason.splitlines()[0]
-        for chunk in chunks:
-            chunk.call.lose(chunk, summary)
-            self._release(chunk)
+        for portion in portions:
+            portion.call.lose(portion, summary)
+            self._release(portion)
 
         if self._losses[index] > self._max_respawns:
-            self._give_up(worker, reason, chunks)
+            self._give_up(worker, reason, portions)
             return
-        for call in {chunk.call for chunk in chunks if chunk.call.quarantine.losses > MAX_LOSSES}:
-            many = f"{reason} ({MAX_LOSSES} workers in one SuperBatch)"
-            self._cancel(call, EncoderError(worker.with_output(many)))
-        again = sum(not chunk.call.abandoned for chunk in chunks)
-        log.warning("%s; it is replaced, and %d chunks are encoded again", summary, again)
+        for call in {portion.call for portion in portions}:
+            if call.quarantine.losses > MAX_LOSSES:
+                many = f"{reason} ({MAX_LOSSES} workers in one SuperBatch)"
+                self._cancel(call, EncoderError(worker.with_output(many)))
+        again = sum(not portion.call.abandoned for portion in portions)
+        log.warning("%s; it is replaced, and %d portions are encoded again", summary, again)
         self._spawn(worker.seat)
 
     def _end(self, worker: WorkerProcess) -> int | None:
@@ -278,10 +279,10 @@ class Dispatcher:
         # A process that was killed with the pool gets no time to end by itself.
         return worker.end(0 if self.failure is not None else _GRACE_SECONDS)
 
-    def _give_up(self, worker: WorkerProcess, reason: str, chunks: list[Chunk]) -> None:
+    def _give_up(self, worker: WorkerProcess, reason: str, portions: list[Portion]) -> None:
         many = f"{reason} ({self._losses[worker.seat.index]} times in a row; giving up)"
-        if chunks:
-            rows = f"{chunks[0].start} to {chunks[0].stop}"
+        if portions:
+            rows = f"{portions[0].start} to {portions[0].stop}"
             many += f"\nIt was encoding rows {rows} of its SuperBatch."
         self._fail(EncoderError(worker.with_output(many)))
 
@@ -333,8 +334,8 @@ class Dispatcher:
             for worker in self._workers.values():
                 self._unregister(worker)
                 worker.end(0)
-                for chunk in worker.assigned:
-                    chunk.call.slot.unpin()
+                for portion in worker.assigned:
+                    portion.call.slot.unpin()
         finally:
             # Whatever happened above, no later request may wait for this thread.
             self._workers.clear()
@@ -346,9 +347,9 @@ class Dispatcher:
 
 
 def _takes_no_second(worker: WorkerProcess) -> bool:
-    """Whether the worker's first chunk may end it, or may never end."""
+    """Whether the worker's first portion may end it, or may never end."""
     return any(
-        chunk.quarantined is not None or chunk.call.abandoned for chunk in worker.assigned[:1]
+        portion.quarantined is not None or portion.call.abandoned for portion in worker.assigned[:1]
     )
 
 

@@ -1,4 +1,4 @@
-"""What work on texts costs: one record for chunks, encode calls, SuperBatches and runs.
+"""What work on texts costs: one record for portions, encode calls, SuperBatches and runs.
 
 A new metric is a field here and a value where it is measured; sums, reports and documents follow
 from the record.
@@ -19,9 +19,9 @@ class Costs:
         tokens: after truncation.
         padded_tokens: computed tokens, padding included.
         tokenize_seconds, forward_seconds: summed over workers.
-        encode_seconds: of a call, from its first chunk, or the end of the call before, to the last
-            answer.
-        replays: chunks that were encoded again because their worker was lost.
+        encode_seconds: of a call, from its first portion, or the end of the call before, to the
+            last answer.
+        replays: portions that were encoded again because their worker was lost.
         texts_computed: rows that encode calls were given, those included whose old vectors were
             compared.
         texts_deduplicated: those with new vectors that got that of an equal text of the same

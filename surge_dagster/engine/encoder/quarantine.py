@@ -1,10 +1,10 @@
 """Quarantine: finds the text that ends workers, so that it costs its partition and nothing else.
 
 A lost worker may have been killed from outside, or one of its texts may end every worker that
-encodes it. So its rows go into quarantine, where each chunk is encoded alone: when a worker is lost
-again, that chunk is the cause. It is cut into sixteen pieces until a single text is left; a text
-that has ended two workers by itself has failed. Sixteen, because a harmless piece costs little and
-a lost worker costs a model load.
+encodes it. So its rows go into quarantine, where each portion is encoded alone: when a worker is
+lost again, that portion is the cause. It is cut into sixteen pieces until a single text is left; a
+text that has ended two workers by itself has failed. Sixteen, because a harmless piece costs little
+and a lost worker costs a model load.
 
 Such a worker has just loaded its model and encoded a text of its own, so these losses count against
 the text and not against its seat. Rows that share a group (the caller's partitions) with a failed

@@ -1,9 +1,9 @@
-"""How the rows of encode calls are shared out: calls, their chunks, and each worker's next chunk.
+"""How the rows of encode calls are shared out: calls, their portions, and each worker's next one.
 
-Idle workers pull chunks; nothing is assigned in advance, so a slow or lost device costs little.
-With several workers a chunk is a part of the remaining rows, so chunks shrink and all workers
-finish together. Chunks come from the oldest call that has rows; the next call's follow without a
-pause. A chunk is batched by itself, so it must hold many texts of each length; it is also what a
+Idle workers pull portions; nothing is assigned in advance, so a slow or lost device costs little.
+With several workers a portion is a part of the remaining rows, so portions shrink and all workers
+finish together. Portions come from the oldest call that has rows; the next call's follow without a
+pause. A portion is batched by itself, so it must hold many texts of each length; it is also what a
 dying worker loses.
 
 The weight of a row is its bytes plus a constant, close enough to tokens and known before anything
@@ -25,14 +25,14 @@ from surge_dagster.engine.encoder.quarantine import FailedRow, Quarantine, Quara
 from surge_dagster.engine.support.waiting import wait_in_turns
 
 ROW_WEIGHT = 32
-# A worker has one chunk under way and one waiting: together three quarters of its part of the
+# A worker has one portion under way and one waiting: together three quarters of its part of the
 # remaining rows.
-_CHUNKS_PER_WORKER = 2
+_PORTIONS_PER_WORKER = 2
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkSizes:
-    """Limits of a chunk.
+class PortionSizes:
+    """Limits of a portion.
 
     Attributes:
         texts: at most.
@@ -44,15 +44,15 @@ class ChunkSizes:
     smallest: int
 
 
-CHUNKS = ChunkSizes(texts=8_192, largest=4 << 20, smallest=32 << 10)
-# Of workers that queue their work on a GPU: short chunks would leave the device waiting, and have
+PORTIONS = PortionSizes(texts=8_192, largest=4 << 20, smallest=32 << 10)
+# Of workers that queue their work on a GPU: short portions would leave the device waiting, and have
 # small passes.
-QUEUED_CHUNKS = ChunkSizes(texts=131_072, largest=8 << 20, smallest=512 << 10)
+QUEUED_PORTIONS = PortionSizes(texts=131_072, largest=8 << 20, smallest=512 << 10)
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """Rows of a call that one worker encodes together; `quarantined` ones without other chunks."""
+class Portion:
+    """Rows of a call that one worker encodes together; `quarantined` ones without others."""
 
     call: EncodeCall
     start: int
@@ -80,7 +80,7 @@ class EncodeMetrics:
 
 @dataclass(slots=True, eq=False)
 class EncodeCall:
-    """One encode call: rows that are not assigned, the costs of the finished chunks, and what its
+    """One encode call: rows that are not assigned, the costs of the finished portions, and what its
     caller waits for.
 
     Only the dispatcher's thread changes it; `done` is set when `error` or the costs are final. Rows
@@ -92,8 +92,8 @@ class EncodeCall:
         borders, chosen, holds_ids: `borders`, `rows` and `holds_ids` of `EncoderPool.submit`.
         ends: total weight of the rows before each row, int64 [rows + 1].
         finished_rows: how many rows have their vectors or have failed by now.
-        started_at: when its first chunk was assigned, or the call before it ended.
-        ended_at: when the last of its chunks that was answered ended.
+        started_at: when its first portion was assigned, or the call before it ended.
+        ended_at: when the last of its portions that was answered ended.
         encoded: ranges of rows that have their vectors.
     """
 
@@ -145,7 +145,7 @@ class EncodeCall:
     def abandon(self) -> None:
         """Ends the call without encoding further rows; `encoded` lists the rows that have vectors.
 
-        Workers finish the chunks that they have, and these keep the slot from being used again
+        Workers finish the portions that they have, and these keep the slot from being used again
         until then, but this method does not wait for them.
         """
         self.on_abandon(self)
@@ -166,35 +166,35 @@ class EncodeCall:
 
     # Everything below is called in the dispatcher's thread.
 
-    def take(self, sizes: ChunkSizes) -> Chunk | None:
+    def take(self, sizes: PortionSizes) -> Portion | None:
         """Return the next unassigned rows; None if there are none."""
         if self.next_row >= self.rows:
             return None
         start = self.next_row
-        self.next_row = chunk_end(self.ends, start, self.workers, sizes)
-        return Chunk(self, start, self.next_row)
+        self.next_row = portion_end(self.ends, start, self.workers, sizes)
+        return Portion(self, start, self.next_row)
 
-    def take_quarantined(self) -> Chunk | None:
+    def take_quarantined(self) -> Portion | None:
         rows, skipped = self.quarantine.next()
         self.finished_rows += skipped
-        return None if rows is None else Chunk(self, rows.start, rows.stop, rows)
+        return None if rows is None else Portion(self, rows.start, rows.stop, rows)
 
-    def add(self, chunk: Chunk, costs: Costs, ended_at: float) -> None:
-        """Count a chunk that its worker finished at this time."""
+    def add(self, portion: Portion, costs: Costs, ended_at: float) -> None:
+        """Count a portion that its worker finished at this time."""
         self.ended_at = max(ended_at, self.ended_at or ended_at)
         self.costs = self.costs.plus(costs)
-        self.finished_rows += chunk.stop - chunk.start
-        self.encoded.append((chunk.start, chunk.stop))
+        self.finished_rows += portion.stop - portion.start
+        self.encoded.append((portion.start, portion.stop))
 
-    def lose(self, chunk: Chunk, reason: str) -> None:
-        """Quarantine the rows of a chunk whose worker was lost."""
+    def lose(self, portion: Portion, reason: str) -> None:
+        """Quarantine the rows of a portion whose worker was lost."""
         if self.abandoned:
             return
         self.replays += 1
-        if chunk.quarantined is None:
-            self.quarantine.add(chunk.start, chunk.stop)
+        if portion.quarantined is None:
+            self.quarantine.add(portion.start, portion.stop)
         else:
-            self.finished_rows += self.quarantine.narrow(chunk.quarantined, reason)
+            self.finished_rows += self.quarantine.narrow(portion.quarantined, reason)
 
     def drop_rest(self) -> None:
         self.abandoned = True
@@ -203,28 +203,28 @@ class EncodeCall:
 
 
 class Schedule:
-    """Chooses the next chunk of each worker."""
+    """Chooses the next portion of each worker."""
 
     def __init__(self) -> None:
         self.calls: list[EncodeCall] = []
 
-    def next_chunk(self, *, idle: bool, is_queue: bool = False) -> Chunk | None:
-        """Return the next chunk for a worker, or None.
+    def next_portion(self, *, idle: bool, is_queue: bool = False) -> Portion | None:
+        """Return the next portion for a worker, or None.
 
-        A quarantined chunk may kill its worker, so only an idle worker gets one: no other chunk is
-        lost with it.
+        A quarantined portion may kill its worker, so only an idle worker gets one: no other portion
+        is lost with it.
         """
-        sizes = QUEUED_CHUNKS if is_queue else CHUNKS
+        sizes = QUEUED_PORTIONS if is_queue else PORTIONS
         for call in list(self.calls):
-            chunk = None
+            portion = None
             if idle and call.quarantine:
-                chunk = call.take_quarantined()
+                portion = call.take_quarantined()
                 self.end_if_finished(call)  # all quarantined rows may belong to failed groups
-            chunk = chunk or call.take(sizes)
-            if chunk is not None:
+            portion = portion or call.take(sizes)
+            if portion is not None:
                 if call.started_at is None:
                     call.started_at = time.monotonic()
-                return chunk
+                return portion
         return None
 
     def end_if_finished(self, call: EncodeCall) -> None:
@@ -239,7 +239,7 @@ class Schedule:
         order, so each call has at least the seconds that its own forward passes took.
         """
         if call not in self.calls:
-            return  # ended or canceled before; its workers only finish their chunks
+            return  # ended or canceled before; its workers only finish their portions
         call.error = error
         place = self.calls.index(call)
         ended_at = call.ended_at or time.monotonic()
@@ -257,11 +257,11 @@ class Schedule:
         call.done.set()
 
 
-def chunk_end(ends: np.ndarray, start: int, workers: int, sizes: ChunkSizes) -> int:
-    """Return the end of the chunk that begins at row `start`; `ends` as in `EncodeCall`."""
+def portion_end(ends: np.ndarray, start: int, workers: int, sizes: PortionSizes) -> int:
+    """Return the end of the portion that begins at row `start`; `ends` as in `EncodeCall`."""
     weight: float = sizes.largest
     if workers > 1:
-        part = float(ends[-1] - ends[start]) / (workers * _CHUNKS_PER_WORKER)
+        part = float(ends[-1] - ends[start]) / (workers * _PORTIONS_PER_WORKER)
         weight = max(sizes.smallest, min(weight, part))
     # the last row before which there is at most this weight
     stop = int(np.searchsorted(ends, ends[start] + weight, side="right")) - 1

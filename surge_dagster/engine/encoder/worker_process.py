@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from surge_dagster.engine.encoder import protocol
-from surge_dagster.engine.encoder.schedule import Chunk
+from surge_dagster.engine.encoder.schedule import Portion
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +50,8 @@ class WorkerProcess:
 
     Attributes:
         ready: whether it has loaded the model.
-        queues: whether it launches a chunk before the one before has ended.
-        assigned: chunks that it was sent and has not answered; it answers in the same order.
+        queues: whether it launches a portion before the one before has ended.
+        assigned: portions that it was sent and has not answered; it answers in the same order.
         moved_at: when it last showed progress.
     """
 
@@ -59,7 +59,7 @@ class WorkerProcess:
         self.seat = seat
         self.ready = False
         self.queues = False
-        self.assigned: list[Chunk] = []
+        self.assigned: list[Portion] = []
         self.known_arenas: set[int] = set()
         self._printed = b""
         self._progress = -1
@@ -96,13 +96,13 @@ class WorkerProcess:
         if progress is not None:
             self._progress = progress
 
-    def assign(self, chunk: Chunk) -> None:
+    def assign(self, portion: Portion) -> None:
         """A worker gets the memory file of an arena once."""
-        arena = chunk.call.slot.arena
+        arena = portion.call.slot.arena
         if not self.assigned:
             self.note_progress()
-        self.assigned.append(chunk)
-        chunk.call.slot.pin()
+        self.assigned.append(portion)
+        portion.call.slot.pin()
         if arena.key not in self.known_arenas:
             self.known_arenas.add(arena.key)
             described = {
@@ -115,11 +115,11 @@ class WorkerProcess:
         described = {
             "op": "encode",
             "arena": arena.key,
-            "slot": chunk.call.slot.index,
-            "start": chunk.start,
-            "stop": chunk.stop,
-            "chosen": chunk.call.chosen is not None,
-            "holds_ids": chunk.call.holds_ids,
+            "slot": portion.call.slot.index,
+            "start": portion.start,
+            "stop": portion.stop,
+            "chosen": portion.call.chosen is not None,
+            "holds_ids": portion.call.holds_ids,
         }
         self._send(described)
 
@@ -159,8 +159,8 @@ class WorkerProcess:
         """Wait for the process, kill it after `grace_seconds`, and return its exit code.
 
         None: it was killed and hangs inside the kernel, so it is given up. Others may still encode
-        its chunks: it never runs its own code again, and what the kernel or a device still finishes
-        for it never goes to an arena.
+        its portions: it never runs its own code again, and what the kernel or a device still
+        finishes for it never goes to an arena.
         """
         code = self.wait(grace_seconds)
         if code is None:

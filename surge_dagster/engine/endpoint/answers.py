@@ -19,7 +19,8 @@ _LONGEST_SHOWN = 300
 
 @dataclass(frozen=True, slots=True)
 class WrongRows:
-    """Inputs `start` to `stop` of a request, or texts of a chunk, that have no vector, and why."""
+    """Inputs `start` to `stop` of a request, or texts of a portion, that have no vector, and
+    why."""
 
     start: int
     stop: int

@@ -22,7 +22,7 @@ _BITS = {"int8": 8, "binary": 1}  # of a value, if vectors are stored as bytes
 # Rounding: a float32 vector of length 1 misses it slightly, and float16 rounds each component to 11
 # bits.
 _NORM_TOLERANCE = {np.dtype("float32"): 1e-3, np.dtype("float16"): 5e-3}
-_CHUNK_ROWS = 1024
+_CHECKED_ROWS = 1024
 
 
 def table_of(
@@ -219,17 +219,17 @@ def invalid_row(
     if matrix.dtype.itemsize == 1:  # every byte is a valid int8 value, and every bit
         return None
     tolerance = _NORM_TOLERANCE[matrix.dtype]
-    for start in range(0, len(matrix), _CHUNK_ROWS):
-        chunk = matrix[start : start + _CHUNK_ROWS].astype(np.float32, copy=False)
+    for start in range(0, len(matrix), _CHECKED_ROWS):
+        part = matrix[start : start + _CHECKED_ROWS].astype(np.float32, copy=False)
         with np.errstate(over="ignore"):
-            lengths = np.sqrt(np.vecdot(chunk, chunk))
+            lengths = np.sqrt(np.vecdot(part, part))
         # The comparison fails if a component is NaN or infinite.
         valid = np.abs(lengths - 1) <= tolerance if normalized else np.isfinite(lengths)
         for row in np.flatnonzero(~valid).tolist():
-            if not np.isfinite(chunk[row]).all():
+            if not np.isfinite(part[row]).all():
                 return start + row, "its vector is not finite"
             # else its components are finite and only the square of its length is not
-            is_blank = not chunk[row].any() and may_be_zero(start + row)
+            is_blank = not part[row].any() and may_be_zero(start + row)
             if normalized and not is_blank:
                 return start + row, f"its vector has length {float(lengths[row]):.4f}; expected 1"
     return None

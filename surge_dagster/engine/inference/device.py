@@ -88,7 +88,7 @@ class CudaDevice(Device):
         return torch.from_numpy(array).pin_memory().to(self.torch_device, non_blocking=True)
 
     def landing(self, vectors: torch.Tensor) -> torch.Tensor:
-        # torch keeps pinned memory for the next chunk, once the device is done with it
+        # torch keeps pinned memory for the next portion, once the device is done with it
         return torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True)
 
     def mark(self) -> Mark:

@@ -1,9 +1,9 @@
 """PackedBackend: forward passes without padding, queued so that the device never waits.
 
-A chunk's ids go to the device once. Each pass gathers its texts there, one behind the other, and
+A portion's ids go to the device once. Each pass gathers its texts there, one behind the other, and
 leaves their vectors in one matrix, which is copied to a buffer of the host when the last pass has
 ended. `launch` only queues this work, and what it returns waits for it: a worker launches the next
-chunk before it waits for the one before, and while the device computes that chunk it puts the
+portion before it waits for the one before, and while the device computes that portion it puts the
 vectors of this one into their rows.
 
 A model that this does not suit is refused with a ConfigError, and its texts are padded
@@ -24,7 +24,7 @@ import torch
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.worker.backends import (
     BackendSettings,
-    LaunchedChunk,
+    LaunchedPortion,
     Progress,
     Rows,
     encode_texts,
@@ -92,7 +92,7 @@ class PackedBackend(TokenBackend):
         self._position_offset = _take_packed_texts(model)
         self._prompt_length = facts.prompt_length or 0
         self._pad_id = facts.pad_id
-        self._queued: deque[Mark] = deque()  # behind each pass and each chunk
+        self._queued: deque[Mark] = deque()  # behind each pass and each portion
         self.machine = device.name
         self.budget_candidates = _BUDGETS
         super().__init__(
@@ -112,8 +112,8 @@ class PackedBackend(TokenBackend):
     def forward(self, prepared: Tokens, rows: Rows, progress: Progress) -> Costs:
         return self.launch(prepared, rows, progress).finish()
 
-    def launch(self, prepared: Tokens, rows: Rows, progress: Progress) -> LaunchedChunk:
-        """Queue the passes of a chunk."""
+    def launch(self, prepared: Tokens, rows: Rows, progress: Progress) -> LaunchedPortion:
+        """Queue the passes of a portion."""
         rows.truncated[rows.places] = prepared.truncated
         lengths = prepared.lengths
         with torch.inference_mode():
@@ -144,16 +144,16 @@ class PackedBackend(TokenBackend):
                 forward_seconds=ended.seconds_since(begun) + time.perf_counter() - started,
             )
 
-        return LaunchedChunk(is_done=lambda: ended.is_reached, finish=finish)
+        return LaunchedPortion(is_done=lambda: ended.is_reached, finish=finish)
 
     def _tell(self, progress: Progress) -> None:
-        """Report passes that have ended, those of the chunk before among them."""
+        """Report passes that have ended, those of the portion before among them."""
         while self._queued and self._queued[0].is_reached:
             self._queued.popleft()
             progress()
 
     def _pass_of(self, tokens: Tokens, vectors: torch.Tensor) -> RunPass:
-        """Bring a chunk's ids to the device; return what queues a pass and a mark behind it."""
+        """Bring a portion's ids to the device; return what queues a pass and a mark behind it."""
         ids = self._device.upload(np.append(tokens.ids, np.int32(self._pad_id)))
 
         def run_pass(pack: Pack) -> None:

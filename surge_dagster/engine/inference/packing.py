@@ -1,12 +1,12 @@
-"""The passes of a chunk whose texts lie one behind the other: which texts share one, and where.
+"""The passes of a portion whose texts lie one behind the other: which texts share one, and where.
 
 Texts are not padded to one length. What fills a pass up to a size that kernels like is a text of
 its own, which no other one attends to. Short texts lie in cells of 64 tokens, several in one, where
 a mask keeps them apart: kernels for texts of any length take 128 tokens for each text. On an H100
 attention in cells is six times as fast for texts of 11 tokens, and as fast from some 60 tokens on.
 
-Passes of a chunk are of nearly equal size: a small last one would take as long as a larger one.
-Equal chunks get equal passes.
+Passes of a portion are of nearly equal size: a small last one would take as long as a larger one.
+Equal portions get equal passes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Pack:
     """Texts that share a pass.
 
     Attributes:
-        sequences: the number of the text in its chunk, or -1 for padding, in the order in which
+        sequences: the number of the text in its portion, or -1 for padding, in the order in which
             they lie.
         lengths: tokens of each, at least 1.
         in_cells: whether none of them crosses a multiple of `CELL`.

@@ -8,8 +8,8 @@ once more when no other pass is under way; if it still does not fit, the error s
 
 Texts of equal token length share a padded pass, cut at a token budget: no padding, and each pass
 has the size where the device is just full. The rest of a length group is filled with slightly
-shorter texts as long as their padding costs less than another pass. Equal chunks get equal batches.
-Largest passes come first, so that streams end together.
+shorter texts as long as their padding costs less than another pass. Equal portions get equal
+batches. Largest passes come first, so that streams end together.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class Batch(Protocol):
-    """Rows of a chunk that share a forward pass."""
+    """Rows of a portion that share a forward pass."""
 
     @property
     def rows(self) -> Sized: ...
@@ -56,7 +56,7 @@ RunPass = Callable[[Any], None]  # puts the vectors of a batch where they belong
 
 @dataclass(slots=True)
 class ComputedPasses:
-    """The passes of a chunk; changed only under the backend's lock."""
+    """The passes of a portion; changed only under the backend's lock."""
 
     run_pass: RunPass
     progress: Progress
@@ -279,4 +279,4 @@ class PaddedBackend(TokenBackend):
 
     @abstractmethod
     def _passes(self, tokens: Tokens, rows: Rows) -> AbstractContextManager[RunPass]:
-        """Set up the passes of a chunk; at its end every one of its rows has its vector."""
+        """Set up the passes of a portion; at its end every one of its rows has its vector."""

@@ -133,8 +133,8 @@ class TorchBackend(PaddedBackend):
 
             yield run_pass
             # Through pinned memory: other copies are several times slower. The rows themselves are
-            # not pinned: the arena may unmap them after the chunk, and pinning them for one chunk
-            # costs as much as copying it.
+            # not pinned: the arena may unmap them after the portion, and pinning them for one
+            # portion costs as much as copying it.
             landing = device.landing(results)
             landing.copy_(results, non_blocking=True)
             device.mark().wait()

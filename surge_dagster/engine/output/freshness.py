@@ -96,9 +96,9 @@ class OutputState:
         """Yield the partitions as they come, once the files of some of them were read
         (see `look_at`)."""
         source = iter(partitions)
-        while chunk := list(itertools.islice(source, _LOOK_AHEAD)):
-            self.look_at(partition.key for partition in chunk)
-            yield from chunk
+        while some := list(itertools.islice(source, _LOOK_AHEAD)):
+            self.look_at(partition.key for partition in some)
+            yield from some
 
     def names(self) -> list[str]:
         """Return the names of the listed files, sorted."""

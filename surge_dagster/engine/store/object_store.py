@@ -232,8 +232,8 @@ class ObjectStore(Store):
             if deep:
                 first = base + begin
                 offset = first if begin else None
-                chunks = obstore.list(self._store, prefix=prefix or None, offset=offset)
-                found = _beginning(first, chunks)
+                pages = obstore.list(self._store, prefix=prefix or None, offset=offset)
+                found = _beginning(first, pages)
             else:
                 found = obstore.list_with_delimiter(self._store, prefix=prefix or None)["objects"]
             # obstore's own records take more memory
@@ -330,11 +330,11 @@ def open_object_store(
     return ObjectStore(clean, identity, prefix, store, Requests(clean), limits.part_bytes)
 
 
-def _beginning(begin: str, chunks: Iterable[Sequence[Any]]) -> Iterator[Any]:
+def _beginning(begin: str, pages: Iterable[Sequence[Any]]) -> Iterator[Any]:
     """Yield the objects of a listing in the order of the names, up to the last that begins so; no
     further page is requested."""
-    for chunk in chunks:
-        for meta in chunk:
+    for page in pages:
+        for meta in page:
             if not meta["path"].startswith(begin):
                 return
             yield meta

@@ -23,7 +23,7 @@ from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.worker.backends import (
     BackendSettings,
     HashBackend,
-    LaunchedChunk,
+    LaunchedPortion,
     Progress,
     Rows,
 )
@@ -69,10 +69,10 @@ class FaultyBackend(HashBackend):
 
 
 class QueuingBackend(FaultyBackend):
-    """Computes a chunk when it is waited for, after the next one was launched."""
+    """Computes a portion when it is waited for, after the next one was launched."""
 
-    def launch(self, prepared: Any, rows: Rows, progress: Progress) -> LaunchedChunk:
-        return LaunchedChunk(
+    def launch(self, prepared: Any, rows: Rows, progress: Progress) -> LaunchedPortion:
+        return LaunchedPortion(
             is_done=lambda: False, finish=partial(self.forward, prepared, rows, progress)
         )
 

@@ -1,8 +1,8 @@
-"""A registered backend that holds back chunks of `FIRST_TEXTS` and `SECOND_TEXTS` texts before it
+"""A registered backend that holds back portions of `FIRST_TEXTS` and `SECOND_TEXTS` texts before it
 computes them.
 
-The worker touches files in `$HELD_FOLDER`: `tokenized-N` after a chunk of N texts was tokenized,
-and `held-N` when it begins to compute a held chunk, which then waits for the file `go-on-N`.
+The worker touches files in `$HELD_FOLDER`: `tokenized-N` after a portion of N texts was tokenized,
+and `held-N` when it begins to compute a held portion, which then waits for the file `go-on-N`.
 `$HELD_BACKEND` names the backend.
 """
 

@@ -102,7 +102,7 @@ class SmallDeviceBackend(PaddedBackend):
 
 
 def encode(backend: SmallDeviceBackend, texts: list[str]) -> tuple[np.ndarray, Costs]:
-    """The vectors of one chunk; rows that were left out are nan."""
+    """The vectors of one portion; rows that were left out are nan."""
     matrix = np.full((len(texts), DIMENSION), np.nan, np.float32)
     flags = np.zeros(len(texts), np.uint8)
     return matrix, backend.forward(backend.prepare(texts), Rows.of_all(matrix, flags), lambda: None)

@@ -1,4 +1,4 @@
-"""The pool's call: the right vector in the right row, for any chunks, workers and threads."""
+"""The pool's call: the right vector in the right row, for any portions, workers and threads."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def _texts(count: int, seed: int = 0) -> list[str]:
     return [f"{seed} text {row} " + "ü" * int(rng.integers(0, 30)) for row in range(count)]
 
 
-def test_rows_get_their_vectors_with_any_chunks_and_any_number_of_workers(
+def test_rows_get_their_vectors_with_any_portions_and_number_of_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     texts = _texts(3_000)
     expected = hash_vectors(["say: " + text for text in texts], 24)
-    small = schedule.ChunkSizes(texts=97, largest=4 << 20, smallest=800)
-    monkeypatch.setattr(schedule, "CHUNKS", small)
+    small = schedule.PortionSizes(texts=97, largest=4 << 20, smallest=800)
+    monkeypatch.setattr(schedule, "PORTIONS", small)
     for workers in ("cpu", "cpu,cpu,cpu"):
         with (
             EncoderPool(

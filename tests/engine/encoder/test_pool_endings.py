@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from surge_dagster.engine.encoder.schedule import CHUNKS
+from surge_dagster.engine.encoder.schedule import PORTIONS
 from surge_dagster.engine.encoder.worker.backends import hash_vectors
 from surge_dagster.engine.errors import EncoderError
 from surge_dagster.engine.support.waiting import in_background
@@ -62,13 +62,13 @@ def test_abandoned_call_lists_the_rows_that_have_vectors(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("is_abandoned", [True, False])
-def test_arena_can_be_closed_while_a_worker_holds_chunks_of_it(
+def test_arena_can_be_closed_while_a_worker_holds_portions_of_it(
     tmp_path: Path, is_abandoned: bool
 ) -> None:
     seen = tmp_path / "seen"
     gate = tmp_path / "gate"
     texts = [f"wait {gate}", *harmless(20_000)]
-    texts[CHUNKS.texts + 1] = f"seen {seen}"  # in the chunk that waits behind the first one
+    texts[PORTIONS.texts + 1] = f"seen {seen}"  # in the portion that waits behind the first one
     with faulty_pool("cpu", max_respawns=0) as pool:
         pids = pool.worker_pids
         with filled_slot(pool, texts) as slot:
@@ -85,9 +85,9 @@ def test_arena_can_be_closed_while_a_worker_holds_chunks_of_it(
                 call.result()
         assert np.array_equal(encode(pool, ["harmless"]), hash_vectors(["harmless"], 16))
         assert pool.worker_pids == pids
-        both = 2 * CHUNKS.texts
-        assert call.encoded[-1] == (CHUNKS.texts, both), (
-            "the chunk that waited is encoded, and no further one"
+        both = 2 * PORTIONS.texts
+        assert call.encoded[-1] == (PORTIONS.texts, both), (
+            "the portion that waited is encoded, and no further one"
         )
         assert np.array_equal(slot.matrix(0, both), hash_vectors(texts[:both], 16))
 

@@ -56,7 +56,7 @@ def test_vectors_equal_sentence_transformers_for_texts_of_all_lengths(
     assert costs.tokens <= costs.padded_tokens <= 1.15 * costs.tokens
 
 
-def test_vector_does_not_depend_on_the_texts_in_its_batch_or_on_the_chunks(
+def test_vector_depends_neither_on_its_batch_nor_on_the_portions(
     model_pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = odd_texts()
@@ -66,7 +66,7 @@ def test_vector_does_not_depend_on_the_texts_in_its_batch_or_on_the_chunks(
         assert (
             parity.lowest_cosine(encode(model_pool, [texts[row]]), together[row : row + 1]) >= FLOOR
         )
-    monkeypatch.setattr(schedule, "CHUNKS", replace(schedule.CHUNKS, texts=7))
+    monkeypatch.setattr(schedule, "PORTIONS", replace(schedule.PORTIONS, texts=7))
     assert parity.lowest_cosine(encode(model_pool, texts), together) >= FLOOR
 
 

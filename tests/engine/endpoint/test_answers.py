@@ -111,5 +111,5 @@ def test_body_has_further_fields_and_the_requested_dimensions() -> None:
     }
 
 
-def test_wrong_rows_are_moved_to_their_place_in_a_chunk() -> None:
+def test_wrong_rows_are_moved_to_their_place_in_a_portion() -> None:
     assert WrongRows(1, 3, "why").moved(10) == WrongRows(11, 13, "why")

@@ -54,7 +54,7 @@ class _LateMark:
         return self._number <= self._device.reached
 
     def wait(self) -> None:
-        assert not self._device.launching, "the host waits for the device inside a chunk"
+        assert not self._device.launching, "the host waits for the device inside a portion"
         self._device.reached = max(self._device.reached, self._number)
         with torch.inference_mode():
             for number, (landing, content) in list(self._device.queue.items()):

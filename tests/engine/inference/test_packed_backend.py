@@ -142,7 +142,7 @@ def test_model_whose_texts_change_each_other_is_padded_instead(
     assert "differs from sentence-transformers" in loaded.notes[-1]
 
 
-def test_next_chunk_is_launched_before_this_one_is_read_and_neither_waits(tmp_path: Path) -> None:
+def test_next_portion_is_launched_before_one_is_read_and_neither_waits(tmp_path: Path) -> None:
     from tests.engine.inference.late_device import LateDevice
 
     device = LateDevice()
@@ -162,12 +162,12 @@ def test_next_chunk_is_launched_before_this_one_is_read_and_neither_waits(tmp_pa
         """Of the texts from `first` on and those before it; with their places and their vectors."""
         device.launching = True
         ticks[0] = 0
-        chunk = backend.launch(
+        portion = backend.launch(
             backend.prepare(texts()[first:] + texts()[:first]), Rows(matrix, flags, places), tick
         )
         device.launching = False
         assert ticks[0] == 0, "a pass that is only queued is no progress"
-        return chunk.finish, places, np.roll(expected, -first, axis=0)
+        return portion.finish, places, np.roll(expected, -first, axis=0)
 
     under_way = launch(0, in_a_row)
     for first, places in ((3, mixed), (5, in_a_row), (7, mixed)):
@@ -244,12 +244,12 @@ def test_layers_are_compiled_once_for_all_lengths(
     assert parity.lowest_cosine(found, expected) > 0.999999
 
 
-def test_pool_answers_chunks_in_order_and_only_groups_with_a_bad_text_fail(
+def test_portions_are_answered_in_order_and_only_bad_groups_fail(
     faulty_workers: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a backend that launches a chunk before the one before has ended, and fails when it waits
-    for it."""
-    monkeypatch.setattr(schedule, "QUEUED_CHUNKS", replace(schedule.QUEUED_CHUNKS, texts=5))
+    """With a backend that launches a portion before the one before has ended, and fails when it
+    waits for it."""
+    monkeypatch.setattr(schedule, "QUEUED_PORTIONS", replace(schedule.QUEUED_PORTIONS, texts=5))
     good = [f"text {number}" for number in range(40)]
     bad = {7: "fail always", 23: "die always", 24: "fail always"}
     mixed = [bad.get(row, text) for row, text in enumerate(good)]

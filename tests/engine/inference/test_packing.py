@@ -54,7 +54,7 @@ def test_halves_of_a_pass_hold_its_texts(sizes: list[int], cells: bool) -> None:
                 _check(half, lengths)
 
 
-def test_titles_fill_cells_and_equal_chunks_get_equal_passes() -> None:
+def test_titles_fill_cells_and_equal_portions_get_equal_passes() -> None:
     lengths = np.clip(np.random.default_rng(5).normal(11, 3, 20_000).round(), 3, 20).astype(
         np.int64
     )
@@ -84,7 +84,7 @@ def test_every_row_is_in_one_batch_within_the_budget_and_padding_is_bounded(
         assert batch.exact == (min(own) == batch.length)
 
 
-def test_short_texts_in_a_full_chunk_are_padded_by_less_than_three_percent() -> None:
+def test_short_texts_in_a_full_portion_are_padded_by_under_three_percent() -> None:
     lengths = np.random.default_rng(3).poisson(11, 8_000) + 3
     batches = plan_batches(lengths, 1_024, 50)
     assert sum(batch.tokens for batch in batches) < 1.03 * lengths.sum()

@@ -74,7 +74,7 @@ def test_single_text_that_does_not_fit_is_a_clear_error(streams: int) -> None:
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-def test_other_errors_end_the_chunk_unchanged(streams: int) -> None:
+def test_other_errors_end_the_portion_unchanged(streams: int) -> None:
     backend = SmallDeviceBackend(
         Device(limit=1_000, error=KeyError("broken")), token_budget=50, streams=streams
     )

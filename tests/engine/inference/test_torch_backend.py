@@ -63,7 +63,7 @@ def encode(backend: TorchBackend, dimension: int, progress: Any = lambda: None) 
 def test_vectors_are_read_when_the_device_has_copied_them(name: str, tmp_path: Path) -> None:
     backend, device, expected = late_backend(tiny_model(name, tmp_path))
     assert backend.machine == device.name and backend.budget_candidates[-1] == 262_144
-    for _ in range(2):  # the second chunk lands in the buffer of the first
+    for _ in range(2):  # the second portion lands in the buffer of the first
         found = encode(backend, expected.shape[1])
         assert parity.lowest_cosine(found, expected) >= parity.LOWEST_COSINE["fp32"]
 

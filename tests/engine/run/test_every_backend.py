@@ -27,7 +27,7 @@ _ONE_PARTITION_EACH = Thresholds(b_min=1, b_max=100)
 
 @dataclass(frozen=True, slots=True)
 class HeldPool:
-    """A pool with one worker, which holds back chunks of two sizes; see `held_backend`."""
+    """A pool with one worker, which holds back portions of two sizes; see `held_backend`."""
 
     pool: EncoderPool
     folder: Path
@@ -39,7 +39,7 @@ class HeldPool:
         (self.folder / f"go-on-{texts}").touch()
 
     def compute_first_while_second_waits(self) -> None:
-        """Compute the first chunk when the worker has tokenized the second one."""
+        """Compute the first portion when the worker has tokenized the second one."""
         try:
             self.wait_for(f"tokenized-{SECOND_TEXTS}")
         finally:
@@ -78,7 +78,7 @@ def held(started_pool: HeldPool) -> Iterator[HeldPool]:
         encode(started_pool.pool, ["the last text"])
 
 
-def test_a_chunk_is_answered_while_the_next_one_is_blocked(held: HeldPool) -> None:
+def test_a_portion_is_answered_while_the_next_one_is_blocked(held: HeldPool) -> None:
     with held.pool.arena(slots=2, max_texts=10, max_bytes=1_000) as arena:
         first = arena.acquire()
         first.append(column(["text"] * FIRST_TEXTS))
@@ -115,8 +115,8 @@ def test_a_stopped_run_publishes_what_was_computed_before_the_next(
 def test_encode_seconds_add_up_to_the_busy_time_of_the_worker(
     held: HeldPool, tmp_path: Path
 ) -> None:
-    """The first chunk is held until the second one waits in the worker, and both could be computed
-    at once."""
+    """The first portion is held until the second one waits in the worker, and both could be
+    computed at once."""
     sizes = [FIRST_TEXTS, SECOND_TEXTS, 20, 50]
     run = make_run(held.pool, in_memory(numbered_catalog(sizes)), tmp_path, _ONE_PARTITION_EACH)
 

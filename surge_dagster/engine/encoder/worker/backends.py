@@ -1,9 +1,9 @@
 """Backend, the interface between a worker and the library that computes its vectors, and
 HashBackend, which has none.
 
-Work has two steps that overlap: while `forward` computes chunk i on the device, another thread runs
-`prepare` (tokenization) for chunk i + 1. Vectors are written straight to their rows, which are in
-shared memory.
+Work has two steps that overlap: while `forward` computes portion i on the device, another thread
+runs `prepare` (tokenization) for portion i + 1. Vectors are written straight to their rows, which
+are in shared memory.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class BackendSettings:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows that the results of a chunk's texts go to; rows between them belong to others.
+    """The rows that the results of a portion's texts go to; rows between them belong to others.
 
     Attributes:
         matrix: vectors of many rows, [rows, dimension].
@@ -90,8 +90,8 @@ class Backend(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchedChunk:
-    """A chunk whose work was handed to a device.
+class LaunchedPortion:
+    """A portion whose work was handed to a device.
 
     Attributes:
         is_done: whether `finish` returns without waiting for the device.
@@ -105,9 +105,9 @@ class LaunchedChunk:
 
 @runtime_checkable
 class QueuingBackend(Protocol):
-    """A `Backend` that queues its work, so that a chunk is launched before the last one ends."""
+    """A `Backend` that queues its work, so that a portion is launched before the last one ends."""
 
-    def launch(self, prepared: Any, rows: Rows, progress: Progress) -> LaunchedChunk:
+    def launch(self, prepared: Any, rows: Rows, progress: Progress) -> LaunchedPortion:
         """Queue the work of `forward` without waiting for it."""
         ...
 

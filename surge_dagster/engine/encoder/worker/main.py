@@ -31,7 +31,7 @@ from surge_dagster.engine.encoder.worker.backends import (
     Backend,
     BackendSettings,
     BudgetedBackend,
-    LaunchedChunk,
+    LaunchedPortion,
     QueuingBackend,
     Rows,
 )
@@ -45,8 +45,8 @@ _MAX_REPORT_CHARACTERS = 5_000
 
 @dataclass(slots=True)
 class _Work:
-    """A received chunk with the memory of its slot: the pool may drop an arena while a chunk of it
-    is still waiting here."""
+    """A received portion with the memory of its slot: the pool may drop an arena while a portion of
+    it is still waiting here."""
 
     rows: Rows
     prepared: Any
@@ -54,7 +54,7 @@ class _Work:
 
 
 class _PoolEnded(Exception):
-    """The pool has closed the connection: no chunk follows."""
+    """The pool has closed the connection: no portion follows."""
 
 
 class Worker:
@@ -90,11 +90,11 @@ class Worker:
             return 1
 
     def _encode_waiting(self, backend: Backend) -> None:
-        """Wait for a chunk and answer it as soon as its vectors are there.
+        """Wait for a portion and answer it as soon as its vectors are there.
 
-        While the device still works on it, launch the next waiting chunk first, so that the device
-        is never idle between the two. Return with nothing held: a waiting worker must not keep an
-        arena that the pool has closed.
+        While the device still works on it, launch the next waiting portion first, so that the
+        device is never idle between the two. Return with nothing held: a waiting worker must not
+        keep an arena that the pool has closed.
         """
         work = self._take_prepared()
         launched = self._launch(backend, work)
@@ -103,24 +103,24 @@ class Worker:
             try:
                 work = self._take_prepared()
                 launched = self._launch(backend, work)
-            finally:  # a failure of this chunk must not lose the answer to the one before
+            finally:  # a failure of this portion must not lose the answer to the one before
                 self._answer(*waited_for)
         self._answer(work, launched)
 
     def _take_prepared(self) -> _Work:
-        """Wait for the next chunk; raise what ended the reader, or went wrong in it."""
+        """Wait for the next portion; raise what ended the reader, or went wrong in it."""
         work = self._prepared.get()
         if isinstance(work, BaseException):
             raise work
         return work
 
-    def _launch(self, backend: Backend, work: _Work) -> LaunchedChunk:
+    def _launch(self, backend: Backend, work: _Work) -> LaunchedPortion:
         if isinstance(backend, QueuingBackend):
             return backend.launch(work.prepared, work.rows, self._tick)
         costs = backend.forward(work.prepared, work.rows, self._tick)
-        return LaunchedChunk(is_done=lambda: True, finish=lambda: costs)
+        return LaunchedPortion(is_done=lambda: True, finish=lambda: costs)
 
-    def _answer(self, work: _Work, launched: LaunchedChunk) -> None:
+    def _answer(self, work: _Work, launched: LaunchedPortion) -> None:
         costs = replace(launched.finish(), tokenize_seconds=work.tokenize_seconds)
         # The worker takes the time, because the pool may read this answer late. All processes share
         # this clock.
@@ -156,9 +156,9 @@ class Worker:
         return backend
 
     def _read(self, backend: Backend) -> None:
-        """Take messages until the connection ends, or an error, such as that of a chunk's texts.
+        """Take messages until the connection ends, or an error, such as that of a portion's texts.
 
-        The main thread reports it after its answers to the chunks ahead.
+        The main thread reports it after its answers to the portions ahead.
         """
         end: BaseException = _PoolEnded()
         try:

@@ -10,7 +10,7 @@ more tokens than the model reads. Other tokenizers may look anywhere. Their long
 one at a time, since each takes many times its size.
 
 For the same reason a word has the same ids in every text of BERT's kind, and a catalog has few
-different words: each is tokenized once (`WordCache`). Arrow cuts all texts of a chunk into words.
+different words: each is tokenized once (`WordCache`). Arrow cuts all texts of a portion into words.
 On one core this takes a fifth of the library's time.
 """
 

@@ -1,5 +1,5 @@
-"""Chunks and quarantine: every row is encoded once, workers share rows by speed, failing texts are
-found."""
+"""Portions and quarantine: every row is encoded once, workers share rows by speed, failing texts
+are found."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from hypothesis import strategies as st
 from surge_dagster.engine.encoder.metrics import NO_COSTS
 from surge_dagster.engine.encoder.quarantine import Quarantine
 from surge_dagster.engine.encoder.schedule import (
-    CHUNKS,
-    QUEUED_CHUNKS,
-    ChunkSizes,
+    PORTIONS,
+    QUEUED_PORTIONS,
     EncodeCall,
+    PortionSizes,
     Schedule,
-    chunk_end,
+    portion_end,
 )
 
 
 @given(
     sizes=st.lists(st.integers(0, 6_000_000), min_size=1, max_size=50),
     workers=st.integers(1, 4),
-    limits=st.sampled_from([CHUNKS, QUEUED_CHUNKS]),
+    limits=st.sampled_from([PORTIONS, QUEUED_PORTIONS]),
 )
-def test_chunks_cover_all_rows_within_their_size_limits(
-    sizes: list[int], workers: int, limits: ChunkSizes
+def test_portions_cover_all_rows_within_their_size_limits(
+    sizes: list[int], workers: int, limits: PortionSizes
 ) -> None:
     ends = np.concatenate([[0], np.cumsum(sizes)])
     start = 0
     while start < len(sizes):
-        stop = chunk_end(ends, start, workers, limits)
+        stop = portion_end(ends, start, workers, limits)
         assert start < stop <= min(len(sizes), start + limits.texts)
         assert ends[stop] - ends[start] <= limits.largest or stop == start + 1
         start = stop
@@ -50,38 +50,38 @@ def _call(rows: int, borders: list[int] | None = None, workers: int = 1) -> Enco
 
 @pytest.mark.parametrize("speeds", [(1, 1), (4, 1), (4, 2, 1, 1)])
 def test_workers_of_different_speeds_finish_together(speeds: tuple[int, ...]) -> None:
-    """Simulates workers that pull chunks: rows of 79 weighted bytes, speeds in texts per tick."""
+    """Simulates workers that pull portions: rows of 79 weighted bytes, speeds in texts per tick."""
     call = _call(100_000, workers=len(speeds))
     idle_since = [(0.0, worker) for worker in range(len(speeds))]
     ended = [0.0] * len(speeds)
     while idle_since:
         now, worker = heapq.heappop(idle_since)
-        chunk = call.take(CHUNKS)
-        if chunk is not None:
-            ended[worker] = now + (chunk.stop - chunk.start) / speeds[worker]
+        portion = call.take(PORTIONS)
+        if portion is not None:
+            ended[worker] = now + (portion.stop - portion.start) / speeds[worker]
             heapq.heappush(idle_since, (ended[worker], worker))
     assert max(ended) <= 1.05 * 100_000 / sum(speeds)
 
 
-def test_chunks_shrink_towards_the_end() -> None:
+def test_portions_shrink_towards_the_end() -> None:
     call = _call(100_000, workers=4)
     sizes = []
-    while (chunk := call.take(CHUNKS)) is not None:
-        sizes.append(chunk.stop - chunk.start)
+    while (portion := call.take(PORTIONS)) is not None:
+        sizes.append(portion.stop - portion.start)
     assert sum(sizes) == 100_000
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] <= 512
 
 
-def test_workers_that_queue_get_larger_chunks() -> None:
+def test_workers_that_queue_get_larger_portions() -> None:
     """A GPU would be done with 8,192 short texts before it has heard of the next ones."""
     schedule = Schedule()
     schedule.calls.append(_call(400_000))
     sizes = []
     for is_queue in (False, True):
-        chunk = schedule.next_chunk(idle=True, is_queue=is_queue)
-        assert chunk is not None
-        sizes.append(chunk.stop - chunk.start)
+        portion = schedule.next_portion(idle=True, is_queue=is_queue)
+        assert portion is not None
+        sizes.append(portion.stop - portion.start)
     assert sizes == [8_192, 106_184]
 
 
@@ -95,9 +95,9 @@ def test_time_of_a_call_that_ends_before_the_one_ahead_of_it_is_counted_once(
     first = _call(300, workers=2)
     small = _call(1, workers=2)
     schedule.calls += [first, small]
-    assert schedule.next_chunk(idle=True) is not None
+    assert schedule.next_portion(idle=True) is not None
     now = 110.0
-    assert schedule.next_chunk(idle=True) is not None
+    assert schedule.next_portion(idle=True) is not None
     now = 111.0
     schedule.end(small)
     now = 130.0
@@ -121,14 +121,14 @@ def test_only_groups_with_failing_texts_fail_and_every_other_row_is_encoded(
     call.next_row = rows
     encoded = np.zeros(rows, bool)
     losses = 0
-    while (chunk := call.take_quarantined()) is not None:
-        if any(chunk.start <= row < chunk.stop for row in harmful):
-            call.lose(chunk, "ended")
+    while (portion := call.take_quarantined()) is not None:
+        if any(portion.start <= row < portion.stop for row in harmful):
+            call.lose(portion, "ended")
             losses += 1
         else:
-            assert not encoded[chunk.start : chunk.stop].any()
-            encoded[chunk.start : chunk.stop] = True
-            call.add(chunk, NO_COSTS, ended_at=0.0)
+            assert not encoded[portion.start : portion.stop].any()
+            encoded[portion.start : portion.stop] = True
+            call.add(portion, NO_COSTS, ended_at=0.0)
     assert call.finished_rows >= call.rows
 
     def group(row: int) -> int:
