@@ -31,6 +31,7 @@ from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 import pyarrow as pa
@@ -52,6 +53,7 @@ MARGIN = 1.5
 _LEAST_PASSES = 2
 _DEFAULT_PASSES = 3
 _LEAST_DEFAULT_SECONDS = 0.1
+_NEWEST_PASSES = 5  # whose median lowers a promise that was raised
 _NEWEST_SHARE = 0.2  # of the last pass in the measured rate
 _BYTES_PER_TOKEN = 4
 _LARGEST_TEXT_BYTES = 16 << 20
@@ -87,12 +89,10 @@ class Promise:
         """Whether a faster machine would promise less."""
         return self.promised_seconds > (self.wanted_seconds or _LEAST_DEFAULT_SECONDS)
 
-    def measured(self, tokens: int, seconds: float) -> Promise:
-        """Return the promise after a pass: a full one that is faster lowers a promise that is
-        raised, as when the machine was busy at the start."""
-        rate = self.share * tokens / max(seconds, 1e-9)
-        is_full = tokens >= self.pass_tokens / 2
-        if self.is_raised and is_full and rate > self.tokens_per_second:
+    def measured(self, rate: float) -> Promise:
+        """Return the promise at the rate of newer full passes: a faster one lowers a promise that
+        is raised, as when the machine was busy at the start."""
+        if self.is_raised and rate > self.tokens_per_second:
             return promise_of(rate, self.pass_tokens, self.wanted_seconds, self.share)
         return self
 
@@ -244,6 +244,8 @@ class Lane:
         self._pass_tokens = pass_tokens
         self._recorded = recorded
         self._tokens_per_second = promise.tokens_per_second if promise else 1.0
+        # A single pass that was lucky does not lower the promise.
+        self._full_rates = deque([self._tokens_per_second] * _NEWEST_PASSES, _NEWEST_PASSES)
         self._changed = threading.Condition()
         self._queue = deque[_QueuedText]()
         self._pass: list[_QueuedText] = []  # under way
@@ -448,7 +450,9 @@ class Lane:
         self.tokens += metrics.costs.tokens
         if self.promise is None:
             return
-        self.promise = self.promise.measured(metrics.costs.tokens, seconds)
+        if metrics.costs.tokens >= self.promise.pass_tokens / 2:
+            self._full_rates.append(self.promise.share * metrics.costs.tokens / max(seconds, 1e-9))
+            self.promise = self.promise.measured(median(self._full_rates))
         # A small pass says only whether the device is slower than a full pass. The rate stays below
         # the promise's, since bulk work may begin at any time.
         tokens = max(sum(entry.tokens for entry in self._pass), self.promise.pass_tokens)

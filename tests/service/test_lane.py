@@ -181,16 +181,32 @@ def test_quick_passes_lower_a_promise_that_was_raised(
         assert lane.promise is not None
         assert lane.promise.promised_seconds >= MARGIN * 2 * 64
 
-        lane.accept(texts_of("full pass", 16)).result()
+        for _ in range(3):
+            lane.accept(texts_of("full pass", 16)).result()
 
-        until(lambda: lane.promise and lane.promise.promised_seconds == promised)
+        assert lane.promise.promised_seconds == promised
+
+
+@pytest.mark.parametrize(
+    "sizes", [[16, 16], [1, 1, 1, 1, 1]], ids=["too few passes", "small passes"]
+)
+def test_few_or_small_passes_lower_no_promise(sizes: list[int]) -> None:
+    raised = promise_of(1.0, 64, 10.0)
+    with open_lane(promise=raised) as lane:
+        for size in sizes:
+            lane.accept(texts_of("quick", size)).result()
+
+        assert lane.promise == raised
 
 
 def test_promise_that_was_raised_is_measured_again_without_requests() -> None:
     with open_lane(promise=promise_of(1.0, 64, 10.0)) as lane:
-        lane.measure_if_idle()
+        for passes in range(1, 4):
+            lane.measure_if_idle()
+            until(lambda passes=passes: lane.passes == passes and not lane._pass)
 
-        until(lambda: lane.promise and lane.promise.promised_seconds == 10.0)
+        assert lane.promise is not None
+        assert lane.promise.promised_seconds == 10.0
 
 
 def test_promise_that_was_raised_is_not_measured_while_a_query_waits(tmp_path: Path) -> None:

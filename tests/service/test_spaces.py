@@ -326,6 +326,7 @@ def test_promise_of_a_busy_start_falls_while_no_query_comes(
     embedded(tmp_path)
     slow = Speed.given(call_seconds=10.0, text_seconds=0.1, workers=1)
     monkeypatch.setattr(EncoderPool, "speed", slow)
+    monkeypatch.setattr(spaces_module, "_MEASURE_AGAIN_SECONDS", 0.0)
     with serving(open_store(tmp_path), promised_seconds=wanted) as spaces:
         queries = spaces.find("current").queries
 
