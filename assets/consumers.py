@@ -26,7 +26,6 @@ from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.names import CatalogNames
 
 CHECK = "table_matches_files"
-_ONLY_IN_FILES = ("text_hash", "truncated")
 _NAMED = 5
 
 
@@ -53,7 +52,7 @@ def _columns(settings: Settings) -> Mapping[str, Any]:
     files = file_columns(settings, settings.dtype, settings.dimension)
     columns = [dg.TableColumn("partition", "string", "key of the partition")]
     for column in files["dagster/column_schema"].columns:
-        if column.name not in _ONLY_IN_FILES:
+        if column.name != "text_hash":
             columns.append(column)
     return {"dagster/column_schema": dg.TableSchema(columns)}
 

@@ -163,7 +163,8 @@ def search(
         require_model(pool.space, space)
         [hits] = search_space(store, pool, [text], k, space, removed=removed, documents=documents)
     for hit in hits:
-        print(f"{hit.score:.3f}  {one_line(hit.key)}  {one_line(hit.id)}")
+        mark = "  (truncated: the model reads only a part)" if hit.truncated else ""
+        print(f"{hit.score:.3f}  {one_line(hit.key)}  {one_line(hit.id)}{mark}")
         print(f"       {one_line(hit.text)}")
     if as_json:
         print_json({"query": text, "space": space.name, "hits": [asdict(hit) for hit in hits]})

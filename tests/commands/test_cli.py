@@ -52,6 +52,16 @@ def test_embed_then_verify_then_search(catalog: Path, surge: Command) -> None:
     assert hit["id"] == "pears-2"
 
 
+def test_search_marks_a_hit_whose_text_was_truncated(surge: Command) -> None:
+    surge.write("a", 2, text=["boots", "shoes " * 1_000])
+    surge.embed()
+
+    boots, shoes = surge("search", "boots", "out", *MODEL)[1].splitlines()[::2]
+
+    assert boots.endswith("a-0")
+    assert shoes.endswith("a-1  (truncated: the model reads only a part)")
+
+
 def test_embed_with_a_price_reports_its_cost(catalog: Path, surge: Command) -> None:
     report = surge.embed("--price-per-hour", 3600)
 

@@ -52,6 +52,16 @@ def stored_rows(target: Any) -> Applied:
     return found
 
 
+def truncated(target: Any) -> dict[str, bool | None]:
+    """What the table of a target has in its column `truncated`, by id."""
+    if isinstance(target, LanceTable):
+        table = target._open()
+        rows = [] if table is None else table.to_arrow().to_pylist()
+        return dict(map(itemgetter("id", "truncated"), rows))
+    with target._connected() as connection:
+        return dict(connection.execute(target._sql("SELECT id, truncated FROM {table}")).fetchall())
+
+
 def stored(target: Any) -> Iterable[Any]:
     """Partition, id, text and vector of every row that the table of a target has."""
     if isinstance(target, LanceTable):

@@ -21,7 +21,7 @@ from surge_dagster.engine.feed.changes import Changes, Sample, changes
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.run.change_feed import confirm_versions
-from tests.consumers.scripts import TEXTS, Follower, follow_a_script
+from tests.consumers.scripts import TEXTS, Follower, follow_a_script, truncated
 from tests.engine.feeds import Output
 
 
@@ -65,6 +65,33 @@ def test_partition_that_cannot_be_handed_over_is_named_and_stops_no_other(
     follower.assert_equal()
 
 
+def test_table_has_which_texts_were_truncated(follower: Follower) -> None:
+    follower.output.write("a", {"1": "one", "2": "two"}, truncated=["2"])
+    follower.hand_over()
+
+    assert truncated(follower.target) == {"1": False, "2": True}
+
+
+def test_table_without_a_column_gets_it_and_values_of_rows_that_change(follower: Follower) -> None:
+    follower.output.write("a", {"1": "one", "2": "two"})
+    follower.hand_over()
+    drop_truncated(follower.target)
+    follower.output.write("a", {"1": "one", "2": "long"}, truncated=["2"])
+
+    assert follower.hand_over().failures == {}
+    assert truncated(follower.target) == {"1": None, "2": True}
+
+
+def drop_truncated(target: Target) -> None:
+    """Leave out the column `truncated`, as in a table of an earlier version."""
+    if isinstance(target, LanceTable):
+        table = target._open()
+        assert table is not None
+        table.drop_columns(["truncated"])
+    else:
+        run(target, "ALTER TABLE products DROP COLUMN truncated")
+
+
 def test_table_that_was_dropped_is_loaded_again(follower: Follower) -> None:
     load(follower, "a")
     drop(follower.target)
@@ -91,7 +118,7 @@ def test_wrong_partitions_are_loaded_whole_by_the_next_hand_over(
         run(follower.target, "DELETE FROM products WHERE partition = 'a' AND id = 'id-3'")
         run(
             follower.target,
-            "INSERT INTO products SELECT 'c', id, text, embedding FROM products LIMIT 1",
+            "INSERT INTO products SELECT 'c', id, text, truncated, embedding FROM products LIMIT 1",
         )
     assert set(compare(follower.hand_over().feed, follower.target).wrong) == {"a", "c"}
     assert follower.hand_over(judged=True).rows_sent == 0

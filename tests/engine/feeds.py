@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,15 @@ class Output:
         self.rows: dict[str, dict[str, str]] = {}
         self.versions: dict[str, str] = {}
 
-    def write(self, key: str, texts: Texts, *, with_changes: bool = True) -> None:
-        """Replace a partition's file."""
+    def write(
+        self,
+        key: str,
+        texts: Texts,
+        *,
+        with_changes: bool = True,
+        truncated: Collection[str] = (),
+    ) -> None:
+        """Replace a partition's file, in which the rows with some ids are truncated."""
         before = self.rows.get(key)
         version = secrets.token_hex(16)
         ids = pa.array(list(texts)) if texts else pa.array([], pa.string())
@@ -48,7 +55,8 @@ class Output:
             changed = ids.filter(pa.array(is_changed, pa.bool_()))
             changes = RowChanges([changed], deleted, self.versions[key])
             write_changes(self.store, facts_of(key, self.space.name, texts, version), changes)
-        write_file(self.store.root / self.name(key), key, self.space.name, texts, version)
+        path = self.store.root / self.name(key)
+        write_file(path, key, self.space.name, texts, version, truncated)
         self.rows[key] = dict(texts)
         self.versions[key] = version
 
@@ -81,7 +89,14 @@ def rows_of(
     return applied
 
 
-def write_file(path: Path, key: str, space: str, texts: Texts, version: str) -> None:
+def write_file(
+    path: Path,
+    key: str,
+    space: str,
+    texts: Texts,
+    version: str,
+    truncated: Collection[str] = (),
+) -> None:
     """Write an output file of the format of this version, in several row groups."""
     columns = schema(
         pa.int64() if 1 in texts else pa.string(), DIMENSION, "float32", include_text=True
@@ -92,7 +107,9 @@ def write_file(path: Path, key: str, space: str, texts: Texts, version: str) -> 
     for start in range(0, len(items), 3):
         ids, strings = map(pa.array, zip(*items[start : start + 3], strict=True))
         vectors = hash_vectors(strings.to_pylist(), DIMENSION)
-        groups.append(table_of(columns, [ids], strings.cast(pa.large_string()), vectors))
+        cut = np.array([row in truncated for row in ids.to_pylist()])
+        rows = table_of(columns, [ids], strings.cast(pa.large_string()), vectors, truncated=cut)
+        groups.append(rows)
     with pa.OSFile(str(path), "wb") as sink:
         parquet.write_file(sink, columns, facts, groups)
 

@@ -47,6 +47,7 @@ class Output:
         dimension: int | None = None,
         precision: str = "fp32",
         source_version: str = "v1",
+        truncated: np.ndarray | None = None,
     ) -> np.ndarray:
         """Publish a partition of random vectors with the ids 0, 1, …; gives the vectors."""
         d = dimension or self.space.dimension
@@ -69,8 +70,9 @@ class Output:
             0,
             rows_version=f"{key} {rows}",
         )
+        table = table_of(columns, [ids], texts, matrix, truncated=truncated)
         with self.store.create(self.name(key)) as upload:
-            write_file(upload.sink, columns, facts, [table_of(columns, [ids], texts, matrix)])
+            write_file(upload.sink, columns, facts, [table])
             upload.publish(lambda: None)
         return matrix
 

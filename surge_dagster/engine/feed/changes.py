@@ -1,7 +1,7 @@
 """The change feed: what changed in each partition since a consumer last confirmed.
 
-Each changed partition comes as record batches with the columns op, partition, id, the other columns
-of its file, and embedding:
+Each changed partition comes as record batches with the columns op, partition, and those of its file
+without text_hash:
 
     clear    remove every row of the partition; the row has no id
     put      insert the row, or replace the one that is there
@@ -54,7 +54,6 @@ log = logging.getLogger(__name__)
 _BATCH_BYTES = 4 * 1024 * 1024
 _BATCH_ROWS = 4096
 _UNKNOWN = ""  # version of a partition of which the consumer may have any rows
-_NOT_GIVEN = ("text_hash", "truncated")
 _OPERATION = pa.field("op", pa.string(), nullable=False)
 
 
@@ -310,14 +309,14 @@ def changes(
 
 def _given_rows(reader: OutputFile) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file, a few megabytes at a time if rows are about equally large."""
-    columns = [name for name in reader.columns.names if name not in _NOT_GIVEN]
+    columns = [name for name in reader.columns.names if name != "text_hash"]
     size = sum(reader.group_bytes(group) for group in range(reader.groups))
     batch_rows = reader.facts.rows * _BATCH_BYTES // max(1, size)
     yield from reader.read(columns=columns, batch_rows=max(1, min(_BATCH_ROWS, batch_rows)))
 
 
 def _batch_schema(columns: pa.Schema) -> pa.Schema:
-    given = (column.with_nullable(True) for column in columns if column.name not in _NOT_GIVEN)
+    given = (column.with_nullable(True) for column in columns if column.name != "text_hash")
     return pa.schema([_OPERATION, pa.field("partition", pa.string(), nullable=False), *given])
 
 

@@ -68,8 +68,9 @@ class Embeddings:
     def lazy(
         self, partitions: Iterable[str] | None = None, *, text_hash: bool = False
     ) -> pl.LazyFrame:
-        """Return the rows as a LazyFrame: partition, id, text, carried columns and embedding.
+        """Return the rows as a LazyFrame.
 
+        Its columns are partition, id, text, truncated, the carried ones, and embedding.
         The embedding is a `pl.Array` of the dimension; of a binary space UInt8, with eight
         dimensions in each. A column that only some files have is null for the others, and one that
         no file has is left out. Only the columns that a query needs are read, and only the files
@@ -218,6 +219,7 @@ class Embeddings:
             fields.append(pa.field("text", pa.large_string()))
         if text_hash:
             fields.append(pa.field("text_hash", TEXT_HASH))
+        fields.append(pa.field("truncated", pa.bool_(), nullable=False))
         fields += [pa.field(name, kind) for name, kind in types.items()]
         fields.append(pa.field("embedding", vectors, nullable=False))
         return pa.schema(fields)

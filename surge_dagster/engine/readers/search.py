@@ -25,12 +25,19 @@ _TINY = np.finfo(np.float32).tiny
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A row near a query: `score` is the cosine, `columns` were carried."""
+    """A row near a query.
+
+    Attributes:
+        score: the cosine.
+        truncated: whether the vector is of only a part of the text.
+        columns: carried from the source.
+    """
 
     score: float
     key: str
     id: str
     text: str
+    truncated: bool
     columns: dict[str, Any] = field(default_factory=dict)
 
 
@@ -163,4 +170,11 @@ def _hit(score: float, batch: pa.RecordBatch, row: int, key: str) -> Hit:
     names = batch.schema.names
     text = batch.column("text")[row].as_py() if "text" in names else ""
     carried = {name: _value(batch.column(name), row) for name in names if name not in OWN_COLUMNS}
-    return Hit(score, key, str(batch.column("id")[row].as_py()), text, carried)
+    return Hit(
+        score,
+        key,
+        id=str(batch.column("id")[row].as_py()),
+        text=text,
+        truncated=batch.column("truncated")[row].as_py(),
+        columns=carried,
+    )

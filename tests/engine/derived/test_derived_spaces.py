@@ -91,6 +91,16 @@ def test_loading_gives_the_stored_vectors(output: Output, dtype: DerivedDtype) -
     assert opened.facts("a").dimension == 8
 
 
+def test_derived_rows_keep_which_texts_were_truncated(output: Output) -> None:
+    output.embed(in_memory({"a": [("1", "boots"), ("2", "shoes " * 1_000)]}))
+    deriving = DeriveRun(output.store, output.pool.space, "int8", 8)
+    list(deriving.events())
+
+    frame = open_embeddings(output.root, deriving.space.name).lazy().collect()
+
+    assert frame["truncated"].to_list() == [False, True]
+
+
 def test_complete_derived_space_is_verified_and_can_become_current(made: Spaces) -> None:
     space = derived(made, "binary")
     *_, compared = verify(made.source, made.store, space)

@@ -58,6 +58,21 @@ def test_new_consumer_gets_everything_and_then_only_what_changed(output: Output)
     assert apply(output.feed(), target) == []
 
 
+def test_put_rows_state_whether_their_text_was_truncated(output: Output) -> None:
+    output.write("a", {"1": "one", "2": "two"}, truncated=["2"])
+    hand_over(output.feed(), {})
+    output.write("a", {"2": "long", "3": "three"}, truncated=["2"])
+
+    [partition] = output.feed()
+    rows = [row for batch in partition for row in batch.to_pylist()]
+
+    assert [(row["op"], row["id"], row["truncated"]) for row in rows] == [
+        ("put", "2", True),
+        ("put", "3", False),
+        ("delete", "1", None),
+    ]
+
+
 @pytest.mark.parametrize("fault", ["removed", "damaged", "never written"])
 def test_gap_in_the_change_files_gives_the_whole_partition(output: Output, fault: str) -> None:
     output.write("a", TEXTS)

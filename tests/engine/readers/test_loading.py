@@ -57,7 +57,7 @@ def test_every_row_is_loaded_with_its_partition_and_its_own_vector(
     assert opened.dimension == 16
     assert opened.rows == 20_008
     table = load(opened)
-    assert table.column_names == ["partition", "id", "text", "embedding"]
+    assert table.column_names == ["partition", "id", "text", "truncated", "embedding"]
     assert table.num_rows == 20_008
     for key, expected in vectors.items():
         rows = table.filter(ds.field("partition") == key)
@@ -78,6 +78,7 @@ def test_column_types_are_those_of_the_file(output: Output, vectors: dict[str, n
         "partition": pl.String,
         "id": pl.String,
         "text": pl.String,
+        "truncated": pl.Boolean,
         "embedding": pl.Array(pl.Float32, 16),
     }
     assert opened.lazy().collect_schema() == expected
@@ -125,7 +126,7 @@ def test_missing_texts_are_null_and_without_any_texts_there_is_no_column(
     opened = open_embeddings(output.root)
     assert load(opened)["text"].to_pylist() == ["a 0", "a 1", None, None]
     assert load(opened, ["b", "a"])["text"].to_pylist() == [None, None, "a 0", "a 1"]
-    assert load(opened, ["b"]).column_names == ["partition", "id", "embedding"]
+    assert load(opened, ["b"]).column_names == ["partition", "id", "truncated", "embedding"]
 
 
 def test_text_hash_is_given_only_on_request(output: Output) -> None:
@@ -137,13 +138,22 @@ def test_text_hash_is_given_only_on_request(output: Output) -> None:
         opened.lazy(text_hash=True).collect().to_arrow(),
         opened.dataset(text_hash=True).to_table(),
     ):
-        assert table.column_names == ["partition", "id", "text", "text_hash", "embedding"]
+        names = ["partition", "id", "text", "text_hash", "truncated", "embedding"]
+        assert table.column_names == names
         assert table["text_hash"].to_pylist() == expected
     assert (
         opened.lazy(["b"], text_hash=True).select("text_hash").collect()["text_hash"].to_list()
         == expected[2:]
     )
     assert "text_hash" not in opened.lazy().collect_schema().names() + opened.dataset().schema.names
+
+
+@both_ways
+def test_each_row_states_whether_its_text_was_truncated(output: Output, load: Load) -> None:
+    output.put("a", 2, truncated=np.array([False, True]))
+    output.put("b", 1, truncated=np.array([True]), include_text=False)
+
+    assert load(open_embeddings(output.root))["truncated"].to_pylist() == [False, True, True]
 
 
 def test_queries_give_the_same_result_as_on_a_table_in_memory(
@@ -270,6 +280,7 @@ class TestBucket:
             "partition",
             "id",
             "text",
+            "truncated",
             "embedding",
         ]
         assert self.requested(object_server) == ["p3", "p4"]

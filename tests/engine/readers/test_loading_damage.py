@@ -49,7 +49,7 @@ class TestSpaces:
         opened = open_embeddings(output.root)
         assert opened.keys() == []
         assert opened.rows == 0
-        assert opened.lazy().collect().shape == (0, 3)
+        assert opened.lazy().collect().shape == (0, 4)
         assert opened.dataset().count_rows() == 0
 
     @both_ways

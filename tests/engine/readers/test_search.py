@@ -49,6 +49,16 @@ def test_results_are_those_of_brute_force_where_texts_repeat(
             assert (hit.id, hit.text) in catalog[hit.key]
 
 
+@pytest.mark.parametrize("include_text", [True, False])
+def test_hit_states_whether_its_text_was_truncated(output: Output, include_text: bool) -> None:
+    long = "shoes " * 1_000
+    output.embed(in_memory({"a": [("1", "boots"), ("2", long)]}), include_text=include_text)
+
+    found = search(output.store, output.pool, ["boots", long], 1)
+
+    assert [hit.truncated for [hit] in found] == [False, True]
+
+
 def test_rows_of_files_without_texts_are_all_shown(output: Output) -> None:
     catalog: dict[str, Rows] = {
         "a": [("1", "same"), ("2", "same"), ("3", "other")],

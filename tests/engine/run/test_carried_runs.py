@@ -101,7 +101,7 @@ def test_types_are_stored_searched_and_loaded_in_both_formats(output: Output) ->
     source = FrameCatalog({"k": table}, Selection(carried=tuple(further)))
     output.embed(source)
     opened = open_embeddings(output.root)
-    names = ["partition", "id", "text", *further, "embedding"]
+    names = ["partition", "id", "text", "truncated", *further, "embedding"]
     for loaded in (opened.dataset().to_table(), opened.lazy().collect().to_arrow()):
         assert loaded.column_names == names
         assert loaded.select([*further]).to_pydict() == pa.table(further).to_pydict()
