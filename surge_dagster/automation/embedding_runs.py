@@ -71,6 +71,7 @@ _STATES = {
     "unknown": "whose file is not on record",
     "missing": "missing",
     "stale": "stale",
+    "retry": "with rows that the nightly run tries again",
 }
 
 

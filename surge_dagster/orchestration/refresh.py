@@ -228,7 +228,8 @@ class Refresh:
             fresh = freshness.file if freshness.status == "fresh" else None
             key = to_partition_key(partition.key)
             select = self._config.select
-            is_selected = select is Select.all or freshness.status == select.value
+            state = "stale" if freshness.status == "retry" else freshness.status
+            is_selected = select is Select.all or state == select.value
             if select is Select.failed:
                 is_selected = key in failed
 

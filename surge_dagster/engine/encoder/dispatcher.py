@@ -17,6 +17,7 @@ import logging
 import os
 import queue
 import selectors
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -256,8 +257,9 @@ class Dispatcher:
         if report:
             reason = _failure_text(worker, report)
         summary = reason.splitlines()[0]
+        was_killed = code == -signal.SIGKILL and not hung and not report
         for portion in portions:
-            portion.call.lose(portion, summary)
+            portion.call.lose(portion, summary, was_killed=was_killed)
             self._release(portion)
 
         if self._losses[index] > self._max_respawns:

@@ -27,10 +27,15 @@ _LOSSES_PER_TEXT = 2
 
 @dataclass(frozen=True, slots=True)
 class FailedRow:
-    """A text that cannot be encoded: its row, and how the workers that tried it ended."""
+    """A text that cannot be encoded: its row, and how the workers that tried it ended.
+
+    Attributes:
+        was_killed: whether the machine killed the last one; it might encode the text another time.
+    """
 
     row: int
     reason: str
+    was_killed: bool = False
 
 
 @dataclass(slots=True)
@@ -64,8 +69,11 @@ class Quarantine:
     def add(self, start: int, stop: int) -> None:
         self._waiting.append(QuarantinedRows(start, stop))
 
-    def narrow(self, rows: QuarantinedRows, reason: str) -> int:
+    def narrow(self, rows: QuarantinedRows, reason: str, *, was_killed: bool = False) -> int:
         """Narrow down rows that were encoded alone when their worker was lost.
+
+        Args:
+            was_killed: see `FailedRow`.
 
         Returns how many rows failed: 0 or 1.
         """
@@ -85,7 +93,7 @@ class Quarantine:
         # Another worker may have been encoding rows of the same group when it failed.
         if group not in self._failed_groups:
             self._failed_groups.append(group)
-            self.failed.append(FailedRow(rows.start, reason))
+            self.failed.append(FailedRow(rows.start, reason, was_killed))
         return 1
 
     def next(self) -> tuple[QuarantinedRows | None, int]:

@@ -161,7 +161,7 @@ class EncodeCall:
         )
         failed = self.quarantine.failed
         if self.chosen is not None:
-            failed = [FailedRow(int(self.chosen[one.row]), one.reason) for one in failed]
+            failed = [replace(one, row=int(self.chosen[one.row])) for one in failed]
         return EncodeMetrics(costs, self.workers, tuple(failed))
 
     # Everything below is called in the dispatcher's thread.
@@ -186,15 +186,16 @@ class EncodeCall:
         self.finished_rows += portion.stop - portion.start
         self.encoded.append((portion.start, portion.stop))
 
-    def lose(self, portion: Portion, reason: str) -> None:
-        """Quarantine the rows of a portion whose worker was lost."""
+    def lose(self, portion: Portion, reason: str, *, was_killed: bool = False) -> None:
+        """Quarantine the rows of a portion whose worker was lost; see `Quarantine.narrow`."""
         if self.abandoned:
             return
         self.replays += 1
         if portion.quarantined is None:
             self.quarantine.add(portion.start, portion.stop)
         else:
-            self.finished_rows += self.quarantine.narrow(portion.quarantined, reason)
+            failed = self.quarantine.narrow(portion.quarantined, reason, was_killed=was_killed)
+            self.finished_rows += failed
 
     def drop_rest(self) -> None:
         self.abandoned = True

@@ -66,6 +66,8 @@ class FileFacts(VectorOrigin):
         source_rows: rows of the source that the file is made of, skipped ones included.
         skipped_rows: rows of the source that were left out, because they have no text.
         blank_texts: texts that are empty or only white space.
+        rejected_rows: rows of the source that were set aside; see `output.rejected`.
+        transient_rows: those of them that the next run tries again.
         rows_version: random, new whenever rows are written; the file keeps it when it is merely
             republished.
         carried_columns: their names and types (`in_words`); footers have no checksum.
@@ -85,6 +87,8 @@ class FileFacts(VectorOrigin):
     source_rows: int = 0
     skipped_rows: int = 0
     blank_texts: int = 0
+    rejected_rows: int = 0
+    transient_rows: int = 0
     rows_version: str = ""
     carried_columns: str = ""
 

@@ -29,7 +29,7 @@ from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store, StoredObject
 from surge_dagster.engine.support.footer_memory import FooterMemory
 
-Status = Literal["fresh", "stale", "missing", "foreign", "unread"]
+Status = Literal["fresh", "retry", "stale", "missing", "foreign", "unread"]
 Found = PublishedFile | InvalidFile | FileNotFoundError
 _LOOK_AHEAD = 256  # files of a bucket that are read before the first of them is used
 
@@ -39,7 +39,8 @@ class Freshness:
     """Whether a partition needs work.
 
     Attributes:
-        status: "fresh" needs no work; "stale": its file was made from another version of the
+        status: "fresh" needs no work; "retry": its file lists rows that the next run tries again,
+            and is fresh otherwise; "stale": its file was made from another version of the
             source; "missing": it has no valid file; "foreign": a file of another space is in its
             place, and an operator has to move it; "unread": its file cannot be read now.
         file: the valid file in the partition's place: its own, or a foreign one.
@@ -62,8 +63,10 @@ def status_of(
         return "foreign"
     if facts.partition_key != key:  # the hashes of two long keys are equal, or the file was copied
         return "missing"
-    is_fresh = facts.source_version == source_version and rows_version in (None, facts.rows_version)
-    return "fresh" if is_fresh else "stale"
+    if facts.source_version != source_version or rows_version not in (None, facts.rows_version):
+        return "stale"
+    has_retries = rows_version is None and facts.transient_rows > 0
+    return "retry" if has_retries else "fresh"
 
 
 class OutputState:

@@ -19,6 +19,7 @@ from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.files.formats import PublishedFile, file_name, usable_file
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import Found, OutputState
+from surge_dagster.engine.output.rejected import list_name
 from surge_dagster.engine.output.spaces import read_document, write_document
 from surge_dagster.engine.run.staging import remove_staged
 from surge_dagster.engine.store.store import Store
@@ -103,6 +104,7 @@ def _delete(
             continue
         reporter.deleting(key, outputs.store.location(name))
         outputs.store.delete(name)
+        outputs.store.delete(list_name(space.name, key))
         reporter.deleted(key)
         deleted.append(key)
     remove_staged(outputs.store, space.name, deleted)

@@ -35,6 +35,7 @@ from surge_dagster.engine.run.events import EventStream
 from surge_dagster.engine.run.memory import SLOTS, fit_memory
 from surge_dagster.engine.run.old_rows import ReuseAnswer, ReuseCheck
 from surge_dagster.engine.run.publisher import Publisher
+from surge_dagster.engine.run.read_again import ReadAgain
 from surge_dagster.engine.run.reading import superbatches
 from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport
 from surge_dagster.engine.run.run_memory import ExposedIo, InFlight, RunMemory
@@ -42,6 +43,7 @@ from surge_dagster.engine.run.staging import Staging, remove_staged, sweep_orpha
 from surge_dagster.engine.run.superbatch import PartitionToRead, SpaceTarget
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources.partition import Partition, PartitionRange
+from surge_dagster.engine.sources.selection import BadRows
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.ledger import Ledger
 from surge_dagster.engine.support.process_memory import MemoryGauge, memory_bytes
@@ -73,6 +75,8 @@ class EmbeddingRun:
         freshness: of all partitions by key, if the caller has asked for it; the run does not ask
             again.
         reuse_answer: of runs that share the pool; the first one compares the sample for all.
+        bad_rows: what to do with a row whose text ends workers: refuse its partition, or set it
+            aside. The source decides about all other bad rows.
         include_text: write the text column.
         memory_limit_bytes: data that may be resident at any time; None is half of the memory that
             the process may use.
@@ -100,6 +104,7 @@ class EmbeddingRun:
     outputs: OutputState | None = None
     freshness: Mapping[str, Freshness] | None = None
     reuse_answer: ReuseAnswer | None = None
+    bad_rows: BadRows = "refuse"
     include_text: bool = True
     memory_limit_bytes: int | None = None
     grace_seconds: float = 20.0
@@ -360,10 +365,18 @@ class EmbeddingRun:
             staging = Staging(target)
             answer = self.reuse_answer or ReuseAnswer()
             check = ReuseCheck(outputs.names(), target, self.pool, memory, events.emit, answer)
+            read_again = ReadAgain(target) if self.bad_rows == "set_aside" else None
             items = superbatches(
-                due, target, staging, memory, dropped, check, records_changes=records_changes
+                due,
+                target,
+                staging,
+                memory,
+                dropped,
+                check,
+                read_again,
+                records_changes=records_changes,
             )
-            publisher = Publisher(target, staging, memory, events, dropped)
+            publisher = Publisher(target, staging, memory, events, dropped, read_again)
             try:
                 with contextlib.closing(ReadAhead(items, memory, events)) as batches:
                     for encoded in encoded_superbatches(batches, self.pool, memory, events.begun):

@@ -136,7 +136,7 @@ class SuperBatchCall:
         found: list[FailedRow] = []
         for original in failed:
             for row in self._repeats[self._originals == original.row].tolist():
-                found.append(FailedRow(row, original.reason))
+                found.append(replace(original, row=row))
         return found
 
     def _waiting_rows(self) -> np.ndarray:

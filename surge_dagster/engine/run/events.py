@@ -179,9 +179,9 @@ class Follower:
             case SuperBatchReport() | OldVectorSample():
                 return  # its texts were counted while they were encoded
             case Receipt(action="encoded"):
-                self._texts_not_encoded += event.texts_reused + event.skipped_rows
+                self._texts_not_encoded += event.texts_reused + _left_out(event)
             case Receipt():
-                self._texts_not_encoded += event.rows + event.skipped_rows
+                self._texts_not_encoded += event.rows + _left_out(event)
             case Failure():
                 self._texts_not_encoded += self._rows.get(event.key) or 0
         self._partitions += 1
@@ -206,6 +206,10 @@ class Follower:
             self._now() - self._begun,
             activity,
         )
+
+
+def _left_out(receipt: Receipt) -> int:
+    return receipt.skipped_rows + receipt.rejected_rows
 
 
 def _duration(seconds: float) -> str:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import reduce
+from functools import partial, reduce
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,7 @@ from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.files.parquet import STRING_COPIES, levels_bytes, write_file
 from surge_dagster.engine.files.rows import group_rows, invalid_row, vector_bytes
 from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.output.rejected import RejectedLists, id_text
 from surge_dagster.engine.run.change_feed import write_changes
 from surge_dagster.engine.run.report import (
     Event,
@@ -42,12 +43,26 @@ from surge_dagster.engine.run.superbatch import (
     StagedRows,
 )
 from surge_dagster.engine.sources.casting import is_blank
+from surge_dagster.engine.sources.partition import RejectedRow, row_in_words
 from surge_dagster.engine.store.store import Upload
 from surge_dagster.engine.support.timeline import Lane
 
 # Memory of a row group while it is held and written; together with what reading takes, less than
 # the reader's share.
 _GROUP_BYTES = 24 * 1024 * 1024
+
+
+class TextsEndWorkers(DataError):
+    """Texts of a partition end every worker that encodes them.
+
+    Args:
+        rows: of these texts, by their places among the rows that were read.
+    """
+
+    def __init__(self, key: str, rows: Sequence[RejectedRow]) -> None:
+        self.rows = rows
+        remedy = "Look at this text, shorten it or take it out, and run again."
+        super().__init__(key, rows[0].reason, remedy, rows[0].row)
 
 
 @dataclass(slots=True)
@@ -62,6 +77,7 @@ class Publication:
     encoded: EncodedSuperBatch
     target: SpaceTarget
     staging: Staging
+    lists: RejectedLists
     started: float = field(default_factory=time.perf_counter)
     receipts: list[Receipt] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
@@ -86,7 +102,10 @@ class Publication:
             action = partition.action(facts)
             if read.changes is not None and action == "encoded":
                 write_changes(target.store, facts, read.changes)
-            stored = upload.publish(lambda: require_unchanged(partition.source))
+            still_wanted = partial(require_unchanged, partition.source)
+            self.lists.write(facts, read.rejected, still_wanted)
+            stored = upload.publish(still_wanted)
+        self.lists.remove_old(facts)
         receipt = Receipt.of(
             facts,
             stored,
@@ -127,14 +146,7 @@ class Publication:
     def _valid_vectors(self, segment: Segment) -> np.ndarray:
         """Return a segment's vectors, [rows, dimension]; raises `DataError` if one of them is not a
         valid embedding."""
-        for failed in self.encoded.metrics.failed:
-            if segment.start <= failed.row < segment.stop:
-                raise DataError(
-                    segment.partition.key,
-                    f"its text ends every worker that encodes it ({failed.reason})",
-                    "Look at this text, shorten it or take it out, and run again.",
-                    segment.first_row + failed.row - segment.start,
-                )
+        self._require_encoded(segment)
         slot = self.encoded.batch.slot
         matrix = slot.matrix(segment.start, segment.stop)
         texts = slot.texts(segment.start, segment.stop)
@@ -152,6 +164,24 @@ class Publication:
                 segment.first_row + wrong[0],
             )
         return matrix
+
+    def _require_encoded(self, segment: Segment) -> None:
+        """Raise `TextsEndWorkers` if texts of a segment ended workers."""
+        within = range(segment.start, segment.stop)
+        failed = [each for each in self.encoded.metrics.failed if each.row in within]
+        if not failed:
+            return
+        ids = pa.chunked_array(segment.ids)
+        rows: list[RejectedRow] = []
+        for each in failed:
+            place = each.row - segment.start
+            row = segment.first_row + place
+            reason = f"its text ends every worker that encodes it ({each.reason})"
+            kind = "transient" if each.was_killed else "invalid"
+            rows.append(
+                RejectedRow(row, row_in_words(row), id_text(ids[place].as_py()), reason, kind)
+            )
+        raise TextsEndWorkers(segment.partition.key, rows)
 
     def _report(self, b_min: int, begun: float, peak_bytes: int) -> SuperBatchReport:
         encoded = self.encoded
@@ -196,6 +226,7 @@ def _now() -> str:
 def assemble(
     target: SpaceTarget,
     staging: Staging,
+    lists: RejectedLists,
     partition: PartitionToRead,
     read: ReadPartition,
     staged: Sequence[StagedRows],
@@ -222,7 +253,11 @@ def assemble(
         write_rows(target.space, upload, columns, facts, rows)
         if read.changes is not None and partition.action(facts) == "encoded":
             write_changes(target.store, facts, read.changes)
-        return PublishedFile(upload.publish(lambda: require_unchanged(source)), facts, columns)
+        still_wanted = partial(require_unchanged, source)
+        lists.write(facts, read.rejected, still_wanted)
+        published = PublishedFile(upload.publish(still_wanted), facts, columns)
+    lists.remove_old(facts)
+    return published
 
 
 def _rows(

@@ -22,8 +22,10 @@ from functools import partial
 
 from surge_dagster.engine.errors import Cancelled, StoreUnavailable, SurgeError, TransientError
 from surge_dagster.engine.files.formats import file_name
+from surge_dagster.engine.output.rejected import RejectedLists
 from surge_dagster.engine.run.events import EventStream
-from surge_dagster.engine.run.publication import Publication, assemble
+from surge_dagster.engine.run.publication import Publication, TextsEndWorkers, assemble
+from surge_dagster.engine.run.read_again import ReadAgain
 from surge_dagster.engine.run.report import Failure, Receipt, failure_of
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.staging import StagedRowsGone, Staging
@@ -74,6 +76,8 @@ class Publisher:
     Args:
         dropped: partitions that are no longer written; the publisher adds those that it cannot
             write.
+        read_again: takes partitions that are to be read again; None if those with bad rows are
+            refused.
     """
 
     def __init__(
@@ -83,12 +87,15 @@ class Publisher:
         memory: RunMemory,
         events: EventStream,
         dropped: set[PartitionToRead],
+        read_again: ReadAgain | None = None,
     ) -> None:
         self._target = target
         self._staging = staging
+        self._lists = RejectedLists(target.store, target.space.name)
         self._memory = memory
         self._events = events
         self._dropped = dropped
+        self._read_again = read_again
         self._stop_signal = memory.stop
         self._threads = memory.plan.result.threads
         self._tasks: list[Future[None]] = []
@@ -146,7 +153,7 @@ class Publisher:
         The threads share its segments: one task for each of thousands of tiny partitions would cost
         too much.
         """
-        publication = Publication(encoded, self._target, self._staging)
+        publication = Publication(encoded, self._target, self._staging, self._lists)
         waiting = deque(encoded.batch.segments)
         write = partial(self._write_segments, publication, waiting)
         threads = [in_background(write, _THREAD) for _ in range(min(self._threads, len(waiting)))]
@@ -256,6 +263,7 @@ class Publisher:
             published = assemble(
                 target,
                 self._staging,
+                self._lists,
                 partition,
                 read,
                 split.staged,
@@ -284,10 +292,17 @@ class Publisher:
 
     def _refuse(self, partition: PartitionToRead, error: BaseException) -> Failure | None:
         """Drop the partition of an error, and return its failure; None if the run ended before it
-        was written. An error that concerns other partitions too stops the run."""
+        was written, or if it is read again.
+
+        An error that concerns other partitions too stops the run.
+        """
         if isinstance(error, Cancelled):
             return None
         self._dropped.add(partition)
+        if isinstance(error, TextsEndWorkers) and self._read_again is not None:
+            is_read_again = self._read_again.add(partition, error.rows)
+            if is_read_again:
+                return None
         if isinstance(error, OSError):
             name = file_name(self._target.space.name, partition.key)
             error = write_error(self._target.store.location(name), error)
@@ -296,7 +311,7 @@ class Publisher:
         if isinstance(error, StoreUnavailable) or not isinstance(error, SurgeError):
             self._stop(error)
         if isinstance(error, SurgeError):
-            return failure_of(partition.source, error)
+            return failure_of(partition.ended_workers.without(partition.source), error)
         reason = f"partition {partition.key!r}: {type(error).__name__}: {error}"
         return Failure(partition.key, reason, transient=True)
 

@@ -26,8 +26,10 @@ import pyarrow as pa
 
 from surge_dagster.engine.encoder.arena import KnownVectors
 from surge_dagster.engine.errors import DataError, StoreUnavailable, SurgeError, TransientError
+from surge_dagster.engine.output.rejected import EndedWorkers, RejectedRowsBuilder
 from surge_dagster.engine.run.aggregator import Aggregator
 from surge_dagster.engine.run.old_rows import OldRows, ReuseCheck, open_old_rows
+from surge_dagster.engine.run.read_again import ReadAgain
 from surge_dagster.engine.run.report import Failure, Receipt, failure_of
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.staging import Staging
@@ -120,6 +122,7 @@ def superbatches(
     memory: RunMemory,
     dropped: set[PartitionToRead],
     reuse_check: ReuseCheck,
+    read_again: ReadAgain | None = None,
     *,
     records_changes: bool = False,
 ) -> Generator[SuperBatch | Receipt | Failure]:
@@ -127,6 +130,8 @@ def superbatches(
 
     Args:
         decisions: see `deciding.decide`, which also lists what is raised.
+        read_again: partitions that the publisher wants once more, without some of their rows; None
+            if it wants none.
         records_changes: whether rows are compared with those of old files.
         memory: books each SuperBatch; its receiver releases it.
     """
@@ -141,6 +146,8 @@ def superbatches(
             continue
         if decision.range is not None:
             divided[decision.key] = replace(decision, range=None, must_be_staged=True)
+        elif read_again is not None:
+            decision = read_again.without_known(decision)
         yield from _gather(decision, reader, aggregator, dropped)
     yield from map(memory.booked, aggregator.finish())
 
@@ -148,6 +155,16 @@ def superbatches(
     for partition in divided.values():
         yield from _gather(partition, reader, aggregator, dropped)
     yield from map(memory.booked, aggregator.finish())
+
+    while read_again is not None:
+        memory.in_flight.wait_until_none(memory.stop)
+        again = read_again.take()
+        if not again:
+            return
+        for partition in again:
+            staging.remove(partition.key)  # rows behind those that are left out have moved
+            yield from _gather(partition, reader, aggregator, dropped)
+        yield from map(memory.booked, aggregator.finish())
 
 
 def _gather(
@@ -229,7 +246,7 @@ class _RowReader:
             check = StagedRowsCheck(self.staging, partition.key, staged, partition.first_row)
             content = _Content()
             for batch in batches:
-                content.add(batch)
+                batch = content.add(batch, partition.ended_workers)
                 ids.add(batch)
                 yield from _with_vectors(batch, check, old_rows)
             check.finish()
@@ -292,18 +309,24 @@ class _Content:
         self._digest = ContentDigest()
         self._skipped_rows = 0
         self._blank_texts = 0
+        self._rejected = RejectedRowsBuilder()
         self._id_type: pa.DataType = pa.string()
         self._carried_columns: pa.Schema | None = None
 
-    def add(self, batch: RowBatch) -> None:
-        self._rows += len(batch)
+    def add(self, batch: RowBatch, ended_workers: EndedWorkers) -> RowBatch:
+        """Add the next rows; return them without those that are left out."""
+        first_row = self._source_rows
         self._source_rows += batch.source_rows + batch.skipped + len(batch.rejected)
+        batch, left_out = ended_workers.split(batch, first_row)
+        self._rejected.add(batch.rejected, left_out)
+        self._rows += len(batch)
         self._digest.update(batch)
         self._skipped_rows += batch.skipped
         self._blank_texts += int(np.count_nonzero(is_blank(batch.texts)))
         self._id_type = batch.ids.type
         if batch.carried is not None:
             self._carried_columns = batch.carried.schema
+        return batch
 
     def require_announced(self, partition: PartitionToRead) -> None:
         """Raise `TransientError` if other than the announced rows came."""
@@ -326,6 +349,7 @@ class _Content:
             self._source_rows,
             self._skipped_rows,
             self._blank_texts,
+            self._rejected.rejected(),
             tuple(staged),
             old_rows.changes() if old_rows is not None else None,
             self._carried_columns,

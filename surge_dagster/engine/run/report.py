@@ -26,6 +26,8 @@ _OF_FILE = (
     "source_rows",
     "skipped_rows",
     "blank_texts",
+    "rejected_rows",
+    "transient_rows",
     "rows_reused",
     "rows_encoded",
     "oldest_encoded_at",
@@ -110,7 +112,7 @@ class Receipt:
             nothing to do; "derived" from the file of another space.
         bytes, etag: of the file, as published.
         truncated: texts whose first tokens are all that the model saw.
-        source_rows, skipped_rows, blank_texts: see `FileFacts`.
+        source_rows, skipped_rows, blank_texts, rejected_rows, transient_rows: see `FileFacts`.
         superbatch: index of the SuperBatch that completed it, None unless it was encoded.
         texts_reused: rows whose vectors other runs had staged.
         rows_reused, rows_encoded, oldest_encoded_at: see `VectorOrigin`; of a file that was
@@ -134,6 +136,8 @@ class Receipt:
     source_rows: int = 0
     skipped_rows: int = 0
     blank_texts: int = 0
+    rejected_rows: int = 0
+    transient_rows: int = 0
     rows_reused: int = 0
     rows_encoded: int = 0
     oldest_encoded_at: str = ""
@@ -253,6 +257,8 @@ class RunReport:
     truncated: int = 0
     skipped_rows: int = 0
     blank_texts: int = 0
+    rejected_rows: int = 0
+    transient_rows: int = 0
     superbatches: int = 0
     slow_superbatches: int = 0
     compared_rows: int = 0
@@ -348,6 +354,8 @@ class RunReport:
         self.texts_reused += receipt.texts_reused
         self.skipped_rows += receipt.skipped_rows
         self.blank_texts += receipt.blank_texts
+        self.rejected_rows += receipt.rejected_rows
+        self.transient_rows += receipt.transient_rows
         if receipt.action == "republished":
             self.partitions_republished += 1
         if receipt.action == "encoded":

@@ -43,6 +43,7 @@ from surge_dagster.engine.files.rows import (
     require_carried,
     rows_at_a_time,
 )
+from surge_dagster.engine.output.rejected import folder_of as rejected_folder
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.run.superbatch import (
     ReadPartition,
@@ -341,10 +342,10 @@ def _remove_folder(store: Store, folder: str) -> None:
 
 
 def sweep_orphan_files(store: Store) -> None:
-    """Remove the temp files of dead writers from every space and from its staged segments."""
+    """Remove the temp files of dead writers from every space, its lists and its staged segments."""
     with _harmless(store, ""):
         for space in list_spaces(store):
-            for folder in (space.name, _root(space.name)):
+            for folder in (space.name, rejected_folder(space.name), _root(space.name)):
                 with _harmless(store, folder):
                     store.sweep(folder)
 

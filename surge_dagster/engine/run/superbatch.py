@@ -15,6 +15,12 @@ from surge_dagster.engine.files.facts import FileFacts, VectorFacts, desired_ver
 from surge_dagster.engine.files.formats import PublishedFile, file_name
 from surge_dagster.engine.files.rows import in_words, schema, table_of
 from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.output.rejected import (
+    NONE_ENDED_WORKERS,
+    NONE_REJECTED,
+    EndedWorkers,
+    RejectedRows,
+)
 from surge_dagster.engine.run.change_feed import RowChanges
 from surge_dagster.engine.run.report import Action
 from surge_dagster.engine.sources.partition import Partition, PartitionRange, RowBatch
@@ -55,6 +61,7 @@ class PartitionToRead:
         range: rows that are read and only staged; None: all rows are read.
         must_be_staged: whether it is only read if all its rows are staged, because several runs
             stage ranges of it.
+        ended_workers: rows that are left out.
     """
 
     source: Partition
@@ -62,6 +69,7 @@ class PartitionToRead:
     reuse: bool = True
     range: PartitionRange | None = None
     must_be_staged: bool = False
+    ended_workers: EndedWorkers = NONE_ENDED_WORKERS
 
     @property
     def key(self) -> str:
@@ -97,6 +105,7 @@ class ReadPartition:
     Attributes:
         rows: also those that need no encoding.
         source_rows, skipped_rows, blank_texts: see `FileFacts`.
+        rejected: its rows that were set aside.
         staged: its rows that an earlier run had staged, ascending.
         changes: how its rows differ from those of the old file; None if that is unknown or not
             wanted.
@@ -108,6 +117,7 @@ class ReadPartition:
     source_rows: int = 0
     skipped_rows: int = 0
     blank_texts: int = 0
+    rejected: RejectedRows = NONE_REJECTED
     staged: tuple[StagedRows, ...] = ()
     changes: RowChanges | None = None
     carried_columns: pa.Schema | None = None
@@ -293,5 +303,7 @@ class SpaceTarget:
             source_rows=read.source_rows,
             skipped_rows=read.skipped_rows,
             blank_texts=read.blank_texts,
+            rejected_rows=read.rejected.rows,
+            transient_rows=read.rejected.transient,
             **asdict(vectors),
         )

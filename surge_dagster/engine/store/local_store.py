@@ -4,8 +4,8 @@ A writer holds a kernel lock on its temp file, which ends with its process. So a
 temp files of dead writers from those of living ones, in other containers too.
 
 The folder itself is flushed once per SuperBatch (`sync`), before its receipts are reported. Hidden
-folders, whose names at the root begin with a dot, are created with their first object and removed
-with their last.
+folders, whose names begin with a dot, are created with their first object and removed with their
+last.
 """
 
 from __future__ import annotations

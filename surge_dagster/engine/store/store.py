@@ -36,11 +36,11 @@ class StoredObject(NamedTuple):  # a listing makes and compares tens of thousand
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a name lies in a hidden folder at the root, or is that of a hidden part.
+    """Return whether a name lies in a hidden folder, or is that of a hidden part.
 
     On a disk, such folders come and go with their files.
     """
-    return name.startswith(".")
+    return any(part.startswith(".") for part in name.split("/"))
 
 
 def plain_etag(etag: str | None) -> str:

@@ -22,6 +22,7 @@ from surge_dagster.engine.files.parquet import OutputFile
 from surge_dagster.engine.files.rows import OWN_COLUMNS, embedding_type, invalid_row, matrix_of
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import status_of
+from surge_dagster.engine.output.rejected import EndedWorkers, read_rejected
 from surge_dagster.engine.sources.casting import is_blank
 from surge_dagster.engine.sources.partition import (
     ContentDigest,
@@ -82,6 +83,7 @@ def compare_with_source(
         with opened(store, space, name, partition) as reader:
             facts = reader.facts
             _require_fresh(partition, facts, space, location)
+            partition = _without_rejected(partition, facts, store, space)
             try:
                 _compare_rows(partition, reader, space, samples)
             except Fault as fault:
@@ -106,6 +108,15 @@ def _require_fresh(partition: Partition, facts: FileFacts, space: Space, locatio
         f"{partition.source_version!r} now."
     )
     raise Fault("stale", finding, _RUN_AGAIN)
+
+
+def _without_rejected(
+    partition: Partition, facts: FileFacts, store: Store, space: Space
+) -> Partition:
+    """Return a partition without the rows that its file lacks because they ended workers."""
+    rejected = read_rejected(store, space, facts)
+    known = {} if rejected is None else rejected.known_texts()
+    return EndedWorkers(known).without(partition)
 
 
 @contextlib.contextmanager

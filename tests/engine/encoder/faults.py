@@ -2,10 +2,11 @@
 
 `die once PATH` and `hang once PATH` do so unless PATH exists, and create it first, so that the
 second worker to meet the text survives. `die always`, `hang always` and `fail always` do so every
-time. `fail once PATH` raises once. `chatter once PATH` prints a line every few milliseconds without
-end. `babble` raises an error that is too long for a message; `panic` raises a `BaseException` in
-the tokenizer. `zero` and the empty text get a vector of zeros, as a text without tokens. `wait
-PATH` blocks until PATH exists, and `seen PATH` creates it when the text is tokenized.
+time, and `die until PATH` as long as PATH does not exist. `fail once PATH` raises once. `chatter
+once PATH` prints a line every few milliseconds without end. `babble` raises an error that is too
+long for a message; `panic` raises a `BaseException` in the tokenizer. `zero` and the empty text get
+a vector of zeros, as a text without tokens. `wait PATH` blocks until PATH exists, and `seen PATH`
+creates it when the text is tokenized.
 """
 
 from __future__ import annotations
@@ -121,6 +122,8 @@ def _harm(text: str) -> None:
     if verb == "babble":
         raise DeviceLost("\N{CJK UNIFIED IDEOGRAPH-8A9E}\x1b" * 50_000)
     if verb not in ("die", "hang", "chatter", "fail"):
+        return
+    if rest.startswith("until ") and Path(rest.removeprefix("until ")).exists():
         return
     if rest.startswith("once "):
         try:

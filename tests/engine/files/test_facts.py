@@ -39,7 +39,8 @@ def test_metadata_name_every_fact_of_the_format() -> None:
         "format rows_reused rows_encoded oldest_encoded_at partition_key "
         "space model precision source_version content_digest desired_version rows dimension "
         "truncated writer "
-        "source_rows skipped_rows blank_texts rows_version carried_columns metadata_digest"
+        "source_rows skipped_rows blank_texts rejected_rows transient_rows rows_version "
+        "carried_columns metadata_digest"
     )
     assert tuple(f"surge.{name}".encode() for name in promised.split()) == ENTRY_NAMES
     assert tuple(guarded_metadata(FACTS)) == ENTRY_NAMES

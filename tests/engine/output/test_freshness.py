@@ -13,8 +13,9 @@ import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.files.facts import FileFacts
 from surge_dagster.engine.files.formats import file_name
-from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.output.freshness import OutputState, status_of
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.store import Store
 from tests.engine.outputs import publish_two_rows
@@ -44,6 +45,19 @@ def test_status_follows_from_the_version_of_the_file(
     assert status(store) == "fresh"
     assert status(store, version="v2") == "stale"
     assert status(store, "j") == "missing"
+
+
+@pytest.mark.parametrize(
+    ("version", "rows_version", "expected"),
+    [("v1", None, "retry"), ("v2", None, "stale"), ("v1", "", "fresh")],
+    ids=["of the source", "of another source version", "of a parent's file"],
+)
+def test_file_with_transient_rows_is_tried_again(
+    version: str, rows_version: str | None, expected: str
+) -> None:
+    facts = FileFacts("k", "s", "m", "fp32", "v1", "", "", 2, 4, 0, transient_rows=1)
+
+    assert status_of(facts, "s", "k", version, rows_version) == expected
 
 
 def test_refused_file_is_missing_until_another_one_takes_its_place(store: LocalStore) -> None:

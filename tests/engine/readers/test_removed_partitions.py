@@ -12,6 +12,7 @@ from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.output.rejected import list_name
 from surge_dagster.engine.readers.removed_partitions import (
     find_removed,
     handle_removed,
@@ -73,6 +74,20 @@ def test_staged_rows_of_a_removed_partition_are_deleted_with_its_file(output: Ou
     assert refusal is None
     left = (output.root / STAGING / output.space.name).iterdir()
     assert [folder.name for folder in left] == ["a"]
+
+
+def test_list_of_rejected_rows_is_deleted_with_its_file(output: Output) -> None:
+    for key in "ab":
+        output.put(key, 2)
+        path = output.root / list_name(output.space.name, key)
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    outputs = OutputState(output.store, output.space.name)
+
+    handle_removed(outputs, output.space, ["a"], Mock(), delete=True)
+
+    assert (output.root / list_name(output.space.name, "a")).exists()
+    assert not (output.root / list_name(output.space.name, "b")).exists()
 
 
 def test_derived_space_and_change_feed_leave_out_what_its_parent_does(output: Output) -> None:

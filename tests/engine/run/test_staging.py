@@ -22,6 +22,7 @@ from surge_dagster.engine.files.facts import VectorFacts
 from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.files.rows import matrix_of, row_group_rows
 from surge_dagster.engine.model.spec import EncodingSpec, Space
+from surge_dagster.engine.output.rejected import RejectedLists
 from surge_dagster.engine.run import memory
 from surge_dagster.engine.run.publication import assemble
 from surge_dagster.engine.run.reading import StagedRowsCheck
@@ -106,7 +107,13 @@ def assemble_segments(
 ) -> PublishedFile:
     target = target_of(LocalStore(root), space)
     return assemble(
-        target, staging_of(root, space), PARTITION, read_of(rows), segments, lambda: None
+        target,
+        staging_of(root, space),
+        RejectedLists(target.store, space.name),
+        PARTITION,
+        read_of(rows),
+        segments,
+        lambda: None,
     )
 
 

@@ -1,0 +1,262 @@
+"""Lists of the rows that were set aside, one for each partition that has some.
+
+    <space>/.rejected/<encoded key>.parquet
+
+A list has one row for each row of the source that its partition's file lacks because it is bad. It
+is written before that file is published. So a file that states such rows has its list, and a list
+whose file states none, or another source version, is left from a run that died: readers pass over
+it, and the next run over the partition replaces it.
+
+Most bad rows are found again by whoever reads the source. Rows whose texts ended workers are not;
+the list says which of its rows these are, and `EndedWorkers` leaves them out of what is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from surge_dagster.engine.files.facts import FileFacts, InvalidFile, explained
+from surge_dagster.engine.files.formats import SUFFIX
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.sources.partition import (
+    KEY_METADATA,
+    SOURCE_VERSION_METADATA,
+    Partition,
+    RejectedRow,
+    RowBatch,
+)
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.keys import encode_key
+
+FOLDER = ".rejected"
+# Rows of one partition that are named, because a reader keeps them in memory; all are counted.
+MOST_LISTED = 100_000
+COLUMNS = pa.schema(
+    [
+        pa.field("row", pa.int64(), nullable=False),
+        pa.field("place", pa.string(), nullable=False),
+        pa.field("id", pa.string()),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+    ]
+)
+_ENDED_WORKERS = b"surge.ended_workers"
+
+
+def folder_of(space: str) -> str:
+    """Return the folder of a space's lists."""
+    return f"{space}/{FOLDER}"
+
+
+def list_name(space: str, key: str) -> str:
+    """Return the name of a partition's list within the store."""
+    return f"{folder_of(space)}/{encode_key(key)}{SUFFIX}"
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedRows:
+    """Rows of one partition that were set aside.
+
+    Attributes:
+        table: the first `MOST_LISTED` of them, with the columns of a list.
+        rows: how many there are.
+        transient: those that the next run tries again.
+        ended_workers: places in the table of those whose texts ended workers.
+    """
+
+    table: pa.Table
+    rows: int = 0
+    transient: int = 0
+    ended_workers: tuple[int, ...] = ()
+
+    def named(self, places: Iterable[int]) -> Iterator[RejectedRow]:
+        """Yield rows of the table."""
+        for place in places:
+            [row] = self.table.slice(place, 1).to_pylist()
+            yield RejectedRow(**row)
+
+    def known_texts(self) -> dict[str, RejectedRow]:
+        """Return the rows whose texts ended workers, by their ids."""
+        return {row.id: row for row in self.named(self.ended_workers) if row.id is not None}
+
+
+NONE_REJECTED = RejectedRows(COLUMNS.empty_table())
+
+
+class RejectedRowsBuilder:
+    """Collects the rows of a partition that are set aside, as they come."""
+
+    def __init__(self) -> None:
+        self._parts: list[pa.RecordBatch] = []
+        self._listed = 0
+        self._rows = 0
+        self._transient = 0
+        self._ended_workers: list[int] = []
+
+    def add(self, of_source: Sequence[RejectedRow], ended_workers: Sequence[RejectedRow]) -> None:
+        """Add the next rows: those that the source sets aside, and those whose texts ended
+        workers."""
+        if not of_source and not ended_workers:
+            return
+        room = max(0, MOST_LISTED - self._listed)
+        # others cannot be found again
+        self._append(ended_workers)
+        self._ended_workers += range(self._listed - len(ended_workers), self._listed)
+        self._append(of_source[:room])
+        self._rows += len(of_source) + len(ended_workers)
+        for row in (*of_source, *ended_workers):
+            if row.kind == "transient":
+                self._transient += 1
+
+    def _append(self, rows: Sequence[RejectedRow]) -> None:
+        columns = {name: [getattr(row, name) for row in rows] for name in COLUMNS.names}
+        self._parts.append(pa.RecordBatch.from_pydict(columns, schema=COLUMNS))
+        self._listed += len(rows)
+
+    def rejected(self) -> RejectedRows:
+        """Return all of them, after the last row of the partition."""
+        if not self._rows:
+            return NONE_REJECTED
+        table = pa.Table.from_batches(self._parts, schema=COLUMNS)
+        return RejectedRows(table, self._rows, self._transient, tuple(self._ended_workers))
+
+
+class RejectedLists:
+    """The lists of one space, as a run writes them; they are listed once, at its beginning."""
+
+    def __init__(self, store: Store, space: str) -> None:
+        self._store = store
+        self._space = space
+        self._names = {stored.name for stored in store.list(folder_of(space))}
+
+    def write(
+        self, facts: FileFacts, rejected: RejectedRows, still_wanted: Callable[[], None]
+    ) -> None:
+        """Write the list of a file that is about to be published, if it has one; it is durable
+        then. `still_wanted` is as in `Upload.publish`."""
+        if not rejected.rows:
+            return
+        metadata = {
+            KEY_METADATA: facts.partition_key.encode("utf-8", "surrogatepass"),
+            SOURCE_VERSION_METADATA: facts.source_version.encode("utf-8", "surrogatepass"),
+            _ENDED_WORKERS: json.dumps(rejected.ended_workers).encode(),
+        }
+        with self._store.create(list_name(self._space, facts.partition_key)) as upload:
+            pq.write_table(
+                rejected.table.replace_schema_metadata(metadata),
+                upload.sink,
+                compression="zstd",
+                write_page_checksum=True,
+            )
+            upload.publish(still_wanted)
+        self._store.sync(folder_of(self._space))
+
+    def remove_old(self, facts: FileFacts) -> None:
+        """Remove the list of a published file that has no such rows any more."""
+        name = list_name(self._space, facts.partition_key)
+        if not facts.rejected_rows and name in self._names:
+            self._store.delete(name)
+
+
+def read_rejected(store: Store, space: Space, facts: FileFacts) -> RejectedRows | None:
+    """Return the rows that were set aside from a file with these facts; None if their list is not
+    there, or is damaged. The lists of a derived space are those of its parent."""
+    if not facts.rejected_rows:
+        return NONE_REJECTED
+    folder = space.derived.parent if space.derived else space.name
+    name = list_name(folder, facts.partition_key)
+    try:
+        with explained(store.location(name)), store.open(name) as source:
+            reader = pq.ParquetFile(source, page_checksum_verification=True)
+            metadata = reader.metadata.metadata or {}
+            if metadata.get(SOURCE_VERSION_METADATA) != facts.source_version.encode(
+                "utf-8", "surrogatepass"
+            ):
+                return None
+            table = reader.read(use_threads=False).replace_schema_metadata(None).cast(COLUMNS)
+            places = tuple(json.loads(metadata.get(_ENDED_WORKERS, b"[]")))
+    except (FileNotFoundError, InvalidFile, ValueError):
+        return None
+    return RejectedRows(table, facts.rejected_rows, facts.transient_rows, places)
+
+
+@dataclass(frozen=True, slots=True)
+class EndedWorkers:
+    """Rows whose texts ended workers, and which are left out of what is read.
+
+    Attributes:
+        rows: by their ids as lists have them.
+    """
+
+    rows: Mapping[str, RejectedRow]
+
+    def split(self, batch: RowBatch, first_row: int = 0) -> tuple[RowBatch, list[RejectedRow]]:
+        """Return a batch without these rows, and the rows with their present places.
+
+        Args:
+            first_row: how many rows of the source come before the batch.
+        """
+        if not self.rows:
+            return batch, []
+        ids = [id_text(value) for value in batch.ids.to_pylist()]
+        left_out = [place for place, value in enumerate(ids) if value in self.rows]
+        if not left_out:
+            return batch, []
+
+        numbers = _numbers(batch, first_row)
+        rows: list[RejectedRow] = []
+        for place in left_out:
+            known = self.rows[ids[place]]
+            shown = batch.place(place) if batch.place is not None else known.place
+            rows.append(replace(known, row=int(numbers[place]), place=shown))
+        return _without(batch, left_out), rows
+
+    def without(self, partition: Partition) -> Partition:
+        """Return a partition as it reads without these rows."""
+        if not self.rows:
+            return partition
+
+        def read() -> Iterator[RowBatch]:
+            for batch in partition.read():
+                yield self.split(batch)[0]
+
+        return replace(partition, read=read, rows=None, read_range=None)
+
+
+NONE_ENDED_WORKERS = EndedWorkers({})
+
+
+def id_text(value: Any) -> str:
+    """Return an id as lists have it."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    return str(value)
+
+
+def _numbers(batch: RowBatch, first_row: int) -> np.ndarray:
+    """Return the number of each row in the source, as if none was skipped before it in the
+    batch."""
+    numbers = np.arange(first_row, first_row + len(batch) + len(batch.rejected))
+    return np.setdiff1d(numbers, [row.row for row in batch.rejected])[: len(batch)]
+
+
+def _without(batch: RowBatch, left_out: Collection[int]) -> RowBatch:
+    kept = np.setdiff1d(np.arange(len(batch)), list(left_out))
+    rows = pa.array(kept)
+    place = batch.place
+    carried = batch.carried
+    return RowBatch(
+        batch.ids.take(rows),
+        batch.texts.take(rows),  # pyright: ignore[reportArgumentType]
+        batch.skipped,
+        None if carried is None else carried.take(rows),
+        None if place is None else lambda row: place(int(kept[row])),
+        rejected=batch.rejected,
+    )

@@ -1,0 +1,68 @@
+"""Partitions that are read again at the end of a run, without rows whose texts ended workers.
+
+Only the publisher learns that a text ended workers, when other rows of its partition may be
+published or staged. So the partition is dropped and read from its beginning, once everything else
+is encoded. Each time at least one more text is found; a partition with more than `MOST_TEXTS` of
+them has another problem, and is refused.
+
+A text that is not tried again until its source changes is left out from the start.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+from surge_dagster.engine.output.rejected import EndedWorkers, read_rejected
+from surge_dagster.engine.run.superbatch import PartitionToRead, SpaceTarget
+from surge_dagster.engine.sources.partition import RejectedRow
+
+MOST_TEXTS = 16  # each costs about seven workers
+
+
+class ReadAgain:
+    """The partitions to read again; any thread may add one."""
+
+    def __init__(self, target: SpaceTarget) -> None:
+        self._target = target
+        self._lock = threading.Lock()
+        self._found: dict[PartitionToRead, dict[str, RejectedRow]] = {}
+
+    def add(self, partition: PartitionToRead, rows: Sequence[RejectedRow]) -> bool:
+        """Take rows whose texts ended workers; return False if the partition must be refused."""
+        new = {row.id: row for row in rows if row.id is not None}
+        with self._lock:
+            found = self._found.get(partition, {})
+            is_too_many = len({*partition.ended_workers.rows, *found, *new}) > MOST_TEXTS
+            if partition.range is not None or is_too_many:
+                return False
+            self._found[partition] = found | new
+        return True
+
+    def take(self) -> list[PartitionToRead]:
+        """Return the partitions that were added since, as they are to be read."""
+        with self._lock:
+            found = self._found
+            self._found = {}
+        again: list[PartitionToRead] = []
+        for partition, rows in found.items():
+            ended_workers = EndedWorkers({**partition.ended_workers.rows, **rows})
+            again.append(replace(partition, ended_workers=ended_workers))
+        return again
+
+    def without_known(self, partition: PartitionToRead) -> PartitionToRead:
+        """Return a partition without the invalid texts that ended workers before its file was
+        published, if it is still of the same source version."""
+        old = partition.old_file
+        if old is None or not partition.reuse:
+            return partition
+        facts = old.facts
+        if not facts.rejected_rows or facts.source_version != partition.source.source_version:
+            return partition
+        rejected = read_rejected(self._target.store, self._target.space, facts)
+        if rejected is None:
+            return partition
+        known = rejected.known_texts().items()
+        invalid = {key: row for key, row in known if row.kind == "invalid"}
+        return replace(partition, ended_workers=EndedWorkers(invalid))
