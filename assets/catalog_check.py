@@ -4,8 +4,9 @@ They judge `embeddings`, except for truncation, which is the texts' and so judge
 `source_partitions`. The job `catalog_check` evaluates them. Rows are streamed; what grows with the
 catalog is the list of violations.
 
-Runs of `embeddings` evaluate two of them as well, `dimensions_match` and `row_counts_match`, which
-therefore belong to the op of that asset. The job logs their results as events.
+Runs of `embeddings` evaluate three of them as well, `dimensions_match`, `row_counts_match` and
+`few_rows_are_set_aside`, which therefore belong to the op of that asset. The job logs their results
+as events.
 
 Dagster plans the other checks in every backfill and in every materialization from the UI. A
 backfill does not start if its plan lacks one. But their op is always skipped there: it depends on
@@ -42,7 +43,7 @@ from surge_dagster.orchestration.failures import errors_as_failures, run_failure
 from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.launch import RUN_TAGS
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.outcome import Truncation, Violations
+from surge_dagster.orchestration.outcome import SetAside, Truncation, Violations
 from surge_dagster.orchestration.spaces import existing_space
 
 # What each check judges, and the kinds of violations that it covers; none for a check that counts.
@@ -76,7 +77,12 @@ _GROUPS: dict[CheckName, tuple[str, tuple[Kind, ...]]] = {
         "In no partition are more texts than `max_truncated_share` longer than the model reads.",
         (),
     ),
+    "few_rows_are_set_aside": (
+        "In no partition are more rows than `max_set_aside_share` set aside because they are bad.",
+        (),
+    ),
 }
+_OF_RUNS = ("dimensions_match", "row_counts_match", "few_rows_are_set_aside")
 _CHECK_OF: dict[Kind, CheckName] = {
     kind: name for name, (_, kinds) in _GROUPS.items() for kind in kinds
 }
@@ -133,7 +139,7 @@ def catalog_check(names: CatalogNames, checks: dg.AssetChecksDefinition) -> Any:
 def _specs(names: CatalogNames, settings: Settings) -> list[dg.AssetCheckSpec]:
     specs: list[dg.AssetCheckSpec] = []
     for name in _wanted(settings):
-        if name not in ("dimensions_match", "row_counts_match"):  # those of runs
+        if name not in _OF_RUNS:
             description, _ = _GROUPS[name]
             asset = _asset(names, name)
             specs.append(dg.AssetCheckSpec(name, asset=asset, description=description))
@@ -189,6 +195,7 @@ class _Comparison:
         self._settings = settings
         self._violations: dict[CheckName, Violations] = {name: [] for name in _GROUPS}
         self._truncation = Truncation(settings.max_truncated_share)
+        self._set_aside = SetAside(settings.max_set_aside_share)
         # partitions by the check that they violate, which the other checks did not judge
         self._faults: Counter[CheckName] = Counter()
         self._last: Violation | None = None
@@ -205,6 +212,7 @@ class _Comparison:
             self._faults[_CHECK_OF[self._last.kind]] += 1
         else:
             self._truncation.add(verified.key, verified.rows, verified.truncated)
+            self._set_aside.add(verified.key, verified.rejected_rows, verified.source_rows)
 
     def in_words(self) -> str:
         rows = counted(self._truncation.rows, "row")
@@ -213,6 +221,7 @@ class _Comparison:
 
     def results(self, names: CatalogNames, space: Space) -> list[dg.AssetCheckResult]:
         self._violations["few_texts_are_truncated"] = self._truncation.above
+        self._violations["few_rows_are_set_aside"] = self._set_aside.above
         common = {
             "space_title": space.title,
             "space": space.name,
@@ -233,6 +242,8 @@ class _Comparison:
         metrics = common
         if name == "few_texts_are_truncated":
             metrics = common | self._truncation.metrics()
+        if name == "few_rows_are_set_aside":
+            metrics = common | self._set_aside.metrics()
         unjudged = self._faults.total() - self._faults[name]
         if name == "no_orphan_files":  # it looks for files without a partition
             unjudged = 0

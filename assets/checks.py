@@ -41,6 +41,11 @@ _DESCRIPTIONS: dict[AnyCheckName, str] = {
         "In no partition that was encoded are more texts than `max_truncated_share` longer than "
         "the model reads."
     ),
+    "few_rows_are_set_aside": (
+        "In no partition are more rows than `max_set_aside_share` set aside because they are bad. "
+        "Runs judge the files that they published or found up to date; the job `catalog_check` "
+        "judges all files."
+    ),
     "vectors_have_not_drifted": (
         "A sample of old rows, encoded again before the run reused any, got the same vectors, as "
         "exactly as the precision promises. Otherwise the model or a device computes other "
@@ -131,6 +136,7 @@ def run_check_results(
 def _findings(outcome: Outcome) -> list[Findings]:
     files = outcome.files
     truncation = outcome.truncation
+    set_aside = outcome.set_aside
     drift = outcome.drift
     failed = {"failed": len(outcome.failures)}
     uncounted = len(files.dimensions.keys() - files.rows.keys())
@@ -142,6 +148,13 @@ def _findings(outcome: Outcome) -> list[Findings]:
         Findings("dimensions_match", dimensions, len(files.dimensions), failed),
         Findings("row_counts_match", rows, len(files.rows), failed | without_count),
         Findings("few_texts_are_truncated", truncation.above, truncation.partitions, failed, texts),
+        Findings(
+            "few_rows_are_set_aside",
+            set_aside.above,
+            set_aside.partitions,
+            failed,
+            set_aside.metrics(),
+        ),
         Findings(
             "vectors_have_not_drifted", drift.below, drift.rows, failed, drift.metrics(), "row"
         ),

@@ -37,7 +37,7 @@ from surge_dagster.orchestration.failures import (
 from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.launch import POOL, LaunchConfig, job_of, partition_keys_of
 from surge_dagster.orchestration.names import CatalogNames
-from surge_dagster.orchestration.outcome import Outcome, Truncation
+from surge_dagster.orchestration.outcome import Outcome, SetAside, Truncation
 from surge_dagster.orchestration.partition_keys import to_partition_key
 from surge_dagster.orchestration.records import failed_on_record
 from surge_dagster.orchestration.refresh import Refresh
@@ -196,7 +196,11 @@ class _Run:
         self._settings = settings
         self._context = context
         self._config = config
-        self._outcome = Outcome(Truncation(settings.max_truncated_share), names.embeddings)
+        self._outcome = Outcome(
+            Truncation(settings.max_truncated_share),
+            SetAside(settings.max_set_aside_share),
+            names.embeddings,
+        )
 
     def embed(self, chosen: Sequence[str] | None) -> list[dg.AssetCheckResult]:
         """Embed what the run was launched for; return the results of its checks."""

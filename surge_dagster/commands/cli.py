@@ -21,6 +21,7 @@ import typer
 
 from surge_dagster.commands.derive import derive
 from surge_dagster.commands.plan import cost_text, plan
+from surge_dagster.commands.rejected import rejected
 from surge_dagster.commands.serve import serve
 from surge_dagster.commands.settings import (
     CATALOG,
@@ -99,6 +100,7 @@ def embed(
 
 
 app.command()(verify)
+app.command()(rejected)
 
 
 @app.command()
@@ -290,4 +292,6 @@ def _encoded_in_words(report: RunReport) -> str:
     if report.costs.texts_deduplicated:
         parts.append(f"{report.costs.texts_deduplicated:,} equal to another text")
     parts.append(f"{report.truncated:,} truncated")
+    if report.rejected_rows:
+        parts.append(f"{counted(report.rejected_rows, 'row')} set aside")
     return ", ".join(parts)

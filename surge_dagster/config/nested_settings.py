@@ -94,6 +94,7 @@ CheckName = Literal[
     "one_space",
     "no_orphan_files",
     "few_texts_are_truncated",
+    "few_rows_are_set_aside",
     "vectors_have_not_drifted",
     "encode_not_slow",
 ]

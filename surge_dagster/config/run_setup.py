@@ -117,6 +117,7 @@ class RunSetup:
             outputs=outputs,
             freshness=freshness,
             reuse_answer=reuse_answer,
+            bad_rows=self.catalog.bad_rows,
             include_text=self.files.include_text,
             memory_limit_bytes=memory_limit,
             grace_seconds=self.grace_seconds,

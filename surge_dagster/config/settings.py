@@ -327,6 +327,12 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         le=1,
         description="share of a partition's texts above which few_texts_are_truncated fails",
     )
+    max_set_aside_share: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="share of a partition's rows above which few_rows_are_set_aside fails",
+    )
     owners: list[str] = Field(
         [], description="owners of the assets: e-mail addresses, or teams such as team:search"
     )

@@ -13,12 +13,16 @@ another is observed first.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import dagster as dg
 
+from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.output.rejected import read_rejected
 from surge_dagster.engine.run.report import Receipt, SuperBatchReport
+from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import from_partition_key, to_partition_key
@@ -33,9 +37,11 @@ _USER_VERSION = {"dagster/data_version_is_user_provided": "true"}
 # that no SuperBatch, of whichever space, makes embeddings stale.
 _SUPERBATCHES_VERSION = "INITIAL"
 _OF_RECEIPT = (
-    *("rows", "truncated", "skipped_rows", "blank_texts", "rows_reused", "rows_encoded"),
+    *("rows", "truncated", "skipped_rows", "blank_texts", "rejected_rows", "transient_rows"),
+    *("rows_reused", "rows_encoded"),
     *("source_version", "content_digest", "etag", "oldest_encoded_at"),
 )
+_ROWS_SHOWN = 20
 
 SourceEvent = dg.AssetObservation | dg.AssetMaterialization
 
@@ -78,14 +84,21 @@ def embedding(
     receipt: Receipt,
     source_event_id: int | None,
     space_title: str,
+    store: Store,
 ) -> dg.AssetMaterialization:
     """Return the event of one embedded partition; its action is "fresh" if its file was there
-    already, and is reported for a backfill or was not on record."""
+    already, and is reported for a backfill or was not on record.
+
+    Args:
+        store: the output, which lists the rows that were set aside.
+    """
     metadata = (
         _of_file(receipt)
         | {name: getattr(receipt, name) for name in _OF_RECEIPT}
         | {"space_title": space_title}
     )
+    if receipt.rejected_rows:
+        metadata |= _rows_set_aside(receipt, store)
     if receipt.superbatch is not None:
         metadata["superbatch"] = receipt.superbatch
     return dg.AssetMaterialization(
@@ -100,6 +113,21 @@ def embedding(
             **_made_from(names.superbatches, _SUPERBATCHES_VERSION, None),
         },
     )
+
+
+def _rows_set_aside(receipt: Receipt, store: Store) -> dict[str, Any]:
+    """Return a table of the first rows that were set aside; nothing if it cannot be read now."""
+    rejected = None
+    with suppress(SurgeError, OSError):
+        rejected = read_rejected(store, receipt.space, receipt.key, receipt.source_version)
+    if rejected is None:
+        return {}
+    first = rejected.table.slice(0, _ROWS_SHOWN).to_pylist()
+    records: list[dg.TableRecord] = []
+    for row in first:
+        shown = {name: row[name] or "" for name in ("place", "id", "reason", "kind")}
+        records.append(dg.TableRecord(shown))
+    return {"rows_set_aside": dg.MetadataValue.table(records)}
 
 
 def derived_embedding(

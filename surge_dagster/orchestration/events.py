@@ -26,6 +26,7 @@ import dagster as dg
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.report import Failure, Receipt, SuperBatchReport
+from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.waiting import every, in_background, result_of, wait_in_turns
 from surge_dagster.orchestration import asset_events
 from surge_dagster.orchestration.dagster_internals import Event, Planned, store_batch
@@ -136,6 +137,7 @@ class RunEvents(EventWriter[Event | Receipt]):
     """Reports a run to Dagster and enters failures in the outcome.
 
     Args:
+        store: the output.
         shown_as: returns the asset that shows the files of the run's space at that moment.
     """
 
@@ -145,6 +147,7 @@ class RunEvents(EventWriter[Event | Receipt]):
         context: dg.OpExecutionContext,
         catalogued: Catalogued,
         outcome: Outcome,
+        store: Store,
         shown_as: Callable[[], dg.AssetKey],
         grace_seconds: float,
     ) -> None:
@@ -152,6 +155,7 @@ class RunEvents(EventWriter[Event | Receipt]):
         self._names = names
         self._context = context
         self._asset = catalogued.asset
+        self._output = store
         self._shown_as = shown_as
         self._sources = dict(catalogued.sources)
         # A partition that failed is planned by name just before its run ends, which shows it as
@@ -222,6 +226,8 @@ class RunEvents(EventWriter[Event | Receipt]):
         events: list[Event] = []
         for receipt in receipts:
             source_id = source_ids.get(to_partition_key(receipt.key))
-            event = asset_events.embedding(self._names, asset, receipt, source_id, title)
+            event = asset_events.embedding(
+                self._names, asset, receipt, source_id, title, self._output
+            )
             events.append(event)
         report_events(instance, self._context, events)

@@ -119,6 +119,41 @@ class Truncation:
 
 
 @dataclass(slots=True)
+class SetAside:
+    """Counts bad rows that were set aside, of files that a run published or found up to date."""
+
+    max_share: float
+    _counts: dict[str, tuple[int, int]] = field(default_factory=dict)  # by catalog key
+
+    def add(self, key: str, rejected_rows: int, source_rows: int) -> None:
+        """Record a file; what was recorded of an earlier one of the partition is forgotten."""
+        self._counts[key] = (rejected_rows, source_rows)
+
+    @property
+    def partitions(self) -> int:
+        return len(self._counts)
+
+    @property
+    def above(self) -> Violations:
+        """Partitions with a larger share than allowed."""
+        violations: Violations = []
+        for key, (rejected, rows) in self._counts.items():
+            if rejected > self.max_share * rows:
+                share = f"{rejected:,} of {counted(rows, 'row')} ({rejected / max(1, rows):.1%})"
+                violations.append((key, f"{share} were set aside because they are bad"))
+        return violations
+
+    def metrics(self) -> dict[str, Any]:
+        rejected = sum(rejected for rejected, _ in self._counts.values())
+        rows = sum(rows for _, rows in self._counts.values())
+        return {
+            "rejected_rows": rejected,
+            "rejected_share": round(rejected / rows, 6) if rows else 0.0,
+            "allowed_share": self.max_share,
+        }
+
+
+@dataclass(slots=True)
 class Drift:
     """The vectors of a sample of old rows, compared with new ones before the run reused any."""
 
@@ -175,6 +210,7 @@ class PaceOfRun:
 @dataclass(slots=True)
 class Outcome:
     truncation: Truncation
+    set_aside: SetAside
     asset: dg.AssetKey  # that shows the files of the run's space
     drift: Drift = field(default_factory=Drift)
     files: FileChecks = field(default_factory=FileChecks)
@@ -264,4 +300,5 @@ class Outcome:
                     self.republished.add(event.key)
                 elif event.key not in self.published:
                     self.truncation.add(event.key, event.rows, event.truncated)
+                self.set_aside.add(event.key, event.rejected_rows, event.source_rows)
                 self.published.add(event.key)

@@ -193,6 +193,7 @@ class Refresh:
             self._context,
             catalogued,
             self._outcome,
+            self._store,
             shown_as,
             self._resources.events_grace_seconds,
         )
@@ -268,7 +269,9 @@ class Refresh:
         if freshness.file is None or freshness.status != "fresh":
             return freshness
 
-        checks.record(partition, work.receipt(freshness.file), space)
+        receipt = work.receipt(freshness.file)
+        checks.record(partition, receipt, space)
+        self._outcome.set_aside.add(receipt.key, receipt.rejected_rows, receipt.source_rows)
         fault = checks.fault(partition.key)
         if not fault:
             return freshness

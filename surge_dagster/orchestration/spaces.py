@@ -64,7 +64,7 @@ def report_files(names: CatalogNames, context: dg.OpExecutionContext, store: Sto
             continue
         receipt = Receipt.of(file.facts, file.stored, store.location(name), action="fresh")
         source_id = catalogued.source_ids.get(key)
-        events.append(embedding(names, names.embeddings, receipt, source_id, space.title))
+        events.append(embedding(names, names.embeddings, receipt, source_id, space.title, store))
     report_events(context.instance, context, events)
 
 

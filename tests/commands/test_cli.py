@@ -85,6 +85,36 @@ def test_bad_partition_gives_exit_code_1_and_all_others_are_published(
     assert "Traceback" not in surge.printed
 
 
+def test_bad_rows_that_are_set_aside_are_counted_and_printed(catalog: Path, surge: Command) -> None:
+    surge.write("nulls", 3, text=["a", None, "c"])
+    report = surge.embed("--bad-rows", "set_aside")
+
+    printed = surge("rejected", "out")[1]
+    document = surge.json("rejected", "out", "--space", report["space"])
+
+    assert report["rejected_rows"] == 1
+    assert printed.splitlines() == [
+        "nulls  row 1  id nulls-1  invalid: the text is null; every row needs one",
+        f"{report['space']}: 1 row set aside",
+    ]
+    [partition] = document["partitions"]
+    assert document["rejected_rows"] == partition["rejected_rows"] == 1
+    assert [row["id"] for row in partition["rows"]] == ["nulls-1"]
+    assert surge.json("verify", "catalog", "out")["violations"] == []
+    assert surge.embed("--bad-rows", "set_aside")["partitions_skipped"] == 4
+
+
+def test_rows_set_aside_that_are_not_listed_are_named(catalog: Path, surge: Command) -> None:
+    surge.write("nulls", 3, text=["a", None, "c"])
+    surge.embed("--bad-rows", "set_aside")
+    shutil.rmtree(surge.space_json().with_name(".rejected"))
+
+    code, _, complaint = surge("rejected", "out")
+
+    assert code == 0
+    assert "partition 'nulls': 1 of its 1 row set aside are not listed" in complaint
+
+
 def test_removed_partition_is_named_and_left_out_of_a_search(catalog: Path, surge: Command) -> None:
     surge.embed()
     shutil.rmtree(catalog / "partition=plums")

@@ -23,8 +23,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile, explained
-from surge_dagster.engine.files.formats import SUFFIX
+from surge_dagster.engine.files.formats import SUFFIX, PublishedFile
 from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.sources.partition import (
     KEY_METADATA,
     SOURCE_VERSION_METADATA,
@@ -47,7 +48,8 @@ COLUMNS = pa.schema(
         pa.field("kind", pa.string(), nullable=False),
     ]
 )
-_ENDED_WORKERS = b"surge.ended_workers"
+# A JSON list: all rows that were set aside, the transient ones, and `ended_workers`.
+_COUNTS = b"surge.rejected_rows"
 
 
 def folder_of(space: str) -> str:
@@ -144,9 +146,9 @@ class RejectedLists:
         if not rejected.rows:
             return
         metadata = {
-            KEY_METADATA: facts.partition_key.encode("utf-8", "surrogatepass"),
-            SOURCE_VERSION_METADATA: facts.source_version.encode("utf-8", "surrogatepass"),
-            _ENDED_WORKERS: json.dumps(rejected.ended_workers).encode(),
+            KEY_METADATA: _encoded(facts.partition_key),
+            SOURCE_VERSION_METADATA: _encoded(facts.source_version),
+            _COUNTS: json.dumps([rejected.rows, rejected.transient, *rejected.ended_workers]),
         }
         with self._store.create(list_name(self._space, facts.partition_key)) as upload:
             pq.write_table(
@@ -165,26 +167,34 @@ class RejectedLists:
             self._store.delete(name)
 
 
-def read_rejected(store: Store, space: Space, facts: FileFacts) -> RejectedRows | None:
-    """Return the rows that were set aside from a file with these facts; None if their list is not
-    there, or is damaged. The lists of a derived space are those of its parent."""
+def rejected_from(store: Store, space: Space, facts: FileFacts) -> RejectedRows | None:
+    """Return the rows that were set aside from a file of a space with these facts; None as in
+    `read_rejected`. The lists of a derived space are those of its parent."""
     if not facts.rejected_rows:
         return NONE_REJECTED
     folder = space.derived.parent if space.derived else space.name
-    name = list_name(folder, facts.partition_key)
+    return read_rejected(store, folder, facts.partition_key, facts.source_version)
+
+
+def read_rejected(store: Store, space: str, key: str, source_version: str) -> RejectedRows | None:
+    """Return the list of a partition; None if it is not there, is damaged, or is of another source
+    version."""
+    name = list_name(space, key)
     try:
         with explained(store.location(name)), store.open(name) as source:
             reader = pq.ParquetFile(source, page_checksum_verification=True)
-            metadata = reader.metadata.metadata or {}
-            if metadata.get(SOURCE_VERSION_METADATA) != facts.source_version.encode(
-                "utf-8", "surrogatepass"
-            ):
+            metadata = reader.schema_arrow.metadata or {}
+            if metadata.get(SOURCE_VERSION_METADATA) != _encoded(source_version):
                 return None
             table = reader.read(use_threads=False).replace_schema_metadata(None).cast(COLUMNS)
-            places = tuple(json.loads(metadata.get(_ENDED_WORKERS, b"[]")))
-    except (FileNotFoundError, InvalidFile, ValueError):
+            rows, transient, *places = json.loads(metadata[_COUNTS])
+    except (FileNotFoundError, InvalidFile, ValueError, KeyError):
         return None
-    return RejectedRows(table, facts.rejected_rows, facts.transient_rows, places)
+    return RejectedRows(table, rows, transient, tuple(places))
+
+
+def _encoded(value: str) -> bytes:
+    return value.encode("utf-8", "surrogatepass")
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,3 +270,33 @@ def _without(batch: RowBatch, left_out: Collection[int]) -> RowBatch:
         None if place is None else lambda row: place(int(kept[row])),
         rejected=batch.rejected,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedOfPartition:
+    """What was set aside of one partition.
+
+    Attributes:
+        listed: rows of its list, with the columns as keys; empty if the list cannot be read.
+    """
+
+    key: str
+    rows: int
+    transient: int
+    listed: list[dict[str, Any]]
+
+
+def rejected_of_space(store: Store, space: Space) -> Iterator[RejectedOfPartition]:
+    """Yield the partitions of a space of whose rows some were set aside, by the names of their
+    files."""
+    for file in OutputState(store, space.name).files().values():
+        if not isinstance(file, PublishedFile) or not file.facts.rejected_rows:
+            continue
+        facts = file.facts
+        rejected = rejected_from(store, space, facts) or NONE_REJECTED
+        yield RejectedOfPartition(
+            facts.partition_key,
+            facts.rejected_rows,
+            facts.transient_rows,
+            rejected.table.to_pylist(),
+        )

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
-from surge_dagster.engine.output.rejected import EndedWorkers, read_rejected
+from surge_dagster.engine.output.rejected import EndedWorkers, rejected_from
 from surge_dagster.engine.run.superbatch import PartitionToRead, SpaceTarget
 from surge_dagster.engine.sources.partition import RejectedRow
 
@@ -60,7 +60,7 @@ class ReadAgain:
         facts = old.facts
         if not facts.rejected_rows or facts.source_version != partition.source.source_version:
             return partition
-        rejected = read_rejected(self._target.store, self._target.space, facts)
+        rejected = rejected_from(self._target.store, self._target.space, facts)
         if rejected is None:
             return partition
         known = rejected.known_texts().items()

@@ -22,7 +22,7 @@ from surge_dagster.engine.files.parquet import OutputFile
 from surge_dagster.engine.files.rows import OWN_COLUMNS, embedding_type, invalid_row, matrix_of
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import status_of
-from surge_dagster.engine.output.rejected import EndedWorkers, read_rejected
+from surge_dagster.engine.output.rejected import EndedWorkers, rejected_from
 from surge_dagster.engine.sources.casting import is_blank
 from surge_dagster.engine.sources.partition import (
     ContentDigest,
@@ -114,7 +114,7 @@ def _without_rejected(
     partition: Partition, facts: FileFacts, store: Store, space: Space
 ) -> Partition:
     """Return a partition without the rows that its file lacks because they ended workers."""
-    rejected = read_rejected(store, space, facts)
+    rejected = rejected_from(store, space, facts)
     known = {} if rejected is None else rejected.known_texts()
     return EndedWorkers(known).without(partition)
 

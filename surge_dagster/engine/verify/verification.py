@@ -82,11 +82,13 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A partition that was checked, with the rows and truncated texts of a valid file."""
+    """A partition that was checked, with the counts of a valid file; see `FileFacts`."""
 
     key: str
     rows: int
     truncated: int = 0
+    rejected_rows: int = 0
+    source_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,9 @@ def verify_partition(
     facts = _checked(partition.key, space, compare)
     if isinstance(facts, Violation):
         return facts
-    return Verified(partition.key, facts.rows, facts.truncated)
+    return Verified(
+        partition.key, facts.rows, facts.truncated, facts.rejected_rows, facts.source_rows
+    )
 
 
 def _checked(key: str, space: Space, check: Callable[[], _Result]) -> _Result | Violation:

@@ -51,7 +51,9 @@ def test_empty_text_is_published_with_a_vector_of_zeros(
     [receipt] = receipts(output.events(in_memory(catalog), thresholds))
     assert receipt.rows == 13
     source: Any = in_memory(catalog)
-    assert list(verify(source, output.store, output.pool.space)) == [Verified("p", 13)]
+    assert list(verify(source, output.store, output.pool.space)) == [
+        Verified("p", 13, source_rows=13)
+    ]
 
 
 def test_vector_of_zeros_is_reused(output: Output) -> None:

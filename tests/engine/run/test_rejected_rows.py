@@ -13,7 +13,7 @@ import pytest
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.output import rejected as lists
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.rejected import list_name, read_rejected
+from surge_dagster.engine.output.rejected import list_name, rejected_from
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.sources.partition import Partition, RejectedRow
 from surge_dagster.engine.store import open_store
@@ -179,7 +179,7 @@ def test_file_is_verified_without_its_rejected_rows(hash_pool: EncoderPool, tmp_
 
     found = verify_partition(partition, open_store(tmp_path), run.space)
 
-    assert found == Verified("p", 5)
+    assert found == Verified("p", 5, rejected_rows=1, source_rows=6)
 
 
 def test_change_feed_deletes_a_row_that_is_set_aside_now(
@@ -201,8 +201,8 @@ def test_list_of_another_source_version_is_not_read(hash_pool: EncoderPool, tmp_
     store = open_store(tmp_path)
     [space] = list_spaces(store)
 
-    assert read_rejected(store, space, facts) is not None
-    assert read_rejected(store, space, replace(facts, source_version="v0")) is None
+    assert rejected_from(store, space, facts) is not None
+    assert rejected_from(store, space, replace(facts, source_version="v0")) is None
 
 
 def test_refused_partition_has_no_list(hash_pool: EncoderPool, tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_file_without_such_rows_is_verified(pool: EncoderPool, tmp_path: Path) -
 
     found = verify_partition(partition, open_store(tmp_path), run.space)
 
-    assert found == Verified("p", 298)
+    assert found == Verified("p", 298, rejected_rows=3, source_rows=301)
 
 
 def test_partition_of_too_many_such_texts_is_refused(

@@ -122,7 +122,10 @@ def test_file_that_cannot_be_read_now_is_a_violation(copy: Complete) -> None:
     shutil.rmtree(copy.catalog / "partition=b")
     events = list(verify(copy.source, FailingStore(copy.root, "a", "b"), copy.pool.space))
     assert unread(events) == ["a", f"{copy.space}/b.parquet"]
-    assert of_kind(events, Verified) == [Verified("Köln", ROWS), Verified("a", 0)]
+    assert of_kind(events, Verified) == [
+        Verified("Köln", ROWS, source_rows=ROWS),
+        Verified("a", 0),
+    ]
     assert len(events) == 4
 
 
@@ -175,7 +178,7 @@ def test_unavailable_store_ends_the_verification(
 ) -> None:
     store = embedded.store
     events = verify(embedded.source, store, embedded.pool.space)
-    assert next(events) == Verified("Köln", ROWS)
+    assert next(events) == Verified("Köln", ROWS, source_rows=ROWS)
 
     def fail(*_: object) -> None:
         raise StoreUnavailable("the store is down")
