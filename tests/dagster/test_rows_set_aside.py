@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 
 from tests.dagster.conftest import Workbench, values_of
-from tests.small_catalogs import Rows, numbered_rows
+from tests.small_catalogs import Rows, numbered_rows, rewrite
 
 NO_TEXT = "the text is null; every row needs one"
 
@@ -55,3 +55,17 @@ def test_share_of_rows_set_aside_above_the_setting_is_an_error(bench: Workbench)
         reason = "5 of 40 rows (12.5%) were set aside because they are bad"
         assert line == f"| `many` | `{reason}` |"
         assert check.metadata["rejected_rows"].value == 9
+
+
+def test_only_the_nightly_run_tries_transient_rows_again(bench: Workbench) -> None:
+    bench.settings["refresh_stale"] = True
+    bench.fill("ab")
+    bench.refresh()
+    rewrite(bench.file("a"), lambda table: table, transient_rows=1, rejected_rows=1)
+
+    tick = bench.tick()
+    nightly = bench.nightly()
+
+    assert tick.run_requests == []
+    assert "1 with rows that the nightly run tries again" in tick.skip_message
+    assert set(nightly.materialized()) == {"a"}

@@ -37,8 +37,9 @@ from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.keys import encode_key
 
 FOLDER = ".rejected"
-# Rows of one partition that are named, because a reader keeps them in memory; all are counted.
-MOST_LISTED = 100_000
+# Rows of one partition that are named, because a run keeps them in memory; all are counted.
+MOST_LISTED = 10_000
+_MOST_BYTES = 4 * 1024 * 1024
 COLUMNS = pa.schema(
     [
         pa.field("row", pa.int64(), nullable=False),
@@ -108,8 +109,9 @@ class RejectedRowsBuilder:
         if not of_source and not ended_workers:
             return
         room = max(0, MOST_LISTED - self._listed)
-        # others cannot be found again
-        self._append(ended_workers)
+        if sum(part.nbytes for part in self._parts) > _MOST_BYTES:
+            room = 0
+        self._append(ended_workers)  # in any case: whoever reads the source does not find them
         self._ended_workers += range(self._listed - len(ended_workers), self._listed)
         self._append(of_source[:room])
         self._rows += len(of_source) + len(ended_workers)

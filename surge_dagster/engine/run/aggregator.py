@@ -195,9 +195,13 @@ class Aggregator:
     def close(self, read: ReadPartition) -> Iterator[SuperBatch]:
         current = self._require_open()
         bounds = self._bounds
-        if self._pending.held and self.held_bytes > bounds.b_max_bytes:
-            # only an empty partition gets here: its overhead did not fit
+        size = read.rejected.table.nbytes
+        if self._pending.held and self.held_bytes + size > bounds.b_max_bytes:
+            # the overhead of an empty partition did not fit, or a list of rejected rows
             yield self._flush_pending()
+        if size:
+            self._reserve(size)
+            current.bytes += size
         current.read = read
         self._current = None
         pending = self._pending

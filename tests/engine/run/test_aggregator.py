@@ -4,7 +4,7 @@ sizes and order."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import pytest
@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.errors import ConfigError, DataError
+from surge_dagster.engine.output.rejected import RejectedRowsBuilder
 from surge_dagster.engine.run.aggregator import Aggregator
 from surge_dagster.engine.run.superbatch import PartitionToRead, SuperBatch
 from surge_dagster.engine.run.thresholds import PARTITION_OVERHEAD_BYTES, Bounds, Thresholds
+from surge_dagster.engine.sources.partition import RejectedRow
 from tests.engine.runs import read_of
 from tests.small_catalogs import Rows, numbered_rows, partition_of, row_batch_of
 
@@ -269,6 +271,25 @@ def test_partitions_without_rows_end_a_superbatch_too() -> None:
     )
     gathering.run([Incoming(f"p{n}", [], 1) for n in range(10)])
     assert [*map(len, gathering.emitted)] == [4, 4, 2]
+
+
+def test_lists_of_rejected_rows_count_as_bytes_of_a_superbatch() -> None:
+    builder = RejectedRowsBuilder()
+    builder.add([RejectedRow(0, "row 0", "id", "x" * 10_000)], [])
+    read = replace(read_of([]), rejected=builder.rejected())
+    size = PARTITION_OVERHEAD_BYTES + read.rejected.table.nbytes
+    gathering = Gathering(Bounds(10, 10, 3 * size, 3 * size))
+
+    with Arena(slots=2, max_texts=10, max_bytes=100, dimension=1, dtype="float32") as arena:
+        aggregator = Aggregator(gathering.bounds, arena.acquire, gathering.reserve)
+        for key in "abcd":
+            aggregator.open(PartitionToRead(partition_of(key, [])))
+            gathering.take(aggregator.close(read))
+        gathering.take(aggregator.finish())
+
+    assert [*map(len, gathering.emitted)] == [3, 1]
+    assert gathering.reserved == 4 * size
+    assert gathering.booked == 0
 
 
 def test_row_larger_than_b_max_is_refused_before_its_batch_is_taken() -> None:
