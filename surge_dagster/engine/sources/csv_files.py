@@ -88,8 +88,11 @@ def _rows(request: FileRead, text: io.TextIOWrapper, delimiter: str) -> Iterator
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     row = -1
     width = 0
+    line = 0
     try:
         for values in reader:
+            lines = reader.line_num - line
+            line = reader.line_num
             if not values:
                 continue
             width = width or len(values)
@@ -97,7 +100,7 @@ def _rows(request: FileRead, text: io.TextIOWrapper, delimiter: str) -> Iterator
                 reason = f"expected {width} values, got {len(values)}"
                 if not request.sets_aside:
                     raise csv.Error(reason)
-                yield reason
+                yield f"{reason} in {lines:,} lines" if lines > 1 else reason
             elif row >= 0:
                 yield values
             row += 1

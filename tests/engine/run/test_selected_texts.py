@@ -95,3 +95,29 @@ def test_blank_texts_are_counted_without_any_rule(output: Output, tmp_path: Path
     assert receipt.skipped_rows == 0
     assert run.report.blank_texts == 2
     assert output.check("k", rows).blank_texts == 2
+
+
+def test_run_over_bad_rows_publishes_the_others(output: Output, tmp_path: Path) -> None:
+    rows = numbered_rows("k", 250)
+    bad = [*rows[:200], ("id of none", None), rows[7], *rows[200:], rows[249]]
+    write_catalog(tmp_path / "catalog", {"k": bad})
+    source = open_source(tmp_path / "catalog", bad_rows="set_aside")
+
+    run = output.run(source)
+
+    assert len(receipts(finish(run), "encoded")) == 1
+    assert output.check("k", rows).source_rows == 253
+    assert not output.violations(source, pool=output.pool, reencode=None)
+    assert len(receipts(output.events(source), "fresh")) == 1
+
+
+def test_rows_without_a_key_are_a_file_without_rows(output: Output, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("id,text,key\n1,one,k\n2,two,\n3\n")
+    source = open_source(path, partition_by="key", bad_rows="set_aside")
+
+    encoded = receipts(output.events(source), "encoded")
+
+    assert sorted(receipt.key for receipt in encoded) == ["k", "unassigned"]
+    assert output.check("unassigned", []).source_rows == 2
+    assert not output.violations(source, pool=output.pool, reencode=None)

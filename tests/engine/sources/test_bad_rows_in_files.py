@@ -160,6 +160,14 @@ class TestFiles:
         assert [row.row for row in batch.rejected] == [1]
         assert batch.skipped == 1
 
+    def test_lines_that_a_quote_has_joined_are_counted(self, tmp_path: Path) -> None:
+        (tmp_path / "k.csv").write_text('id,text\na,one\nb,"two\nc,three\nd,",x\ne,five\n')
+
+        partition = only(opened(tmp_path))
+
+        assert rows_of(partition) == [("a", "one"), ("e", "five")]
+        assert reasons_of(partition) == {1: "expected 2 values, got 3 in 3 lines"}
+
     def test_quotes_that_are_not_closed_are_refused(self, tmp_path: Path) -> None:
         (tmp_path / "k.csv").write_text('id,text\na,one\nb,"two\nc,three\n')
 
