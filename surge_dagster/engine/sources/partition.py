@@ -348,7 +348,7 @@ def refuse_repeated_id(partition: Partition, repeated: np.ndarray) -> None:
                     partition.key,
                     f"the id {value!r} stands at {seen[value]} already; ids must be unique within "
                     "a partition",
-                    "Remove one of the two rows or give it another id.",
+                    "Remove one of the two rows, give it another id, or set bad_rows to set_aside.",
                     row + offset,
                     place,
                 )

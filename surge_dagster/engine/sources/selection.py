@@ -297,11 +297,13 @@ class Selection:
         for name, column in (("id", ids), ("text", texts)):
             if column.null_count:
                 offset = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
-                further = "" if name == "id" else ", or set missing_text to skip or empty"
+                further = "set bad_rows to set_aside"
+                if name == "text":
+                    further = f"set missing_text to skip or empty, or {further}"
                 raise DataError(
                     key,
                     f"the {name} is null; every row needs one",
-                    f"Fill or drop the {name} in the source, then run again{further}.",
+                    f"Fill or drop the {name} in the source, then run again, or {further}.",
                     int(rows[offset]),
                 )
             _require_valid(key, name, column, rows)
@@ -311,8 +313,8 @@ class Selection:
             raise DataError(
                 key,
                 self._too_long(int(lengths[offset])),
-                "Shorten it in the source, or raise max_text_bytes (a model reads only its first "
-                "tokens).",
+                "Shorten it in the source, raise max_text_bytes (a model reads only its first "
+                "tokens), or set bad_rows to set_aside.",
                 int(rows[offset]),
             )
 

@@ -186,8 +186,9 @@ def test_vectors_of_shipped_documents_after_a_kill_are_the_librarys_own(
 ) -> None:
     """Documentation of installed packages, up to a hundred pages each."""
     texts = shipped_documents(count, characters)
-    for part in range(3):
-        ids = range(part, len(texts), 3)
+    parts = max(3, count // 8)
+    for part in range(parts):
+        ids = range(part, len(texts), parts)
         table = pa.table({"id": ids, "text": [texts[row] for row in ids]})
         pq.write_table(table, tmp_path / f"part={part}.parquet")
     command = [sys.executable, "-m", "surge_dagster", "embed", f"{tmp_path}/part={{part}}.parquet"]
@@ -195,7 +196,8 @@ def test_vectors_of_shipped_documents_after_a_kill_are_the_librarys_own(
     whole = [*command, str(tmp_path / "out"), *options]
 
     killed = subprocess.Popen(whole)
-    until(lambda: list((tmp_path / "out").glob("*/*.parquet")) or killed.poll() is not None)
+    begun = tmp_path / "out"
+    until(lambda: list(begun.glob("*/*.parquet")) or killed.poll() is not None, 50 * count)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     subprocess.run(whole, check=True)
