@@ -26,6 +26,7 @@ from surge_dagster.engine.files.facts import FileFacts, InvalidFile, explained
 from surge_dagster.engine.files.formats import SUFFIX, PublishedFile
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
+from surge_dagster.engine.sources.bad_rows import id_text
 from surge_dagster.engine.sources.partition import (
     KEY_METADATA,
     SOURCE_VERSION_METADATA,
@@ -243,13 +244,6 @@ class EndedWorkers:
 
 
 NONE_ENDED_WORKERS = EndedWorkers({})
-
-
-def id_text(value: Any) -> str:
-    """Return an id as lists have it."""
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "backslashreplace")
-    return str(value)
 
 
 def _numbers(batch: RowBatch, first_row: int) -> np.ndarray:

@@ -24,7 +24,7 @@ from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.files.parquet import STRING_COPIES, levels_bytes, write_file
 from surge_dagster.engine.files.rows import group_rows, invalid_row, vector_bytes
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.rejected import RejectedLists, id_text
+from surge_dagster.engine.output.rejected import RejectedLists
 from surge_dagster.engine.run.change_feed import write_changes
 from surge_dagster.engine.run.report import (
     Event,
@@ -42,6 +42,7 @@ from surge_dagster.engine.run.superbatch import (
     SpaceTarget,
     StagedRows,
 )
+from surge_dagster.engine.sources.bad_rows import id_text
 from surge_dagster.engine.sources.casting import is_blank
 from surge_dagster.engine.sources.partition import RejectedRow, row_in_words
 from surge_dagster.engine.store.store import Upload

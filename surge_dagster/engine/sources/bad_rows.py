@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -183,6 +184,11 @@ def _id_text(value: pa.Scalar) -> str | None:
         plain = value.as_py()
     except UnicodeDecodeError:
         return None
-    if isinstance(plain, bytes):
-        return plain.decode("utf-8", "backslashreplace")
-    return None if plain is None else str(plain)
+    return None if plain is None else id_text(plain)
+
+
+def id_text(value: Any) -> str:
+    """Return an id as rejected rows name it."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    return str(value)

@@ -176,6 +176,18 @@ def test_partition_of_too_many_such_texts_is_refused(
     assert receipts(events) == []
 
 
+def test_rows_of_one_document_are_set_aside_apart_from_it(
+    pool: EncoderPool, tmp_path: Path
+) -> None:
+    rows = with_texts(numbered_rows("p", 5), {1: "fail always", 3: "fail always too"})
+    document = replace(row_batch_of(rows), source_rows=1)
+    partition = Partition("p", "v1", lambda: iter([document]), lambda: "v1", source_rows=1)
+
+    [receipt] = receipts(finish(set_aside(pool, [partition], tmp_path)))
+
+    assert (receipt.rows, receipt.rejected_rows, receipt.source_rows) == (3, 2, 1)
+
+
 def test_equal_texts_are_found_together(pool: EncoderPool, tmp_path: Path) -> None:
     places = (3, 40, 77)
     rows = with_texts(numbered_rows("p", 90), dict.fromkeys(places, "fail always"))
