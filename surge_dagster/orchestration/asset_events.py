@@ -20,7 +20,7 @@ import dagster as dg
 
 from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.rejected import read_rejected
+from surge_dagster.engine.output.rejected import NONE_REJECTED, RejectedRows, read_rejected
 from surge_dagster.engine.run.report import Receipt, SuperBatchReport
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
@@ -84,21 +84,21 @@ def embedding(
     receipt: Receipt,
     source_event_id: int | None,
     space_title: str,
-    store: Store,
+    rejected: RejectedRows = NONE_REJECTED,
 ) -> dg.AssetMaterialization:
     """Return the event of one embedded partition; its action is "fresh" if its file was there
     already, and is reported for a backfill or was not on record.
 
     Args:
-        store: the output, which lists the rows that were set aside.
+        rejected: the rows that were set aside; the first ones are shown.
     """
     metadata = (
         _of_file(receipt)
         | {name: getattr(receipt, name) for name in _OF_RECEIPT}
         | {"space_title": space_title}
     )
-    if receipt.rejected_rows:
-        metadata |= _rows_set_aside(receipt, store)
+    if rejected.rows:
+        metadata["rows_set_aside"] = _table_of(rejected)
     if receipt.superbatch is not None:
         metadata["superbatch"] = receipt.superbatch
     return dg.AssetMaterialization(
@@ -115,19 +115,22 @@ def embedding(
     )
 
 
-def _rows_set_aside(receipt: Receipt, store: Store) -> dict[str, Any]:
-    """Return a table of the first rows that were set aside; nothing if it cannot be read now."""
+def rows_set_aside(store: Store, receipt: Receipt) -> RejectedRows:
+    """Return the rows that were set aside from the file of a receipt; none if their list cannot be
+    read now."""
     rejected = None
-    with suppress(SurgeError, OSError):
-        rejected = read_rejected(store, receipt.space, receipt.key, receipt.source_version)
-    if rejected is None:
-        return {}
-    first = rejected.table.slice(0, _ROWS_SHOWN).to_pylist()
+    if receipt.rejected_rows:
+        with suppress(SurgeError, OSError):
+            rejected = read_rejected(store, receipt.space, receipt.key, receipt.source_version)
+    return rejected or NONE_REJECTED
+
+
+def _table_of(rejected: RejectedRows) -> dg.TableMetadataValue:
     records: list[dg.TableRecord] = []
-    for row in first:
+    for row in rejected.table.slice(0, _ROWS_SHOWN).to_pylist():
         shown = {name: row[name] or "" for name in ("place", "id", "reason", "kind")}
         records.append(dg.TableRecord(shown))
-    return {"rows_set_aside": dg.MetadataValue.table(records)}
+    return dg.MetadataValue.table(records)
 
 
 def derived_embedding(

@@ -226,8 +226,7 @@ class RunEvents(EventWriter[Event | Receipt]):
         events: list[Event] = []
         for receipt in receipts:
             source_id = source_ids.get(to_partition_key(receipt.key))
-            event = asset_events.embedding(
-                self._names, asset, receipt, source_id, title, self._output
-            )
+            rejected = asset_events.rows_set_aside(self._output, receipt)
+            event = asset_events.embedding(self._names, asset, receipt, source_id, title, rejected)
             events.append(event)
         report_events(instance, self._context, events)

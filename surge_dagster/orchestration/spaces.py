@@ -20,7 +20,7 @@ from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import find_space, list_spaces, nearest_spaces
 from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.store.store import Store
-from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG, embedding
+from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG, embedding, rows_set_aside
 from surge_dagster.orchestration.dagster_internals import Event
 from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.names import CatalogNames, CatalogResources
@@ -64,7 +64,8 @@ def report_files(names: CatalogNames, context: dg.OpExecutionContext, store: Sto
             continue
         receipt = Receipt.of(file.facts, file.stored, store.location(name), action="fresh")
         source_id = catalogued.source_ids.get(key)
-        events.append(embedding(names, names.embeddings, receipt, source_id, space.title, store))
+        rejected = rows_set_aside(store, receipt)
+        events.append(embedding(names, names.embeddings, receipt, source_id, space.title, rejected))
     report_events(context.instance, context, events)
 
 

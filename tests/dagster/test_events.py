@@ -208,6 +208,8 @@ def assert_adopted_event_describes_its_file(
         "truncated": 0,
         "skipped_rows": 0,
         "blank_texts": 0,
+        "rejected_rows": 0,
+        "transient_rows": 0,
         "space_title": "hash-16, 16 float32",
         "space": file.parent.name,
         "rows_reused": 0,
