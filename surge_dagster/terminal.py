@@ -7,7 +7,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Annotated, Any
@@ -22,6 +22,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
+from rich.text import Text
 
 from surge_dagster.engine.support.unreadable import visible
 
@@ -102,6 +104,16 @@ def _lines(unit: str) -> Callable[[int, int | None], None]:
 def complain(text: str) -> None:
     """Print an error or a warning on standard error, without markup and control characters."""
     messages.print("\n".join(map(visible, text.split("\n"))), style="red", markup=False)
+
+
+def print_table(title: str, rows: Sequence[Sequence[str]]) -> None:
+    """Print rows on standard output as a table, the first one as its header."""
+    table = Table(title=title, show_lines=True)
+    for name in rows[0]:
+        table.add_column(Text(visible(name)))
+    for row in rows[1:]:
+        table.add_row(*(Text("\n".join(map(visible, cell.split("\n")))) for cell in row))
+    Console().print(table)
 
 
 def print_json(document: dict[str, Any]) -> None:

@@ -80,6 +80,7 @@ _BEGUN_FIRST = (
 # Those whose tests import sentence-transformers, which takes nine seconds: one of the processes
 # runs them all.
 _OF_MODELS = {
+    "tests/engine/compare/test_models.py",
     "tests/engine/derived/test_conversion.py",
     "tests/engine/encoder/test_architectures.py",
     "tests/engine/encoder/test_mutations.py",

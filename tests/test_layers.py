@@ -37,8 +37,8 @@ LAYERS = (
     "resources service cluster",
     "config",
     "consumers",
-    "engine.derived engine.feed engine.inference engine.plan engine.readers engine.tables"
-    " engine.verify",
+    "engine.compare engine.derived engine.feed engine.inference engine.plan engine.readers"
+    " engine.tables engine.verify",
     "engine.run",
     "engine.chunks",
     "engine.output",
@@ -50,7 +50,17 @@ LAYERS = (
     "engine.errors version",
 )
 HOUSES = {PACKAGE, "engine"}
-SATELLITES = ("chunks", "derived", "feed", "inference", "plan", "readers", "tables", "verify")
+SATELLITES = (
+    "chunks",
+    "compare",
+    "derived",
+    "feed",
+    "inference",
+    "plan",
+    "readers",
+    "tables",
+    "verify",
+)
 RANKS = {room: rank for rank, line in enumerate(LAYERS) for room in line.split()}
 
 

@@ -19,6 +19,7 @@ from typing import Annotated
 
 import typer
 
+from surge_dagster.commands.compare import compare
 from surge_dagster.commands.derive import derive
 from surge_dagster.commands.plan import cost_text, plan
 from surge_dagster.commands.rejected import rejected
@@ -72,6 +73,7 @@ catalog_app = typer.Typer(help="Build a catalog to try things on.", no_args_is_h
 app.add_typer(catalog_app, name="catalog")
 app.command()(plan)
 app.command()(derive)
+app.command()(compare)
 app.command()(serve)
 
 # Errors of a standard output that is a closed pipe, a full disk or a lost terminal.

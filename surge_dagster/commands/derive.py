@@ -8,6 +8,8 @@ import typer
 
 from surge_dagster.commands.settings import describes_space, space_to_read, takes_settings
 from surge_dagster.config.settings import Settings
+from surge_dagster.engine.compare.comparison import SAMPLE, compare
+from surge_dagster.engine.compare.report import Comparison
 from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.model.spec import DerivedDtype
 from surge_dagster.engine.output.current_space import named_space
@@ -56,8 +58,6 @@ def derive(
             if isinstance(event, Failure):
                 complain(f"refused: {event.reason}")
             show(report.rows, None)
-        if recall:
-            run.measure_recall()
     if removed == "report":
         for key in report.partitions_removed:
             complain(
@@ -66,6 +66,11 @@ def derive(
             )
     if not quiet:
         print(f"{report.in_words()}\nfiles are in {store.location(report.space)}")
+    found: Comparison | None = None
+    if recall:
+        found = compare(store, parent, run.space, SAMPLE, settings.encoder_pool)
+        if not quiet:
+            print(found.in_words())
     if as_json:
-        print_json(report.as_dict())
+        print_json(report.as_dict() | {"recall": found and found.as_dict()})
     raise typer.Exit(1 if report.partitions_failed else 0)

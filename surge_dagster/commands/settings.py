@@ -12,11 +12,12 @@ from typing import Annotated, Any, get_args
 import typer
 
 from surge_dagster.config.catalog_settings import CatalogSettings
+from surge_dagster.config.query_pool import spec_to_load
 from surge_dagster.config.settings import EncoderSettings, FileSettings, Settings, load_settings
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.prompts import Task
-from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, Space
+from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.current_space import named_space, read_current, space_of_readers
 from surge_dagster.engine.output.spaces import (
     find_space,
@@ -168,26 +169,6 @@ def space_to_read(
     if name is None and read_current(store) is None and (space := find_space(store, spec)):
         return space, space.loadable_from(spec)
     space = space_of_readers(store) if name is None else named_space(store, name)
-    asked = find_space(store, spec)
-    if asked is not None and asked.spec_sha256 == space.encoder_sha256:
-        return space, space.loadable_from(spec)
     if space.derived and not queries:  # its vectors are computed without a model
         return space, space.loadable
-    _require_trusted(settings, store, space, yes)
-    return space, space.loadable
-
-
-def _require_trusted(settings: Settings, store: Store, space: Space, yes: bool) -> None:
-    """Refuse a model, or code of a model, that only the output names."""
-    model = space.loadable.model
-    trusted = space.loadable.trust_remote_code
-    if trusted is not None and trusted != settings.trust_remote_code:
-        raise ConfigError(
-            f"the output {store.url!r} names code of the model {model!r}. If you trust that code, "
-            f"load it with --trust-remote-code {trusted} and --model {model}."
-        )
-    if not yes and not model.startswith(HASH_SCHEME) and model != settings.model:
-        raise ConfigError(
-            f"the output {store.url!r} names the model {model!r}, which the settings do not. If "
-            "you trust the output, load it with --yes."
-        )
+    return space, spec_to_load(settings, store, space, yes=yes)

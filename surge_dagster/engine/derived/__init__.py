@@ -1,1 +1,1 @@
-"""Derived spaces, and the recall that they keep."""
+"""Derived spaces: smaller vectors that are computed from those of another space."""

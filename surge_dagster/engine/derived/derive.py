@@ -5,7 +5,7 @@ fresh if it names the rows (`rows_version`) and the source version of the parent
 files are converted concurrently, a row group at a time.
 
 The ranges of int8 are measured once over all vectors of the parent, and are part of the space.
-Later values beyond them are clipped; `measure_recall` measures what is lost, on request.
+Later values beyond them are clipped; `engine/compare` measures what is lost.
 """
 
 from __future__ import annotations
@@ -25,11 +25,9 @@ import pyarrow as pa
 
 from surge_dagster.engine.derived.conversion import convert, cut
 from surge_dagster.engine.derived.parent_files import (
-    Recall,
     beside_parent,
     find_derived,
     find_ranges,
-    measure_recall,
     parent_rows,
 )
 from surge_dagster.engine.errors import Cancelled, DataError, StoreUnavailable, TransientError
@@ -55,7 +53,6 @@ class DeriveReport:
         partitions_removed: keys or file names whose files in the parent were removed.
         rows: written.
         convert_seconds: of the files; `wall_seconds` includes the calibration.
-        recall: if it was measured.
     """
 
     space: str
@@ -69,14 +66,13 @@ class DeriveReport:
     rows: int = 0
     convert_seconds: float = 0.0
     wall_seconds: float = 0.0
-    recall: Recall | None = None
 
     @property
     def rows_per_second(self) -> float:
         return self.rows / self.convert_seconds if self.convert_seconds else 0.0
 
     def in_words(self) -> str:
-        """Return the report for people in a line, and the recall in another one."""
+        """Return the report for people in a line."""
         partitions = (
             f"{counted(self.partitions_written, 'partition')} written, "
             f"{self.partitions_fresh:,} fresh, {len(self.partitions_failed):,} failed"
@@ -86,8 +82,6 @@ class DeriveReport:
         line = f"{partitions}; {counted(self.rows, 'row')} derived"
         if self.rows:
             line += f" in {self.convert_seconds:.1f} s ({self.rows_per_second:,.0f} rows/s)"
-        if self.recall is not None:
-            line += f"\n{self.recall.in_words()}"
         return line
 
     def as_dict(self) -> dict[str, Any]:
@@ -185,10 +179,6 @@ class DeriveRun:
             self.report.partitions_removed.append(key)
             if self._removed == "delete":
                 self._store.delete(name)
-
-    def measure_recall(self) -> None:
-        """Measure the recall of the space for the report; None if it has too few rows."""
-        self.report.recall = measure_recall(self._store, self._parent, self.space, self._usable())
 
     def _own_name(self, file: PublishedFile) -> str:
         return file_name(self.space.name, file.facts.partition_key)

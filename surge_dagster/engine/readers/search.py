@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 from surge_dagster.engine.derived.conversion import comparable, cut
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.files.formats import open_listed
+from surge_dagster.engine.files.formats import PublishedFile, open_listed
 from surge_dagster.engine.files.rows import OWN_COLUMNS, matrix_of
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space
@@ -66,7 +66,6 @@ def search(
         ConfigError: the pool encodes documents or into another space, or the space has no files,
             or with `documents` no chunks.
     """
-    _require_queries(pool)
     space = space or _space_of(store, pool)
     if documents and space.requested.chunks is None:
         raise ConfigError(
@@ -78,36 +77,51 @@ def search(
         raise ConfigError(
             f"{store.url!r} has no embeddings of the space {space.name}. Run `surge-dagster embed`."
         )
-    vectors = _query_vectors(pool, queries, space)
-    nearest_of_each = [_Nearest(k, documents=documents) for _ in queries]
+    vectors = query_vectors(pool, queries, space)
+    identify = _document_of if documents else _text_of
+    nearest_of_each = [Nearest(k, identify) for _ in queries]
+    for key, batch in rows_of(store, space, files):
+        add_to_each(nearest_of_each, vectors, key, batch, space)
+    return [list(nearest.hits.values()) for nearest in nearest_of_each]
+
+
+def rows_of(
+    store: Store,
+    space: Space,
+    files: Iterable[PublishedFile],
+    columns: list[str] | None = None,
+    batch_rows: int = 4096,
+) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yield the rows of files with the key of their partition; columns that a file lacks are left
+    out."""
     for file in files:
         with open_listed(store, space, file) as reader:
-            for batch in reader.read():
-                scores_of_each = _cosines(vectors, batch, space)
-                for nearest, scores in zip(nearest_of_each, scores_of_each, strict=True):
-                    nearest.add(scores, batch, reader.facts.partition_key)
-    return [nearest.hits for nearest in nearest_of_each]
+            present = columns and [name for name in columns if name in reader.columns.names]
+            for batch in reader.read(columns=present, batch_rows=batch_rows):
+                yield file.facts.partition_key, batch
 
 
-def _require_queries(pool: EncoderPool) -> None:
+def query_vectors(pool: EncoderPool, queries: Sequence[str], space: Space) -> np.ndarray:
+    """Return vectors of length 1, float32 [queries, dimension]; errors are those of `search`."""
     if pool.space.side != replace(pool.space, task="query").side:
         raise ConfigError(
             "this model encodes queries in another way than documents. Start the pool with "
             'task="query".'
         )
-
-
-def _query_vectors(pool: EncoderPool, queries: Sequence[str], space: Space) -> np.ndarray:
-    """Return vectors of length 1, float32 [queries, dimension]."""
     if space.encoder_sha256 != pool.space.spec_sha256:
         raise ConfigError(
             f"the pool encodes queries of {pool.space.name}, and the space is {space.name}. Start "
             "the pool with the model of that space."
         )
     space.require_tokenizer(pool.start().tokenizer)
-    vectors = cut(pool.vectors(pa.array(queries, pa.large_string())), space)  # pyright: ignore[reportArgumentType]
-    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _TINY)
-    return vectors
+    texts = pa.array(queries, pa.large_string())
+    return unit_vectors(pool.vectors(texts), space)  # pyright: ignore[reportArgumentType]
+
+
+def unit_vectors(vectors: np.ndarray, space: Space) -> np.ndarray:
+    """Return float32 vectors of a space or its parent, cut as its own are, with length 1."""
+    vectors = cut(vectors, space)
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _TINY)
 
 
 def _space_of(store: Store, pool: EncoderPool) -> Space:
@@ -132,38 +146,64 @@ def _value(column: pa.Array, row: int) -> Any:
         return column.slice(row, 1).to_string(skip_new_lines=True).strip("[]")
 
 
-class _Nearest:
-    """The `k` best hits of one query among the rows added so far."""
+def _text_of(batch: pa.RecordBatch, row: int, key: str) -> Hashable:
+    """Return a row's text, or its key and id if its file has no texts."""
+    text = batch.column("text")[row].as_py() if "text" in batch.schema.names else ""
+    return text or (key, batch.column("id")[row].as_py())
 
-    def __init__(self, k: int, *, documents: bool) -> None:
+
+def _document_of(batch: pa.RecordBatch, row: int, key: str) -> Hashable:
+    """Return the key and id of a chunk's document."""
+    return key, batch.column("document_id")[row].as_py()
+
+
+class Nearest:
+    """The `k` best hits of one query among the rows added so far.
+
+    Args:
+        identify: returns what a row of a batch is, given the key; it is hit once.
+
+    Attributes:
+        hits: best first, by identity.
+    """
+
+    def __init__(self, k: int, identify: Callable[[pa.RecordBatch, int, str], Hashable]) -> None:
         self._k = k
-        self._documents = documents
-        # Best first, by text or document; by key and id if the file has no texts.
-        self._hits: dict[Hashable, Hit] = {}
-
-    @property
-    def hits(self) -> list[Hit]:
-        return list(self._hits.values())
+        self._identify = identify
+        self._lowest = -np.inf
+        self.hits: dict[Hashable, Hit] = {}
 
     def add(self, scores: np.ndarray, batch: pa.RecordBatch, key: str) -> None:
+        higher = np.flatnonzero(scores > self._lowest)
         found: dict[Hashable, Hit] = {}
-        for row in np.argsort(-scores, kind="stable").tolist():
-            is_lower = len(self._hits) == self._k and scores[row] <= self.hits[-1].score
-            if len(found) == self._k or is_lower:
+        for row in higher[np.argsort(-scores[higher], kind="stable")].tolist():
+            if len(found) == self._k:
                 break
-            hit = _hit(float(scores[row]), batch, row, key)
-            found.setdefault(self._identity(hit), hit)
+            identity = self._identify(batch, row, key)
+            if identity not in found:
+                found[identity] = _hit(float(scores[row]), batch, row, key)
+        if found:
+            self._merge([*self.hits.items(), *found.items()])
 
-        candidates = [*self._hits.items(), *found.items()]
-        self._hits = {}
+    def _merge(self, candidates: list[tuple[Hashable, Hit]]) -> None:
+        self.hits = {}
         for identity, hit in sorted(candidates, key=lambda candidate: -candidate[1].score):
-            if len(self._hits) < self._k:
-                self._hits.setdefault(identity, hit)
+            if len(self.hits) < self._k:
+                self.hits.setdefault(identity, hit)
+        if len(self.hits) == self._k:
+            self._lowest = next(reversed(self.hits.values())).score
 
-    def _identity(self, hit: Hit) -> Hashable:
-        if self._documents:
-            return hit.key, hit.columns["document_id"]
-        return hit.text or (hit.key, hit.id)
+
+def add_to_each(
+    nearest_of_each: Iterable[Nearest],
+    queries: np.ndarray,
+    key: str,
+    batch: pa.RecordBatch,
+    space: Space,
+) -> None:
+    """Compare the rows of a batch with queries of length 1, [queries, dimension]."""
+    for nearest, scores in zip(nearest_of_each, _cosines(queries, batch, space), strict=True):
+        nearest.add(scores, batch, key)
 
 
 def _hit(score: float, batch: pa.RecordBatch, row: int, key: str) -> Hit:

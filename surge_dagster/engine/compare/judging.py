@@ -1,0 +1,115 @@
+"""The judged rows of a comparison, and what they tell about the results of two spaces."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from surge_dagster.engine.compare.metrics import DEPTH, paired_interval, quality
+from surge_dagster.engine.compare.queries import Label, Query
+from surge_dagster.engine.compare.report import Judged, JudgedQuery, Metric
+from surge_dagster.engine.errors import ConfigError
+
+_CHANGED = 5
+Result = Sequence[Hashable]
+
+
+class LabelPool:
+    """Finds the rows that labels name: one pool for both spaces.
+
+    Attributes:
+        lines: of the file, by label.
+    """
+
+    def __init__(self, queries: Iterable[Query]) -> None:
+        self.lines: dict[Label, int] = {}
+        for query in queries:
+            self.lines = query.labels | self.lines
+        self._wanted = defaultdict[str, list[Label]](list)
+        for label in self.lines:
+            self._wanted[label.id].append(label)
+        # by label, the partition of each row
+        self._found: dict[Label, dict[Hashable, str]] = {}
+
+    def find(
+        self,
+        key: str,
+        batch: pa.RecordBatch,
+        id_column: str,
+        identify: Callable[[pa.RecordBatch, int, str], Hashable],
+    ) -> None:
+        """Look for labelled rows in a batch of a partition."""
+        if not self._wanted:
+            return
+        for row, value in enumerate(batch.column(id_column).to_pylist()):
+            for label in self._wanted.get(str(value), ()):
+                if label.partition in (None, key):
+                    found = self._found.setdefault(label, {})
+                    found[identify(batch, row, key)] = key
+                    self._require_one_partition(label, list(found.values()))
+
+    def _require_one_partition(self, label: Label, keys: Sequence[str]) -> None:
+        if keys[0] != keys[-1]:
+            raise ConfigError(
+                f"the queries, line {self.lines[label]}: the partitions {keys[0]!r} and "
+                f"{keys[-1]!r} both have a row with the id {label.id!r}. Add the column partition."
+            )
+
+    def relevant(self, query: Query) -> set[Hashable]:
+        """Return the rows that a query's labels name."""
+        return set().union(*(self._found.get(label, ()) for label in query.labels))
+
+    @property
+    def rows(self) -> int:
+        return len(set().union(*self._found.values()))
+
+    @property
+    def unknown(self) -> list[Label]:
+        """Labels that name no row of the partitions that both spaces have."""
+        return [label for label in self.lines if label not in self._found]
+
+
+def judge(
+    queries: Sequence[Query], results: Sequence[Sequence[Result]], pool: LabelPool, k: int
+) -> Judged | None:
+    """Return which of two spaces gives better results; None if there are no labels.
+
+    Args:
+        results: of each space, for each query.
+    """
+    if not pool.lines:
+        return None
+    texts: list[str] = []
+    values: list[list[list[float]]] = []
+    for query, *both in zip(queries, *results, strict=True):
+        relevant = pool.relevant(query)
+        if relevant:
+            texts.append(query.text)
+            values.append([quality(result, relevant, k) for result in both])
+    if not texts:
+        label = pool.unknown[0]
+        raise ConfigError(
+            f"the queries, line {pool.lines[label]}: no row of both spaces has the id "
+            f"{label.id!r}, nor any other id of the file. Give ids, and partitions, as the source "
+            "has them."
+        )
+
+    of_queries = np.array(values)  # [queries, spaces, measures]
+    interval = paired_interval(of_queries[:, 1] - of_queries[:, 0])
+    *metrics, shares = zip(*of_queries.mean(0).tolist(), *interval.tolist(), strict=True)
+    names = (f"recall@{k}", f"MRR@{k}", f"nDCG@{DEPTH}")
+    ndcg = zip(texts, *of_queries[:, :, 2].T.tolist(), strict=True)
+    ordered = sorted((JudgedQuery(*each) for each in ndcg), key=lambda query: query.difference)
+    return Judged(
+        queries=len(texts),
+        rows=pool.rows,
+        labels_unknown=len(pool.unknown),
+        share_first=shares[0],
+        share_second=shares[1],
+        metrics=tuple(map(Metric, names, *zip(*metrics, strict=True))),
+        gained=tuple(each for each in ordered[: -_CHANGED - 1 : -1] if each.difference > 0),
+        lost=tuple(each for each in ordered[:_CHANGED] if each.difference < 0),
+    )

@@ -1,0 +1,70 @@
+"""`surge-dagster compare`: its result for people and as JSON, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.command import Command
+
+
+@pytest.fixture
+def spaces(surge: Command) -> tuple[str, str]:
+    """The names of two spaces of one catalog; the first one is current."""
+    for key in ("a", "b"):
+        surge.write(key, 30)
+    first = surge.embed()["space"]
+    second = surge.json("embed", "catalog", "out", "--model", "hash://24")["space"]
+    (surge.root / "queries.csv").write_text(
+        "query,partition,id\n"
+        + "".join(f"a number {row},a,a-{row}\n" for row in range(20))
+        + "a number 3,b,b-3\n"
+    )
+    return first, second
+
+
+def test_labelled_queries_are_judged(surge: Command, spaces: tuple[str, str]) -> None:
+    first, second = spaces
+
+    found = surge.json("compare", "out", "--with", second, "--queries", "queries.csv", "-k", 3)
+
+    assert found["first"] == first, "the current space"
+    assert found["second"] == second
+    assert found["rows"] == 60
+    assert found["judged"]["queries"] == 20
+    assert found["judged"]["rows"] == 21
+    names = [metric["name"] for metric in found["judged"]["metrics"]]
+    assert names == ["recall@3", "MRR@3", "nDCG@10"]
+    assert found["judged"]["verdict"] == "no difference can be seen with 20 queries"
+
+
+def test_tables_show_the_queries_that_change(surge: Command, spaces: tuple[str, str]) -> None:
+    code, out, _ = surge("compare", "out", "--with", spaces[1], "--queries", "queries.csv")
+
+    assert code == 0
+    assert "nDCG@10 of the queries that lose most" in out
+    assert f"{spaces[1]}: no difference can be seen with 20 queries: nDCG@10" in out
+
+
+def test_drawn_rows_are_shown_with_both_results(surge: Command, spaces: tuple[str, str]) -> None:
+    code, out, _ = surge("compare", "out", "--with", spaces[1], "--sample", 12)
+
+    assert code == 0
+    assert "The queries that differ most" in out
+    assert "of the ten nearest rows are the same, rank correlation" in out
+    assert "12 queries among 60 rows in 2 partitions" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param(
+            ("--queries", "queries.csv", "--sample", 3), "Give one of them", id="both sources"
+        ),
+        pytest.param(("--queries", "none.csv"), "cannot be read", id="no such file"),
+        pytest.param(("--space", "x"), "has no space 'x'; it holds", id="no such space"),
+    ],
+)
+def test_wrong_use_is_refused(
+    surge: Command, spaces: tuple[str, str], options: tuple[object, ...], message: str
+) -> None:
+    assert message in surge.error("compare", "out", "--with", spaces[1], *options)
