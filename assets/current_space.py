@@ -2,10 +2,11 @@
 another one current.
 
 The asset is external, so that neither "Materialize all" nor a backfill changes what readers get.
-The job asks for the name of a space, refuses a space that lacks a partition, reports the
-space's files as materializations of `embeddings`, and logs each switch as one of `current_space`.
-Runs that embed report the first space, and what was switched or begun elsewhere. The asset's data
-version is the space: only another space for readers makes downstream assets stale.
+The job asks for the name of a space, refuses a space that lacks a partition, or with
+`min_ndcg_ratio` one that gives worse results, reports the space's files as materializations of
+`embeddings`, and logs each switch as one of `current_space`. Runs that embed report the first
+space, and what was switched or begun elsewhere. The asset's data version is the space: only another
+space for readers makes downstream assets stale.
 """
 # Dagster reads annotations when it makes an asset or an op, so they must not be strings here.
 
@@ -14,6 +15,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
+from surge_dagster.assets.compare_spaces import QueriesConfig, require_ndcg
 from surge_dagster.engine.output.current_space import named_space
 from surge_dagster.engine.verify.verification import SwitchRefused, switch_space
 from surge_dagster.orchestration.failures import errors_as_failures, failure_table, run_failure
@@ -23,10 +25,16 @@ from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.spaces import report_files, report_readers_space
 
 
-class SwitchConfig(dg.Config):
-    """The space to switch to."""
+class SwitchConfig(QueriesConfig):
+    """The space to switch to, and how good it has to be."""
 
     space: str = Field(description="name of the space, as the asset current_space lists it")
+    min_ndcg_ratio: float | None = Field(
+        None,
+        ge=0,
+        description="refuse a space whose nDCG@10 for the queries is less than this ratio of the "
+        "current space's",
+    )
 
 
 def current_space(names: CatalogNames) -> dg.AssetSpec:
@@ -76,6 +84,10 @@ def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
         with executing(context), errors_as_failures(context):
             store = resources.output.open()
             space = named_space(store, config.space)
+            more: dict[str, Any] = {}
+            if config.min_ndcg_ratio is not None:
+                ratio = config.min_ndcg_ratio
+                more = require_ndcg(context, resources, store, space, config, ratio)
             source = resources.open_source(space.loadable)
             try:
                 switched = switch_space(source, store, space)
@@ -86,7 +98,7 @@ def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
                 metadata = {"counts": dg.MetadataValue.json(dict(refused.counts)), "failed": listed}
                 raise run_failure(context, str(refused), metadata=metadata) from refused
         verb = "was already"
-        more: dict[str, Any] = {"previous_space": switched.current.previous}
+        more["previous_space"] = switched.current.previous
         if switched.changed:
             verb = "is now"
             more |= {"partitions": switched.partitions, "rows": switched.rows}

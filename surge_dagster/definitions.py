@@ -12,6 +12,7 @@ from typing import Any
 import dagster as dg
 
 from surge_dagster.assets.catalog_check import catalog_check, catalog_checks
+from surge_dagster.assets.compare_spaces import compare_spaces
 from surge_dagster.assets.consumers import target_assets
 from surge_dagster.assets.current_space import current_space, next_space, switch_current_space
 from surge_dagster.assets.derived_spaces import derive_job, derived_space
@@ -78,7 +79,14 @@ def _definitions(settings: Settings, names: CatalogNames) -> dg.Definitions:
     return dg.Definitions(
         assets=owned,
         asset_checks=[checks],
-        jobs=[refresh, embed, catalog_check(names, checks), switch_current_space(names), *follow],
+        jobs=[
+            refresh,
+            embed,
+            catalog_check(names, checks),
+            compare_spaces(names),
+            switch_current_space(names),
+            *follow,
+        ],
         sensors=[
             new_partitions(names, settings, embed),
             lost_runs(names, settings),

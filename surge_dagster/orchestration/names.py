@@ -92,6 +92,7 @@ class CatalogNames:
         self.catalog_checks_op = f"{op_prefix}catalog_checks"
         self.current_space_op = f"{op_prefix}current_space"
         self.derive_all_op = f"{op_prefix}derive"
+        self.compare_op = f"{op_prefix}compare"
 
         self._name_automation(prefix)
 
@@ -108,6 +109,7 @@ class CatalogNames:
         self.embed_job = f"{prefix}embed_partitions"
         self.check_job = f"{prefix}catalog_check"
         self.switch_job = f"{prefix}switch_current_space"
+        self.compare_job = f"{prefix}compare_spaces"
         self.hand_over_job = f"{prefix}hand_over"
         self.derive_job = f"{prefix}derive_embeddings"  # if the settings list derived spaces
 
@@ -145,7 +147,7 @@ class CatalogNames:
     def jobs(self) -> frozenset[str]:
         """All jobs of the catalog, also those for tables and derived spaces."""
         embedding = (self.refresh_job, self.embed_job, self.check_job, self.switch_job)
-        return frozenset((*embedding, self.hand_over_job, self.derive_job))
+        return frozenset((*embedding, self.compare_job, self.hand_over_job, self.derive_job))
 
     @property
     def resource_keys(self) -> set[str]:

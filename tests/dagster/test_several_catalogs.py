@@ -87,9 +87,10 @@ def test_catalog_without_a_name_has_plain_names(bench: Workbench) -> None:
         "catalog_refresh",
         "embed_partitions",
         "catalog_check",
+        "compare_spaces",
         "switch_current_space",
     }
-    assert found["ops"] == {"refresh", "embeddings", "catalog_checks", "current_space"}
+    assert found["ops"] == {"refresh", "embeddings", "catalog_checks", "compare", "current_space"}
     assert found["automation"] == {
         "new_partitions",
         "lost_runs",
