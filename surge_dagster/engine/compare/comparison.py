@@ -26,6 +26,7 @@ from surge_dagster.engine.compare.report import ComparedQuery, Comparison
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.files.formats import PublishedFile
+from surge_dagster.engine.files.rows import OWN_COLUMNS
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.readers.loading import Embeddings
 from surge_dagster.engine.readers.search import (
@@ -147,7 +148,7 @@ class _Side:
 
     @property
     def columns(self) -> list[str]:
-        return list({"id", self.id_column, "text", "text_hash", "embedding"})
+        return list({*OWN_COLUMNS, self.id_column})
 
     def identify(self, batch: pa.RecordBatch, row: int, key: str) -> Hashable:
         if self.by_document:
