@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,20 @@ def test_machines_share_the_work(setup: RunSetup, pool: EncoderPool) -> None:
     assert set(cluster.requested) == {2}, "there is nothing to do for a third machine"
     assert pool.worker_pids == [], "the driver encodes nothing itself"
     assert cluster.closed.is_set()
+
+
+def test_rows_that_machines_set_aside_are_counted(setup: RunSetup, pool: EncoderPool) -> None:
+    catalog = setup.catalog.model_copy(update={"bad_rows": "set_aside"})
+    rows = [("bad", None), *numbered_rows("nulls", 3)]
+    write_catalog(Path(setup.source), {"nulls": rows})
+    setup = replace(setup, catalog=catalog.model_copy(update={"missing_text": "refuse"}))
+
+    run = cluster_run(LocalCluster(setup, ["a", "b"]), pool)
+    published = {receipt.key: receipt for receipt in receipts(run.events())}
+
+    assert published["nulls"].rejected_rows == 1
+    assert run.report.rejected_rows == 1
+    assert_embedded(Path(setup.output), pool.space.name, "nulls", rows[1:])
 
 
 def test_run_needs_no_machine_if_everything_is_fresh(setup: RunSetup, pool: EncoderPool) -> None:

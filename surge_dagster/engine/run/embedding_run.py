@@ -361,20 +361,13 @@ class EmbeddingRun:
         dropped: set[PartitionToRead] = set()
         try:
             feed = self.change_feed
-            records_changes = feed is not None and feed.begin(target.store, target.space.name)
+            records = feed is not None and feed.begin(target.store, target.space.name)
             staging = Staging(target)
             answer = self.reuse_answer or ReuseAnswer()
             check = ReuseCheck(outputs.names(), target, self.pool, memory, events.emit, answer)
             read_again = ReadAgain(target) if self.bad_rows == "set_aside" else None
             items = superbatches(
-                due,
-                target,
-                staging,
-                memory,
-                dropped,
-                check,
-                read_again,
-                records_changes=records_changes,
+                due, target, staging, memory, dropped, check, read_again, records_changes=records
             )
             publisher = Publisher(target, staging, memory, events, dropped, read_again)
             try:

@@ -152,19 +152,37 @@ def superbatches(
     yield from map(memory.booked, aggregator.finish())
 
     memory.in_flight.wait_until_none(memory.stop)  # until then ranges are not staged
-    for partition in divided.values():
-        yield from _gather(partition, reader, aggregator, dropped)
-    yield from map(memory.booked, aggregator.finish())
+    yield from _gather_all(divided.values(), reader, aggregator, dropped)
+    if read_again is not None:
+        yield from _gather_again(read_again, reader, aggregator, dropped)
 
-    while read_again is not None:
-        memory.in_flight.wait_until_none(memory.stop)
-        again = read_again.take()
-        if not again:
-            return
+
+def _gather_again(
+    read_again: ReadAgain,
+    reader: _RowReader,
+    aggregator: Aggregator,
+    dropped: set[PartitionToRead],
+) -> Iterator[SuperBatch | Failure]:
+    """Gather partitions that the publisher wants once more, until it wants none."""
+    memory = reader.memory
+    memory.in_flight.wait_until_none(memory.stop)
+    while again := read_again.take():
         for partition in again:
-            staging.remove(partition.key)  # rows behind those that are left out have moved
-            yield from _gather(partition, reader, aggregator, dropped)
-        yield from map(memory.booked, aggregator.finish())
+            reader.staging.remove(partition.key)  # rows behind those that are left out have moved
+        yield from _gather_all(again, reader, aggregator, dropped)
+        memory.in_flight.wait_until_none(memory.stop)
+
+
+def _gather_all(
+    partitions: Iterable[PartitionToRead],
+    reader: _RowReader,
+    aggregator: Aggregator,
+    dropped: set[PartitionToRead],
+) -> Iterator[SuperBatch | Failure]:
+    """Gather the rows of partitions, and emit the last SuperBatch of them."""
+    for partition in partitions:
+        yield from _gather(partition, reader, aggregator, dropped)
+    yield from map(reader.memory.booked, aggregator.finish())
 
 
 def _gather(

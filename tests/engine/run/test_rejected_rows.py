@@ -10,11 +10,13 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from surge_dagster.engine.derived.derive import DeriveRun
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.output import rejected as lists
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.output.rejected import list_name, rejected_from
+from surge_dagster.engine.output.rejected import list_name, rejected_from, rejected_of_space
 from surge_dagster.engine.output.spaces import list_spaces
+from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.sources.partition import Partition, RejectedRow
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.verify.verification import Verified, verify_partition
@@ -228,3 +230,22 @@ def test_lists_in_a_bucket_follow_their_files(
     assert listed_objects == [f"out/{list_name(run.space.name, 'p')}"]
     assert not [name for name in object_server.objects() if ".rejected" in name]
     assert OutputState(store, run.space.name).names() == [f"{run.space.name}/p.parquet"]
+
+
+def test_derived_space_has_the_lists_of_its_parent_and_stays_fresh(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    transient = replace(BAD, kind="transient")
+    partition = partition_with("p", numbered_rows("p", 5), [transient])
+    completed(make_run(hash_pool, [partition], tmp_path))
+    store = open_store(tmp_path)
+    [parent] = list_spaces(store)
+
+    derived = DeriveRun(store, parent, "float32", 8)
+    list(derived.events())
+    [again] = DeriveRun(store, parent, "float32", 8).events()
+
+    [found] = rejected_of_space(store, derived.space)
+    assert [RejectedRow(**row) for row in found.listed] == [transient]
+    assert isinstance(again, Receipt)
+    assert again.action == "fresh"
