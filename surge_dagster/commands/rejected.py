@@ -52,8 +52,8 @@ def _print_partition(found: RejectedOfPartition) -> None:
         print(f"{key}  {one_line(row['place'])}  {id}  {row['kind']}: {row['reason']}")
     if found.rows > len(found.listed):
         complain(
-            f"partition {found.key!r}: {found.rows - len(found.listed):,} of its "
-            f"{counted(found.rows, 'row')} set aside are not listed"
+            f"partition {found.key!r}: its list has {len(found.listed):,} of "
+            f"{counted(found.rows, 'row')} set aside"
         )
 
 

@@ -112,7 +112,7 @@ def test_rows_set_aside_that_are_not_listed_are_named(catalog: Path, surge: Comm
     code, _, complaint = surge("rejected", "out")
 
     assert code == 0
-    assert "partition 'nulls': 1 of its 1 row set aside are not listed" in complaint
+    assert "partition 'nulls': its list has 0 of 1 row set aside" in complaint
 
 
 def test_removed_partition_is_named_and_left_out_of_a_search(catalog: Path, surge: Command) -> None:

@@ -99,6 +99,7 @@ class RejectedRowsBuilder:
 
     def __init__(self) -> None:
         self._parts: list[pa.RecordBatch] = []
+        self._bytes = 0
         self._listed = 0
         self._rows = 0
         self._transient = 0
@@ -110,7 +111,7 @@ class RejectedRowsBuilder:
         if not of_source and not ended_workers:
             return
         room = max(0, MOST_LISTED - self._listed)
-        if sum(part.nbytes for part in self._parts) > _MOST_BYTES:
+        if self._bytes > _MOST_BYTES:
             room = 0
         self._append(ended_workers)  # in any case: whoever reads the source does not find them
         self._ended_workers += range(self._listed - len(ended_workers), self._listed)
@@ -121,8 +122,14 @@ class RejectedRowsBuilder:
                 self._transient += 1
 
     def _append(self, rows: Sequence[RejectedRow]) -> None:
-        columns = {name: [getattr(row, name) for row in rows] for name in COLUMNS.names}
-        self._parts.append(pa.RecordBatch.from_pydict(columns, schema=COLUMNS))
+        if not rows:
+            return
+        columns: dict[str, list[Any]] = {}
+        for name in COLUMNS.names:
+            columns[name] = [_storable(getattr(row, name)) for row in rows]
+        part = pa.RecordBatch.from_pydict(columns, schema=COLUMNS)
+        self._parts.append(part)
+        self._bytes += part.nbytes
         self._listed += len(rows)
 
     def rejected(self) -> RejectedRows:
@@ -131,6 +138,13 @@ class RejectedRowsBuilder:
             return NONE_REJECTED
         table = pa.Table.from_batches(self._parts, schema=COLUMNS)
         return RejectedRows(table, self._rows, self._transient, tuple(self._ended_workers))
+
+
+def _storable(value: Any) -> Any:
+    """Return a value as Parquet can have it: with escapes for what UTF-8 lacks."""
+    if not isinstance(value, str):
+        return value
+    return value.encode("utf-8", "backslashreplace").decode()
 
 
 class RejectedLists:

@@ -212,7 +212,7 @@ def _gather(
     except StoreUnavailable:
         raise
     except (SurgeError, OSError) as error:
-        failure = failure_of(partition.source, error)
+        failure = failure_of(partition.ended_workers.without(partition.source), error)
         if isinstance(error, DataError):  # before other errors, what was read is staged
             dropped.add(partition)
     finally:

@@ -175,6 +175,17 @@ def test_only_the_first_rows_of_very_many_are_named(
     assert [row["row"] for row in listed(tmp_path, run.space.name, "p")] == [0, 1, 2]
 
 
+def test_values_that_are_not_utf8_are_listed_with_escapes(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    odd = replace(BAD, id="\ud800", place="row 2 of \udcff.csv")
+
+    run = completed(make_run(hash_pool, [partition_with("p", [], [odd])], tmp_path))
+
+    [row] = listed(tmp_path, run.space.name, "p")
+    assert (row["id"], row["place"]) == ("\\ud800", "row 2 of \\udcff.csv")
+
+
 def test_file_is_verified_without_its_rejected_rows(hash_pool: EncoderPool, tmp_path: Path) -> None:
     partition = partition_with("p", numbered_rows("p", 5), [BAD])
     run = completed(make_run(hash_pool, [partition], tmp_path))
