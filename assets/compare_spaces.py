@@ -23,7 +23,7 @@ from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG
 from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.failures import errors_as_failures, markdown_table, run_failure
 from surge_dagster.orchestration.heartbeats import executing
-from surge_dagster.orchestration.launch import job_of
+from surge_dagster.orchestration.launch import POOL, job_of
 from surge_dagster.orchestration.names import CatalogNames, CatalogResources
 
 
@@ -47,7 +47,10 @@ def compare_spaces(names: CatalogNames) -> dg.JobDefinition:
     """Return the job that compares two spaces."""
 
     @dg.op(
-        name=names.compare_op, out=dg.Out(dg.Nothing), required_resource_keys=names.resource_keys
+        name=names.compare_op,
+        out=dg.Out(dg.Nothing),
+        required_resource_keys=names.resource_keys,
+        pool=POOL,
     )
     def compare_op(context: dg.OpExecutionContext, config: CompareConfig) -> None:
         """Compare two spaces by what searches find in them."""

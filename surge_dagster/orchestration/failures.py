@@ -41,14 +41,16 @@ _PASSING = EncoderError, TransientError, OperationalError, InterfaceError
 
 def failure_table(rows: Sequence[tuple[str, str]]) -> dg.MarkdownMetadataValue:
     """Return a table of at most 200 failed partitions with their reasons and remedies."""
-    shown = [("partition", "reason"), *rows[:_TABLE_ROWS]]
+    shown = [("partition", "reason")]
+    for key, reason in rows[:_TABLE_ROWS]:
+        shown.append((key.replace("\n", " "), reason.replace("\n", " ")))
     if len(rows) > _TABLE_ROWS:
         shown.append(("…", f"and {len(rows) - _TABLE_ROWS:,} more"))
     return markdown_table(shown)
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> dg.MarkdownMetadataValue:
-    """Return a table whose first row is its header."""
+    """Return a table whose first row is its header; the lines of a cell stand in a row."""
     header, *others = rows
     lines = [f"| {' | '.join(header)} |", f"|{' --- |' * len(header)}"]
     lines += [f"| {' | '.join(map(_cell, row))} |" for row in others]
@@ -183,7 +185,7 @@ def _refused_version(partition: Partition, fingerprint: str) -> str:
 def _cell(text: str) -> str:
     """Return code, because a file's name may be Markdown of an image or a link."""
     shown = text.replace("|", "\\|").replace("`", "'")
-    return "<br>".join(f"`{line or ' '}`" for line in shown.split("\n"))
+    return " ".join(f"`{line or ' '}`" for line in shown.split("\n"))
 
 
 def _text(error: BaseException) -> str:

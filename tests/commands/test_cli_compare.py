@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.command import Command
@@ -68,3 +70,16 @@ def test_wrong_use_is_refused(
     surge: Command, spaces: tuple[str, str], options: tuple[object, ...], message: str
 ) -> None:
     assert message in surge.error("compare", "out", "--with", spaces[1], *options)
+
+
+def test_model_that_only_the_output_names_is_not_loaded(
+    surge: Command, spaces: tuple[str, str]
+) -> None:
+    path = surge.root / "out" / spaces[1] / "space.json"
+    record = json.loads(path.read_text())
+    record["requested"]["model"] = "owner/model"
+    path.write_text(json.dumps(record | {"model_folder": "/somewhere"}))
+
+    error = surge.error("compare", "out", "--with", spaces[1], "--sample", 3)
+
+    assert "names the model '/somewhere', which the settings do not" in error

@@ -323,4 +323,4 @@ def test_failure_table_is_valid_markdown_for_any_key() -> None:
     assert f"`{image}`" in failure_table([("a", image)]).value, (
         "as code, so that a browser loads nothing"
     )
-    assert failure_table([("a", "x")] * 1000).value.endswith("| … | and 800 more |")
+    assert failure_table([("a", "x")] * 1000).value.endswith("| `…` | `and 800 more` |")

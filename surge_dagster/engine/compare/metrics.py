@@ -53,16 +53,14 @@ def overlap(one: Sequence[Hashable], other: Sequence[Hashable]) -> float:
 
 
 def rank_correlation(one: Sequence[Hashable], other: Sequence[Hashable]) -> float:
-    """Return the correlation of the ranks of all rows that a result has, from -1 to 1.
+    """Return the correlation of the ranks of all rows that either result has, from -1 to 1.
 
-    A row that the other result lacks has the rank after its last one.
+    A row that a result lacks has the rank after its last one. Both results have the same length.
     """
     if list(one) == list(other):
         return 1.0
     rows = list(dict.fromkeys([*one, *other]))
     ranks = np.array([_ranks(rows, one), _ranks(rows, other)], np.float64)
-    if (ranks == ranks[:, :1]).all(1).any():  # a result of one row, or none
-        return 0.0
     return float(np.asarray(np.corrcoef(ranks)).item(1))
 
 
