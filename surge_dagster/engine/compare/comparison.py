@@ -230,9 +230,14 @@ def _differing(
     for place in np.argsort(overlaps, kind="stable")[:_SHOWN].tolist():
         best = [islice(of_side[place].values(), _SHOWN_HITS) for of_side in hits]
         first, second = (tuple(map(_in_words, each)) for each in best)
-        compared.append(ComparedQuery(queries[place].text, overlaps[place], first, second))
+        text = _shown(queries[place].text)
+        compared.append(ComparedQuery(text, overlaps[place], first, second))
     return tuple(compared)
 
 
 def _in_words(hit: Hit) -> str:
-    return f"{hit.score:.3f} {hit.key} {hit.id} {hit.text[:_SHOWN_CHARACTERS]}".rstrip()
+    return f"{hit.score:.3f} {hit.key} {hit.id} {_shown(hit.text)}".rstrip()
+
+
+def _shown(text: str) -> str:
+    return " ".join(text.split())[:_SHOWN_CHARACTERS]

@@ -157,6 +157,17 @@ def test_drawn_row_is_no_result_of_its_own_text(three_spaces: Spaces) -> None:
         assert not any(query.text in row for row in query.first)
 
 
+def test_texts_are_shown_as_one_short_line(output: Output) -> None:
+    text = "a long\ntext " * 50
+    output.embed(in_memory({"a": [("1", text), ("2", text + "x")]}))
+    space = space_of(output)
+
+    [one, _] = compare(output.store, space, space, 2, no_pool).differing
+
+    assert one.text == ("a long text " * 9)[:100]
+    assert one.first[0].endswith(one.text)
+
+
 def test_same_rows_are_drawn_each_time(three_spaces: Spaces) -> None:
     assert compared(three_spaces, 20) == compared(three_spaces, 20)
 
