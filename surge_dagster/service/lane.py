@@ -461,7 +461,7 @@ class Lane:
 
     def _hand_out(self, slot: Slot, metrics: EncodeMetrics) -> None:
         """Copy vectors to their requests, and answer those that have all of theirs."""
-        failed = {each.row: each.reason for each in metrics.failed}
+        failed = {each.row: each.finding for each in metrics.failed}
         vectors = slot.matrix(0, len(slot))
         truncated = slot.truncation(0, len(slot))
         for row, entry in enumerate(self._pass):

@@ -33,8 +33,15 @@ _PACKAGES = ("torch", "transformers", "sentence-transformers", "tokenizers", "op
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
+    """The devices of a pool.
+
+    Attributes:
+        endpoint: the server that encodes behind HTTP, for people; "" if these devices do.
+    """
+
     devices: tuple[str, ...]
     reason: str
+    endpoint: str = ""
 
     @property
     def on_cpu(self) -> bool:
@@ -43,6 +50,8 @@ class DeviceChoice:
     @property
     def hardware(self) -> str:
         """Return what encodes, for people: "2 x NVIDIA L4", "16 CPU cores", or "" if unknown."""
+        if self.endpoint:
+            return self.endpoint
         if self.on_cpu:
             return counted(usable_cores(), "CPU core")
         try:
@@ -94,6 +103,11 @@ class DeviceChoice:
             requested = [os.environ[name] for name in names if name in os.environ]
             settings |= dict.fromkeys(names, [*requested, "expandable_segments:True"][0])
         return settings
+
+
+def no_devices(endpoint: str) -> DeviceChoice:
+    """Return the choice for an encoder behind HTTP: one worker, which sends the requests."""
+    return DeviceChoice(("cpu",), "behind HTTP", endpoint)
 
 
 def choose_devices(requested: str | Sequence[str]) -> DeviceChoice:

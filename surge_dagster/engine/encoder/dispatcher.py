@@ -28,7 +28,8 @@ from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.quarantine import MAX_LOSSES
 from surge_dagster.engine.encoder.schedule import EncodeCall, Portion, Schedule
 from surge_dagster.engine.encoder.worker_process import WorkerProcess, WorkerSeat, describe_exit
-from surge_dagster.engine.errors import ConfigError, EncoderError
+from surge_dagster.engine.endpoint.answers import WrongRows
+from surge_dagster.engine.errors import ConfigError, EncoderError, EndpointDown, SurgeError
 from surge_dagster.engine.support.waiting import wait_for_thread
 
 log = logging.getLogger(__name__)
@@ -173,24 +174,29 @@ class Dispatcher:
         if message["op"] == "ready":
             worker.ready = True
             worker.queues = message["queues"]
+            worker.portion_texts = message["portion_texts"]
             self.ready_messages.setdefault(worker.seat.index, message)
             if len(self.ready_messages) == len(self._seats):
                 self.started.set()
         elif message["op"] == "done":
             portion = worker.assigned.pop(0)
             self._losses[worker.seat.index] = 0
-            portion.call.add(portion, Costs(**message["costs"]), message["ended_at"])
+            wrong = [WrongRows(*rows) for rows in message["wrong"]]
+            portion.call.add(portion, Costs(**message["costs"]), message["ended_at"], wrong)
             self._release(portion)
         elif message["op"] == "refused":
-            if message["config"]:
-                self._fail(ConfigError(message["message"]))
+            if message["ends_pool"]:
+                self._fail(_final_error(message))
             elif worker.seat.index in self.ready_messages:
                 # the seat has worked before: the cause may be temporary
                 self._replace(worker, message)
             else:
                 self._fail(EncoderError(_failure_text(worker, message)))
         elif message["op"] == "failed":
-            self._replace(worker, message)
+            if message["ends_pool"]:
+                self._fail(_final_error(message))
+            else:
+                self._replace(worker, message)
 
     def _release(self, portion: Portion) -> None:
         portion.call.slot.unpin()
@@ -206,7 +212,9 @@ class Dispatcher:
                 if not worker.ready or full or _takes_no_second(worker):
                     continue
                 idle = not worker.assigned
-                portion = self._schedule.next_portion(idle=idle, is_queue=worker.queues)
+                portion = self._schedule.next_portion(
+                    idle=idle, is_queue=worker.queues, most_texts=worker.portion_texts
+                )
                 if portion is not None:
                     self._assign(worker, portion)
 
@@ -353,6 +361,13 @@ def _takes_no_second(worker: WorkerProcess) -> bool:
     return any(
         portion.quarantined is not None or portion.call.abandoned for portion in worker.assigned[:1]
     )
+
+
+def _final_error(report: protocol.Message) -> SurgeError:
+    """Return the error of a worker after which another worker would fail, too."""
+    if report["config"]:
+        return ConfigError(report["message"])
+    return EndpointDown(report["message"])
 
 
 def _failure_text(worker: WorkerProcess, report: protocol.Message) -> str:

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.encoder.calibration import Calibration
-from surge_dagster.engine.encoder.devices import choose_devices
+from surge_dagster.engine.encoder.devices import choose_devices, no_devices
 from surge_dagster.engine.encoder.dispatcher import Dispatcher
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.schedule import EncodeCall, EncodeMetrics, copy_of
@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "torch", "openvino", "hash")
 DEFAULT_HANG_TIMEOUT_SECONDS = 120.0
+_MOST_WORDS_OF_ENDPOINT = 2_000  # to measure its speed: tokens there cost money
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class EncoderPool:
 
     Attributes:
         device, hardware: the devices, as torch and as people name them.
-        precision: the chosen one.
+        precision: the chosen one; "http" if a server chooses it.
         start_seconds: 0 before the start.
 
     Raises:
@@ -113,7 +114,9 @@ class EncoderPool:
             )
         self._spec: EncodingSpec | Space = spec
         self._task: Task = task
-        choice = choose_devices(devices)
+        endpoint = (spec if isinstance(spec, EncodingSpec) else spec.requested).endpoint
+        self._endpoint = endpoint
+        choice = choose_devices(devices) if endpoint is None else no_devices(endpoint.host)
         self._choice = choice
         self.device = ",".join(dict.fromkeys(choice.devices))
         self.hardware = choice.hardware
@@ -121,7 +124,7 @@ class EncoderPool:
         self.start_seconds = 0.0
         self._backend = backend
         self._niceness = niceness
-        self.precision = choice.precision(precision)
+        self.precision = choice.precision(precision) if endpoint is None else "http"
         self._settings = {"precision": self.precision, "threads": choice.threads}
         self._hang_timeout_seconds = hang_timeout_seconds
         self._max_respawns = max_respawns
@@ -172,8 +175,9 @@ class EncoderPool:
             return self._facts
 
     def _start_workers(self) -> PoolFacts:
-        message = {"op": "load", "space": asdict(self.space), "backend": self._backend}
-        environment = self._choice.environment
+        space = asdict(replace(self.space, probes=()))  # they are too long for a message
+        message = {"op": "load", "space": space, "backend": self._backend}
+        environment = self._choice.environment | self._key()
         seats = list[WorkerSeat]()
         for index, device in enumerate(self._choice.devices):
             load = message | {"settings": self._settings | {"device": device}}
@@ -198,6 +202,12 @@ class EncoderPool:
             calibration=Calibration(ready[0]["calibration"]),
         )
 
+    def _key(self) -> dict[str, str]:
+        """Return the environment variable with the key of an endpoint, for its worker."""
+        if self._endpoint is None or self._endpoint.api_key_env is None:
+            return {}
+        return {self._endpoint.api_key_env: self._endpoint.api_key() or ""}
+
     def dispatcher(self) -> Dispatcher:
         """Return the dispatcher of the ready workers, which are started if they were not."""
         if self._facts is None:
@@ -219,7 +229,8 @@ class EncoderPool:
         """Return `speed`, measured if it never was, or `anew`, which forgets what runs showed."""
         if self._speeds is None:
             devices = ",".join(self._choice.devices)
-            self._speeds = SpeedRecord(self.calibration, devices, self.workers)
+            most_words = None if self._endpoint is None else _MOST_WORDS_OF_ENDPOINT
+            self._speeds = SpeedRecord(self.calibration, devices, self.workers, most_words)
         self._speed = self._speeds.measure(self._time, anew=anew)
         return self._speed
 

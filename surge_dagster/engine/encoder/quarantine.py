@@ -27,15 +27,25 @@ _LOSSES_PER_TEXT = 2
 
 @dataclass(frozen=True, slots=True)
 class FailedRow:
-    """A text that cannot be encoded: its row, and how the workers that tried it ended.
+    """A text that cannot be encoded.
 
     Attributes:
+        reason: how the workers that tried it ended.
         was_killed: whether the machine killed the last one; it might encode the text another time.
+        is_refused: no worker ended: the encoder behind it gave no vector for the text, and `reason`
+            says why.
     """
 
     row: int
     reason: str
     was_killed: bool = False
+    is_refused: bool = False
+
+    @property
+    def finding(self) -> str:
+        if self.is_refused:
+            return f"the encoder gave no vector for its text ({self.reason})"
+        return f"its text ends every worker that encodes it ({self.reason})"
 
 
 @dataclass(slots=True)
@@ -51,7 +61,7 @@ class Quarantine:
     """The quarantined rows of one SuperBatch.
 
     Attributes:
-        failed: one text of each failed group.
+        failed: one text of each failed group, and each text that was refused.
         losses: workers lost to quarantined rows so far.
     """
 
@@ -95,6 +105,14 @@ class Quarantine:
             self._failed_groups.append(group)
             self.failed.append(FailedRow(rows.start, reason, was_killed))
         return 1
+
+    def refuse(self, start: int, stop: int, reason: str) -> None:
+        """Let rows fail for which the encoder gave no vectors, without a try in quarantine."""
+        for row in range(start, stop):
+            self.failed.append(FailedRow(row, reason, is_refused=True))
+            group = self._group(row)
+            if group not in self._failed_groups:
+                self._failed_groups.append(group)
 
     def next(self) -> tuple[QuarantinedRows | None, int]:
         """Return the next rows to encode alone, or None, and how many rows were skipped.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,6 +22,7 @@ import numpy as np
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.metrics import NO_COSTS, Costs
 from surge_dagster.engine.encoder.quarantine import FailedRow, Quarantine, QuarantinedRows
+from surge_dagster.engine.endpoint.answers import WrongRows
 from surge_dagster.engine.support.waiting import wait_in_turns
 
 ROW_WEIGHT = 32
@@ -65,7 +66,8 @@ class EncodeMetrics:
     """What an encode call cost, and which of its texts failed.
 
     Attributes:
-        failed: one text of each group that has texts that end every worker.
+        failed: one text of each group that has texts that end every worker, and each text that
+            was refused.
     """
 
     costs: Costs = NO_COSTS
@@ -179,12 +181,23 @@ class EncodeCall:
         self.finished_rows += skipped
         return None if rows is None else Portion(self, rows.start, rows.stop, rows)
 
-    def add(self, portion: Portion, costs: Costs, ended_at: float) -> None:
-        """Count a portion that its worker finished at this time."""
+    def add(
+        self, portion: Portion, costs: Costs, ended_at: float, wrong: Sequence[WrongRows] = ()
+    ) -> None:
+        """Count a portion that its worker finished at this time.
+
+        Args:
+            wrong: texts of the portion that got no vector.
+        """
         self.ended_at = max(ended_at, self.ended_at or ended_at)
         self.costs = self.costs.plus(costs)
         self.finished_rows += portion.stop - portion.start
-        self.encoded.append((portion.start, portion.stop))
+        first = portion.start
+        for rows in sorted(wrong, key=lambda rows: rows.start):
+            self.encoded.append((first, portion.start + rows.start))
+            first = portion.start + rows.stop
+            self.quarantine.refuse(portion.start + rows.start, first, rows.reason)
+        self.encoded.append((first, portion.stop))
 
     def lose(self, portion: Portion, reason: str, *, was_killed: bool = False) -> None:
         """Quarantine the rows of a portion whose worker was lost; see `Quarantine.narrow`."""
@@ -209,13 +222,17 @@ class Schedule:
     def __init__(self) -> None:
         self.calls: list[EncodeCall] = []
 
-    def next_portion(self, *, idle: bool, is_queue: bool = False) -> Portion | None:
+    def next_portion(
+        self, *, idle: bool, is_queue: bool = False, most_texts: int | None = None
+    ) -> Portion | None:
         """Return the next portion for a worker, or None.
 
         A quarantined portion may kill its worker, so only an idle worker gets one: no other portion
         is lost with it.
         """
         sizes = QUEUED_PORTIONS if is_queue else PORTIONS
+        if most_texts is not None:
+            sizes = replace(sizes, texts=min(sizes.texts, most_texts))
         for call in list(self.calls):
             portion = None
             if idle and call.quarantine:

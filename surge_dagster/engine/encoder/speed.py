@@ -228,12 +228,20 @@ class SpeedRecord:
 
     Args:
         devices: of the workers; other devices have another record.
+        most_words: of a call of the start; None follows from the devices.
     """
 
-    def __init__(self, calibration: Calibration, devices: str, workers: int) -> None:
+    def __init__(
+        self,
+        calibration: Calibration,
+        devices: str,
+        workers: int,
+        most_words: int | None = None,
+    ) -> None:
         self._calibration = calibration
         self._workers = workers
-        self._most_words = _MOST_WORDS_OF_GPU if "cuda" in devices else _MOST_WORDS
+        of_devices = _MOST_WORDS_OF_GPU if "cuda" in devices else _MOST_WORDS
+        self._most_words = most_words or of_devices
         self._start_name = f"start {devices}"
         self._runs_name = f"runs {devices}"
         self._small_name = f"small calls of runs {devices}"

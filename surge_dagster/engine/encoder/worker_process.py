@@ -51,6 +51,7 @@ class WorkerProcess:
     Attributes:
         ready: whether it has loaded the model.
         queues: whether it launches a portion before the one before has ended.
+        portion_texts: texts of a portion at most; None if its bytes are the only limit.
         assigned: portions that it was sent and has not answered; it answers in the same order.
         moved_at: when it last showed progress.
     """
@@ -59,6 +60,7 @@ class WorkerProcess:
         self.seat = seat
         self.ready = False
         self.queues = False
+        self.portion_texts: int | None = None
         self.assigned: list[Portion] = []
         self.known_arenas: set[int] = set()
         self._printed = b""

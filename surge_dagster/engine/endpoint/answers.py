@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-_LONGEST_SHOWN = 300
+_LONGEST_SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)

@@ -449,6 +449,16 @@ def spec_from_json(requested: dict[str, Any]) -> EncodingSpec:
     return EncodingSpec(**values)
 
 
+def _recorded(requested: dict[str, Any]) -> dict[str, Any]:
+    """Return a request without a server and a key, which an output must not name: texts and keys
+    would go there."""
+    endpoint = requested.get("endpoint")
+    if endpoint is None:
+        return requested
+    identity = {name: endpoint[name] for name in ("fields", "query_fields")}
+    return requested | {"endpoint": identity}
+
+
 def space_from_json(document: dict[str, Any]) -> Space:
     """The space that a space.json describes, with no path of its model."""
     space_format = document.get("format")
@@ -460,7 +470,7 @@ def space_from_json(document: dict[str, Any]) -> Space:
     try:
         space = Space(
             name=document["name"],
-            requested=spec_from_json(document["requested"]),
+            requested=spec_from_json(_recorded(document["requested"])),
             model_path="",
             document_prompt=document["prompt"],
             query_prompt=document.get("query_prompt", ""),

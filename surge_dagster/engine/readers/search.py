@@ -67,6 +67,7 @@ def search(
             or with `documents` no chunks.
     """
     space = space or _space_of(store, pool)
+    space.require_probes(pool.space.probes)
     if documents and space.requested.chunks is None:
         raise ConfigError(
             f"the rows of the space {space.name} are not chunks of documents. Search it without "

@@ -167,7 +167,7 @@ class Publication:
         return matrix
 
     def _require_encoded(self, segment: Segment) -> None:
-        """Raise `TextsEndWorkers` if texts of a segment ended workers."""
+        """Raise `TextsEndWorkers` if texts of a segment ended workers, or got no vector."""
         within = range(segment.start, segment.stop)
         failed = [each for each in self.encoded.metrics.failed if each.row in within]
         if not failed:
@@ -177,11 +177,9 @@ class Publication:
         for each in failed:
             place = each.row - segment.start
             row = segment.first_row + place
-            reason = f"its text ends every worker that encodes it ({each.reason})"
             kind = "transient" if each.was_killed else "invalid"
-            rows.append(
-                RejectedRow(row, row_in_words(row), id_text(ids[place].as_py()), reason, kind)
-            )
+            rejected_id = id_text(ids[place].as_py())
+            rows.append(RejectedRow(row, row_in_words(row), rejected_id, each.finding, kind))
         raise TextsEndWorkers(segment.partition.key, rows)
 
     def _report(self, b_min: int, begun: float, peak_bytes: int) -> SuperBatchReport:

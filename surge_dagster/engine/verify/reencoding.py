@@ -50,6 +50,7 @@ class SampledRows:
     def __init__(self, pool: EncoderPool, space: Space, rows: int | None, seed: int) -> None:
         if pool.space.spec_sha256 != space.spec_sha256:
             raise SurgeError(f"the pool encodes into {pool.space.name}, not into {space.name}")
+        space.require_probes(pool.space.probes)
         pool.require_documents()
         self._pool = pool
         self._space = space

@@ -36,19 +36,20 @@ class FaultServer:
     """The state of a server; tests change it between requests.
 
     Attributes:
-        faults: of the next requests: a status, "reset", "stall", "fewer", "garbage", or "shuffled".
+        faults: of the next requests: None, a status, "reset", "fewer", "garbage" or "shuffled".
         lasting_fault: of all requests after those.
         retry_after: the header of 429 and 503.
         seed: of the model; another one is another model.
         encoded: how often each input was answered with 200.
         bodies: of all requests.
         most_under_way: requests at the same time.
+        held_until: no request is answered before so many are under way.
     """
 
     url: str = ""
     dimension: int = 16
     seed: str = ""
-    faults: deque[int | str] = field(default_factory=deque)
+    faults: deque[int | str | None] = field(default_factory=deque)
     lasting_fault: int | str | None = None
     retry_after: str | None = "0"
     key: str | None = None
@@ -58,6 +59,8 @@ class FaultServer:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     under_way: int = 0
     most_under_way: int = 0
+    held_until: int = 0
+    _held: asyncio.Event = field(default_factory=asyncio.Event)
 
     def vectors(self, texts: list[str]) -> np.ndarray:
         return hash_vectors([self.seed + text for text in texts], self.dimension)
@@ -65,7 +68,10 @@ class FaultServer:
     async def answer(self, request: Request) -> Response:
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
+        if self.under_way >= self.held_until:
+            self._held.set()
         try:
+            await self._held.wait()
             return await self._answer(request)
         finally:
             self.under_way -= 1
@@ -80,8 +86,6 @@ class FaultServer:
             cycle: Any = request.receive  # a method of uvicorn's, which has the connection
             cycle.__self__.transport.abort()
             return Response()
-        if fault == "stall":
-            await asyncio.Event().wait()
         if isinstance(fault, int):
             headers = {} if self.retry_after is None else {"Retry-After": self.retry_after}
             return JSONResponse({"error": {"message": "as told"}}, fault, headers)

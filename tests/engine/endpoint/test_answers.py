@@ -19,7 +19,7 @@ def _entry(index: int, vector: Any) -> dict[str, Any]:
 
 
 def _base64(vector: np.ndarray) -> str:
-    return base64.b64encode(vector.astype("<f4")).decode()
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
 def _content(*entries: dict[str, Any], **further: Any) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import selectors
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -22,21 +23,27 @@ from tests.engine.endpoint.fault_server import MODEL, REFUSED, FaultServer, faul
 ENDPOINT = Endpoint(url="http://127.0.0.1:9/v1", patience_seconds=600)
 
 
+class _ImpatientSelector(selectors.DefaultSelector):
+    """Waits for no timer, and counts the seconds that it should have waited."""
+
+    passed_seconds = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        if timeout:
+            self.passed_seconds += timeout
+            timeout = 0
+        return super().select(timeout)
+
+
 class _ImpatientLoop(asyncio.SelectorEventLoop):
     """An event loop whose clock jumps to the next timer, so that no test waits."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._jumped = 0.0
+        self._selector_of_test = _ImpatientSelector()
+        super().__init__(self._selector_of_test)
 
     def time(self) -> float:
-        return super().time() + self._jumped
-
-    def _run_once(self) -> None:
-        scheduled = [handle for handle in self._scheduled if not handle._cancelled]
-        if scheduled and not self._ready:
-            self._jumped += max(0.0, min(handle._when for handle in scheduled) - self.time())
-        super()._run_once()
+        return super().time() + self._selector_of_test.passed_seconds
 
 
 def _answer_of(request: httpx.Request) -> httpx.Response:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from surge_dagster.engine.encoder.metrics import Costs
+from surge_dagster.engine.endpoint.answers import WrongRows
 from surge_dagster.engine.model.spec import Space
 
 Progress = Callable[[], None]
@@ -60,11 +61,13 @@ class Rows:
         matrix: vectors of many rows, [rows, dimension].
         truncated: uint8 [rows], whether a text was longer than the model reads.
         places: the row of each text, int64 [texts].
+        wrong: texts without a vector, which the backend adds; it does not encode them again.
     """
 
     matrix: np.ndarray
     truncated: np.ndarray
     places: np.ndarray
+    wrong: list[WrongRows] = field(default_factory=list)
 
     @classmethod
     def of_all(cls, matrix: np.ndarray, truncated: np.ndarray) -> Rows:
@@ -75,7 +78,8 @@ class Backend(Protocol):
     """Computes vectors; `name` and `detail` go into reports and cache keys.
 
     If it has a `truncation_side`, its `prepare_ids` takes texts as token ids, made by a
-    `TextTokenizer` elsewhere: the bytes `data[starts[i]:stops[i]]` are the int32 ids of one.
+    `TextTokenizer` elsewhere: the bytes `data[starts[i]:stops[i]]` are the int32 ids of one. If it
+    has `portion_texts`, a portion has at most so many texts.
     """
 
     name: str

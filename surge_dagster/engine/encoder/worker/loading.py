@@ -35,6 +35,7 @@ from surge_dagster.engine.support import disk_cache
 
 REGISTERED_BACKENDS = {
     "hash": "surge_dagster.engine.encoder.worker.backends:HashBackend",
+    "http": "surge_dagster.engine.inference.http_backend:HttpBackend",
     "packed": "surge_dagster.engine.inference.packed_backend:load_packed",
     "openvino": "surge_dagster.engine.inference.openvino_backend:OpenvinoBackend",
     "torch": "surge_dagster.engine.inference.torch_backend:load_torch",
@@ -60,8 +61,9 @@ class Loaded:
 
 def load_backend(space: Space, settings: BackendSettings, backend: str) -> Loaded:
     """Return the requested backend, or for "auto" the fastest one that passes its checks."""
-    if space.is_hash or ":" in backend:
-        loaded = make_backend(backend if ":" in backend else "hash", space, settings)
+    if ":" in backend or space.is_hash or space.is_http:
+        own = "http" if space.is_http else "hash"
+        loaded = make_backend(backend if ":" in backend else own, space, settings)
         return Loaded(loaded, _calibration(space, loaded, settings))
 
     _check_files(space)

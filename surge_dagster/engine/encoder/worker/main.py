@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ from surge_dagster.engine.encoder.worker.backends import (
     Rows,
 )
 from surge_dagster.engine.encoder.worker.loading import load_backend, loaded_tokenizer
-from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.errors import ConfigError, EndpointDown
 from surge_dagster.engine.model.spec import Space, spec_from_json
 
 _BEAT_SECONDS = 1.0
@@ -124,7 +124,9 @@ class Worker:
         costs = replace(launched.finish(), tokenize_seconds=work.tokenize_seconds)
         # The worker takes the time, because the pool may read this answer late. All processes share
         # this clock.
-        self._send({"op": "done", "costs": asdict(costs), "ended_at": time.monotonic()})
+        wrong = [astuple(rows) for rows in work.rows.wrong]
+        ended_at = time.monotonic()
+        self._send({"op": "done", "costs": asdict(costs), "ended_at": ended_at, "wrong": wrong})
 
     def _load(self, message: protocol.Message) -> Backend:
         space = Space(
@@ -146,6 +148,7 @@ class Worker:
             {
                 "op": "ready",
                 "queues": isinstance(backend, QueuingBackend),
+                "portion_texts": getattr(backend, "portion_texts", None),
                 "detail": backend.detail,
                 "calibration": loaded.calibration.name,
                 "lowest_cosine": loaded.lowest_cosine,
@@ -223,6 +226,7 @@ def _report(error: BaseException) -> protocol.Message:
     return {
         "type": type(error).__name__,
         "config": isinstance(error, ConfigError),
+        "ends_pool": isinstance(error, ConfigError | EndpointDown),
         "message": str(error)[:_MAX_REPORT_CHARACTERS],
         "trace": trace[-_MAX_REPORT_CHARACTERS:],
     }

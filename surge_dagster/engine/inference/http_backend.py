@@ -1,0 +1,213 @@
+"""HttpBackend: the vectors of an encoder behind HTTP.
+
+A portion is cut into requests of consecutive texts, and as many requests as the endpoint allows are
+under way; those of the next portion follow before the last ones of this portion are answered. A request
+that the server refuses is cut in two until a single text is left. That text has no vector, its
+reason is in `Rows.wrong`, and it is not sent again. If both halves are accepted, the request was
+too large, and later ones are no larger than a half.
+
+All of it runs in one event loop in a thread of its own, so nothing is locked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from concurrent.futures import wait as futures_wait
+from dataclasses import dataclass
+
+import numpy as np
+
+from surge_dagster.engine.encoder.metrics import Costs
+from surge_dagster.engine.encoder.worker.backends import (
+    BackendSettings,
+    LaunchedPortion,
+    Progress,
+    Rows,
+)
+from surge_dagster.engine.encoder.worker.tokenization import load_tokenizer
+from surge_dagster.engine.endpoint.answers import Answer, WrongRows
+from surge_dagster.engine.endpoint.client import EndpointClient, InputsRefused, token_bucket
+from surge_dagster.engine.errors import EndpointDown
+from surge_dagster.engine.model.spec import Space
+
+# Refused texts of a portion: with more of them the texts are not the cause.
+_MOST_WRONG = 64
+_FIRST_TOKENS_PER_BYTE = 0.5  # until the first answer
+_PROGRESS_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CountedTexts:
+    """The texts of a portion.
+
+    Attributes:
+        texts: with the prompt.
+        tokens: of each text, int64; None without a tokenizer.
+        truncated: whether the model reads only a part of each; all False without a tokenizer.
+    """
+
+    texts: list[str]
+    tokens: np.ndarray | None
+    truncated: np.ndarray
+
+
+class HttpBackend:
+    """See the module. Its client keeps the connections for the life of the worker."""
+
+    name = "http"
+
+    def __init__(self, space: Space, settings: BackendSettings) -> None:
+        endpoint = space.requested.endpoint
+        assert endpoint is not None
+        self.detail = f"{space.requested.model} at {endpoint.host}"
+        self.portion_texts = endpoint.concurrency * endpoint.batch
+        self._space = space
+        self._most_inputs = endpoint.batch
+        self._most_tokens = token_bucket(endpoint)
+        self._tokenizer = None
+        if endpoint.tokenizer is not None:
+            self._tokenizer = load_tokenizer(space)
+        self._tokens_per_byte = _FIRST_TOKENS_PER_BYTE
+        self._slots = asyncio.Semaphore(endpoint.concurrency)
+        fields = endpoint.query_fields if space.task == "query" else endpoint.fields
+        self._client = EndpointClient(
+            endpoint, space.requested.model, fields, space.requested.dimension
+        )
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="surge-http", daemon=True).start()
+
+    def prepare(self, texts: list[str]) -> CountedTexts:
+        prompt = self._space.prompt
+        with_prompt = [prompt + text for text in texts] if prompt else texts
+        if self._tokenizer is None:
+            return CountedTexts(with_prompt, None, np.zeros(len(texts), np.bool_))
+        found = self._tokenizer.encode(texts)
+        return CountedTexts(with_prompt, found.lengths, found.truncated)
+
+    def forward(self, prepared: CountedTexts, rows: Rows, progress: Progress) -> Costs:
+        return self.launch(prepared, rows, progress).finish()
+
+    def launch(self, prepared: CountedTexts, rows: Rows, progress: Progress) -> LaunchedPortion:
+        future = asyncio.run_coroutine_threadsafe(self._encode(prepared, rows), self._loop)
+        return LaunchedPortion(future.done, lambda: _result(future, progress))
+
+    async def _encode(self, prepared: CountedTexts, rows: Rows) -> Costs:
+        begun = time.perf_counter()
+        rows.truncated[rows.places] = prepared.truncated
+        portion = _Portion(prepared.texts, self._counted(prepared), rows)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for start, stop in self._requests(portion.tokens):
+                    group.create_task(self._send_in_turn(portion, start, stop))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        seconds = time.perf_counter() - begun
+        used = portion.used_tokens
+        return Costs(tokens=used, padded_tokens=used, forward_seconds=seconds)
+
+    def _counted(self, prepared: CountedTexts) -> np.ndarray:
+        """Return the tokens of each text, exact or as many per byte as in the last answer."""
+        if prepared.tokens is not None:
+            return prepared.tokens
+        sizes = np.array([len(text.encode()) for text in prepared.texts])
+        return np.ceil(sizes * self._tokens_per_byte).astype(np.int64) + 1
+
+    def _requests(self, tokens: np.ndarray) -> Iterator[tuple[int, int]]:
+        """Yield the texts, from one to before another, of each request."""
+        start = 0
+        total = 0
+        for place, count in enumerate(tokens.tolist()):
+            is_full = place - start >= self._most_inputs or total + count > self._most_tokens
+            if is_full and place > start:
+                yield start, place
+                start = place
+                total = 0
+            total += count
+        yield start, len(tokens)
+
+    async def _send_in_turn(self, portion: _Portion, start: int, stop: int) -> None:
+        async with self._slots:
+            await self._send(portion, start, stop)
+
+    async def _send(self, portion: _Portion, start: int, stop: int) -> bool:
+        """Encode texts, in several requests if need be; return whether all were accepted."""
+        count = stop - start
+        if count > self._most_inputs:  # which was more when the portion was cut
+            return await self._send_halves(portion, start, stop)
+        answer = await self._answer(portion, start, stop)
+        if isinstance(answer, Answer):
+            self._take(portion, start, stop, answer)
+            return True
+        if count == 1:
+            portion.refuse(WrongRows(start, stop, answer))
+            return False
+        is_too_large = await self._send_halves(portion, start, stop)
+        if is_too_large:
+            self._most_inputs = min(self._most_inputs, (count + 1) // 2)
+        return is_too_large
+
+    async def _answer(self, portion: _Portion, start: int, stop: int) -> Answer | str:
+        """Send a request; return its answer, or why the server refuses it."""
+        tokens = int(portion.tokens[start:stop].sum())
+        texts = portion.texts[start:stop]
+        try:
+            return await self._client.embed(texts, tokens, self._space.dimension)
+        except InputsRefused as refused:
+            return str(refused)
+
+    async def _send_halves(self, portion: _Portion, start: int, stop: int) -> bool:
+        middle = (start + stop + 1) // 2
+        first = await self._send(portion, start, middle)
+        second = await self._send(portion, middle, stop)
+        return first and second
+
+    def _take(self, portion: _Portion, start: int, stop: int, answer: Answer) -> None:
+        vectors = answer.vectors
+        if self._space.requested.normalize:
+            lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+            vectors = vectors / np.maximum(lengths, 1e-12)
+        portion.rows.matrix[portion.rows.places[start:stop]] = vectors
+        for wrong in answer.wrong:
+            portion.refuse(wrong.moved(start))
+
+        tokens = int(portion.tokens[start:stop].sum())
+        if answer.tokens is not None:
+            tokens = answer.tokens
+            size = sum(len(text.encode()) for text in portion.texts[start:stop])
+            self._tokens_per_byte = tokens / max(1, size)
+        portion.used_tokens += tokens
+
+
+@dataclass(slots=True)
+class _Portion:
+    """A portion under way; only the event loop changes it.
+
+    Attributes:
+        tokens: of each text, int64.
+        used_tokens: of the answered requests.
+    """
+
+    texts: list[str]
+    tokens: np.ndarray
+    rows: Rows
+    used_tokens: int = 0
+
+    def refuse(self, wrong: WrongRows) -> None:
+        self.rows.wrong.append(wrong)
+        if len(self.rows.wrong) > _MOST_WRONG:
+            raise EndpointDown(
+                f"the encoder gave no vectors for {len(self.rows.wrong)} of {len(self.texts):,} "
+                f"texts, so their content is not the cause; the last reason: {wrong.reason}"
+            )
+
+
+def _result(future: Future[Costs], progress: Progress) -> Costs:
+    """Wait for a portion; each of its requests ends in time, or ends the run."""
+    while not future.done():
+        futures_wait([future], _PROGRESS_SECONDS)
+        progress()
+    return future.result()

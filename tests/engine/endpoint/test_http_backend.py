@@ -1,0 +1,221 @@
+"""The backend of an encoder behind HTTP: each text has its vector or a reason, and is sent once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from surge_dagster.engine.encoder.metrics import Costs
+from surge_dagster.engine.encoder.worker.backends import BackendSettings, Rows
+from surge_dagster.engine.endpoint.endpoint import Endpoint, json_fields
+from surge_dagster.engine.errors import ConfigError, EndpointDown
+from surge_dagster.engine.inference.http_backend import HttpBackend
+from surge_dagster.engine.model.spec import EncodingSpec, Space
+from tests.engine.endpoint.fault_server import (
+    MODEL,
+    NOT_FINITE,
+    REFUSED,
+    TOO_SHORT,
+    FaultServer,
+    fault_server,
+)
+
+SETTINGS = BackendSettings("cpu", "fp32", 1)
+
+
+def _space(server: FaultServer, endpoint: dict[str, Any] | None = None, **spec: Any) -> Space:
+    space = EncodingSpec(MODEL, endpoint=Endpoint(url=server.url, **(endpoint or {})), **spec)
+    resolved = space.resolve()
+    server.encoded.clear()
+    server.bodies.clear()
+    return resolved
+
+
+def _at(space: Space, server: FaultServer) -> Space:
+    """The space with another server."""
+    endpoint = space.requested.endpoint
+    assert endpoint is not None
+    moved = replace(endpoint, url=server.url)
+    return replace(space, requested=replace(space.requested, endpoint=moved))
+
+
+def _encoded(space: Space, texts: list[str]) -> tuple[np.ndarray, Rows, Costs]:
+    """The vectors of texts, their rows and costs."""
+    backend = HttpBackend(space, SETTINGS)
+    matrix = np.full((len(texts), space.dimension), 9, np.float32)
+    rows = Rows.of_all(matrix, np.full(len(texts), 9, np.uint8))
+    costs = backend.forward(backend.prepare(texts), rows, lambda: None)
+    return matrix, rows, costs
+
+
+def _texts(count: int, **others: str) -> list[str]:
+    """Ordinary texts, and others in place of some of them: `at_7="text"`."""
+    texts = [f"text {row}" for row in range(count)]
+    for place, text in others.items():
+        texts[int(place.removeprefix("at_"))] = text
+    return texts
+
+
+def test_each_row_gets_the_vector_of_its_text(server: FaultServer) -> None:
+    texts = _texts(1_000)
+
+    matrix, rows, costs = _encoded(_space(server, {"batch": 64, "concurrency": 4}), texts)
+
+    assert np.array_equal(matrix, server.vectors(texts))
+    assert rows.wrong == []
+    assert not rows.truncated.any()
+    assert costs.tokens == sum(map(len, texts))
+    assert set(server.encoded.values()) == {1}
+
+
+def test_no_more_requests_are_under_way_than_allowed(server: FaultServer) -> None:
+    space = _space(server, {"batch": 8, "concurrency": 3})
+
+    with fault_server(held_until=3) as holding:
+        _encoded(_at(space, holding), _texts(400))
+
+        assert holding.most_under_way == 3
+        assert len(holding.bodies) == 50
+
+
+def test_request_has_at_most_the_tokens_of_the_setting(server: FaultServer) -> None:
+    texts = ["x" * 100] * 20 + ["y" * 500]
+
+    _encoded(_space(server, {"tokens": 200}), texts)
+
+    sizes = [sum(map(len, body["input"])) for body in server.bodies]
+    assert sum(sizes) == sum(map(len, texts))
+    assert all(len(body["input"]) == 1 or size <= 400 for body, size in _sized(server))
+
+
+def _sized(server: FaultServer) -> list[tuple[dict[str, Any], int]]:
+    return [(body, sum(map(len, body["input"]))) for body in server.bodies]
+
+
+def test_prompt_and_fields_are_those_of_the_task(server: FaultServer) -> None:
+    fields = json_fields({"input_type": "search_document"})
+    query_fields = json_fields({"input_type": "search_query"})
+    endpoint = {"fields": fields, "query_fields": query_fields}
+    space = _space(server, endpoint, document_prompt="doc: ", query_prompt="query: ")
+
+    _encoded(space, ["red"])
+    _encoded(replace(space, task="query"), ["red"])
+
+    sent = [(body["input"], body["input_type"]) for body in server.bodies]
+    assert sent == [(["doc: red"], "search_document"), (["query: red"], "search_query")]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (REFUSED, "HTTP 400: .*an input cannot be encoded"),
+        (NOT_FINITE, "not finite"),
+        (TOO_SHORT, "has 15 numbers, expected 16"),
+    ],
+)
+def test_text_without_a_vector_is_named_and_all_others_are_encoded(
+    server: FaultServer, text: str, reason: str
+) -> None:
+    texts = _texts(300, at_0=f"{text} a", at_170=f"{text} b", at_299=f"{text} c")
+
+    matrix, rows, _ = _encoded(_space(server, {"batch": 100}), texts)
+
+    wrong = sorted((each.start, each.stop) for each in rows.wrong)
+    sound = np.array([text not in each for each in texts])
+    assert wrong == [(0, 1), (170, 171), (299, 300)]
+    assert all(re.search(reason, each.reason) for each in rows.wrong)
+    assert np.array_equal(matrix[sound], server.vectors(texts)[sound])
+    assert max(server.encoded.values()) == 1
+
+
+@pytest.mark.parametrize("fault", ["fewer", "garbage"])
+def test_answer_that_cannot_be_matched_names_all_its_texts(server: FaultServer, fault: str) -> None:
+    space = _space(server, {"batch": 10, "concurrency": 1})
+    server.faults.extend(["shuffled", fault])
+    texts = _texts(30)
+
+    matrix, rows, _ = _encoded(space, texts)
+
+    assert [(each.start, each.stop) for each in rows.wrong] == [(10, 20)]
+    sound = np.r_[0:10, 20:30]
+    assert np.array_equal(matrix[sound], server.vectors(texts)[sound])
+    assert set(server.encoded.values()) == {1}
+
+
+def test_passing_faults_cost_no_text_and_send_none_twice(server: FaultServer) -> None:
+    space = _space(server, {"batch": 16, "concurrency": 4})
+    server.faults.extend([429, None, "reset", 503, "shuffled", 500, 502, None, 429, 504])
+    server.faults.extend([500] * 4)
+    texts = _texts(512)
+
+    matrix, rows, _ = _encoded(space, texts)
+
+    assert rows.wrong == []
+    assert np.array_equal(matrix, server.vectors(texts))
+    assert set(server.encoded.values()) == {1}
+
+
+def test_smaller_limit_of_the_server_is_learned(server: FaultServer) -> None:
+    server.most_inputs = 32
+    texts = _texts(1_024)
+
+    matrix, rows, _ = _encoded(_space(server, {"batch": 256, "concurrency": 1}), texts)
+
+    assert np.array_equal(matrix, server.vectors(texts))
+    assert rows.wrong == []
+    assert set(server.encoded.values()) == {1}
+    refused = [body for body in server.bodies if len(body["input"]) > 32]
+    assert [len(body["input"]) for body in refused] == [256, 128, 64]
+
+
+def test_server_that_refuses_every_text_ends_the_run(server: FaultServer) -> None:
+    space = _space(server)
+    server.lasting_fault = 400
+
+    with pytest.raises(EndpointDown, match="of 1,000 texts, so their content is not the cause"):
+        _encoded(space, _texts(1_000))
+
+
+def test_refused_key_ends_the_chunk_before_the_next_request(server: FaultServer) -> None:
+    space = _space(server, {"batch": 10, "concurrency": 1})
+    server.faults.extend([None, 403])
+
+    with pytest.raises(ConfigError, match="refuses requests for 'hash-model'"):
+        _encoded(space, _texts(200))
+
+    assert len(server.bodies) == 2
+
+
+def test_vectors_have_length_1_if_the_spec_says_so(server: FaultServer) -> None:
+    matrix, _, _ = _encoded(_space(server, dimension=8, normalize=True), _texts(5))
+
+    assert np.allclose(np.linalg.norm(matrix, axis=1), 1, atol=1e-6)
+
+
+def test_tokens_are_estimated_for_a_server_that_does_not_count(server: FaultServer) -> None:
+    server.has_usage = False
+
+    _, _, costs = _encoded(_space(server), ["x" * 100])
+
+    assert costs.tokens == 51
+
+
+def test_tokenizer_counts_tokens_and_marks_longer_texts(
+    server: FaultServer, demo_folder: Any
+) -> None:
+    server.has_usage = False
+    endpoint = {"tokenizer": str(demo_folder / "tokenizer.json")}
+
+    _, rows, costs = _encoded(_space(server, endpoint, max_length=8), ["red hat", "red " * 20])
+
+    assert rows.truncated.tolist() == [0, 1]
+    assert costs.tokens == 4 + 8
+
+
+def test_missing_tokenizer_is_named(server: FaultServer) -> None:
+    with pytest.raises(ConfigError, match=r"expected a tokenizer\.json, or a folder with one"):
+        _encoded(_space(server, {"tokenizer": "/not/there"}), ["red"])

@@ -1,0 +1,186 @@
+"""Whole runs with an encoder behind HTTP: each row is right or named, and paid for once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.endpoint.endpoint import Endpoint
+from surge_dagster.engine.errors import ConfigError, EndpointDown
+from surge_dagster.engine.model.spec import EncodingSpec
+from tests.engine.endpoint.fault_server import MODEL, REFUSED, FaultServer, fault_server
+from tests.engine.runs import Output, failures, in_memory, receipts
+from tests.small_catalogs import numbered_catalog
+
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("own_cache")]
+
+MakePool = Callable[..., EncoderPool]
+
+
+@pytest.fixture
+def new_pool() -> Iterator[MakePool]:
+    """Makes pools of a server, which end with the test."""
+    pools: list[EncoderPool] = []
+
+    def make(server: FaultServer, **endpoint: Any) -> EncoderPool:
+        settings = {"batch": 10, "concurrency": 4, "patience_seconds": 20.0} | endpoint
+        spec = EncodingSpec(MODEL, endpoint=Endpoint(url=server.url, **settings))
+        pools.append(EncoderPool(spec))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+def _started(pool: EncoderPool, server: FaultServer) -> EncoderPool:
+    """Start a pool, and forget the texts that measured its speed."""
+    pool.start()
+    server.encoded.clear()
+    server.bodies.clear()
+    return pool
+
+
+def test_every_row_is_right_and_sent_once(
+    server: FaultServer, new_pool: MakePool, tmp_path: Path
+) -> None:
+    output = Output(_started(new_pool(server), server), tmp_path / "out")
+    catalog = numbered_catalog([60, 1, 0, 330, 7])
+    server.faults.extend([429, None, "reset", 503, "shuffled", 500])
+
+    run = output.embed(in_memory(catalog))
+
+    output.check_all(catalog)
+    texts = {text for rows in catalog.values() for _, text in rows}
+    assert set(server.encoded) == texts
+    assert set(server.encoded.values()) == {1}
+    assert run.report.workers == 1
+
+
+def test_refused_text_fails_only_its_partition_and_is_named(
+    server: FaultServer, new_pool: MakePool, tmp_path: Path
+) -> None:
+    output = Output(_started(new_pool(server), server), tmp_path / "out")
+    catalog = numbered_catalog([60, 60, 60])
+    keys = list(catalog)
+    rows = list(catalog[keys[1]])
+    rows[17] = ("bad", REFUSED)
+
+    events = output.events(in_memory({**catalog, keys[1]: rows}))
+
+    [failure] = failures(events)
+    assert failure.key == keys[1]
+    assert f"partition {keys[1]!r}, row 17" in failure.reason
+    assert "the encoder gave no vector for its text (HTTP 400" in failure.reason
+    assert {receipt.key for receipt in receipts(events)} == {keys[0], keys[2]}
+    assert max(server.encoded.values()) == 1
+    asked_alone = [body for body in server.bodies if body["input"] == [REFUSED]]
+    assert len(asked_alone) == 1
+
+
+def test_wrong_count_fails_the_partitions_of_that_request_alone(
+    server: FaultServer, new_pool: MakePool, tmp_path: Path
+) -> None:
+    output = Output(_started(new_pool(server, concurrency=1), server), tmp_path / "out")
+    server.faults.extend([None, "fewer"])
+    catalog = numbered_catalog([10, 10, 80])
+
+    events = output.events(in_memory(catalog))
+
+    [failure] = failures(events)
+    assert failure.key == list(catalog)[1]
+    assert "the answer has 9 vectors for 10 inputs" in failure.reason
+    assert set(server.encoded.values()) == {1}
+
+
+def test_refused_key_ends_the_run_and_the_next_run_goes_on(
+    server: FaultServer, new_pool: MakePool, tmp_path: Path
+) -> None:
+    catalog = numbered_catalog([60] * 6)
+    output = Output(_started(new_pool(server, concurrency=1), server), tmp_path / "out")
+    server.faults.extend([None] * 25)
+    server.lasting_fault = 401
+
+    with pytest.raises(ConfigError, match=r"HTTP 401: .*Check encoder_url"):
+        output.events(in_memory(catalog))
+
+    assert len(server.bodies) == 26
+    published = output.keys()
+    server.lasting_fault = None
+    server.encoded.clear()
+    again = Output(_started(new_pool(server), server), tmp_path / "out")
+    again.embed(in_memory(catalog))
+    again.check_all(catalog)
+    sent = {text for key in catalog.keys() - published for _, text in catalog[key]}
+    assert set(server.encoded) == sent
+
+
+def test_server_that_encodes_nothing_ends_the_run_with_its_last_answer(
+    server: FaultServer, new_pool: MakePool, tmp_path: Path
+) -> None:
+    pool = _started(new_pool(server, patience_seconds=0.2), server)
+    server.lasting_fault = 503
+    server.retry_after = "1"
+
+    with pytest.raises(EndpointDown, match=r"encoder_patience is 0\.2 s\. .* HTTP 503"):
+        Output(pool, tmp_path / "out").events(in_memory(numbered_catalog([60])))
+
+    assert pool.has_failed
+
+
+def test_changed_model_is_found_before_a_text_is_sent(
+    server: FaultServer, new_pool: MakePool, tmp_path: Path
+) -> None:
+    Output(new_pool(server), tmp_path / "out").embed(in_memory(numbered_catalog([5])))
+
+    with fault_server(seed="v2 ") as other:
+        output = Output(_started(new_pool(other), other), tmp_path / "out")
+        with pytest.raises(ConfigError, match="the endpoint's model has changed"):
+            output.events(in_memory(numbered_catalog([5, 5])))
+
+        assert other.bodies == []
+
+
+def test_only_the_worker_gets_the_key(
+    new_pool: MakePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUR_API_KEY", "open sesame")
+    monkeypatch.setenv("OTHER_API_KEY", "other")
+
+    with fault_server(key="open sesame") as server:
+        pool = _started(new_pool(server, api_key_env="OUR_API_KEY"), server)
+        environment = Path(f"/proc/{pool.worker_pids[0]}/environ").read_bytes()
+
+        assert b"OUR_API_KEY=open sesame" in environment
+        assert b"OTHER_API_KEY" not in environment
+
+
+def test_killed_worker_costs_no_row(
+    server: FaultServer, new_pool: MakePool, tmp_path: Path
+) -> None:
+    pool = _started(new_pool(server), server)
+    output = Output(pool, tmp_path / "out")
+    catalog = numbered_catalog([60] * 8)
+    run = output.run(in_memory(catalog))
+
+    for number, _ in enumerate(run):
+        if number == 2:
+            os.kill(pool.worker_pids[0], signal.SIGKILL)
+
+    output.check_all(catalog)
+
+
+def test_speed_is_measured_with_few_words_and_once(server: FaultServer, new_pool: MakePool) -> None:
+    new_pool(server).start()
+    words = sum(len(text.split()) * count for text, count in server.encoded.items())
+    _started(new_pool(server), server).start()
+    new_pool(server).start()
+
+    assert words < 20_000
+    assert len(server.bodies) == 2  # the probes, and the first text of a worker
