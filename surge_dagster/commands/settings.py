@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from surge_dagster.config.catalog_settings import CatalogSettings
+from surge_dagster.config.endpoint_settings import EndpointSettings
 from surge_dagster.config.query_pool import spec_to_load
 from surge_dagster.config.settings import EncoderSettings, FileSettings, Settings, load_settings
 from surge_dagster.engine.encoder.pool import EncoderPool
@@ -33,7 +34,9 @@ from surge_dagster.terminal import complain, messages
 # Settings that commands take, in the order in which their help lists them.
 CATALOG = tuple(CatalogSettings.model_fields)
 _OF_SPEC = tuple(field.name for field in fields(EncodingSpec))
-SPACE = (*(name for name in _OF_SPEC if name in EncoderSettings.model_fields), "precision")
+_MODEL = (*(name for name in _OF_SPEC if name in EncoderSettings.model_fields), "precision")
+_ENDPOINT = tuple(EndpointSettings.model_fields)
+SPACE = (*_MODEL, *_ENDPOINT)
 RUN = tuple(
     name
     for name in (*EncoderSettings.model_fields, *FileSettings.model_fields)
@@ -44,7 +47,8 @@ _ARGUMENTS = ("source", "output")
 _GROUPS = {
     "Texts": tuple(FileColumnSettings.__annotations__),
     "Catalog": CATALOG,
-    "Model": SPACE,
+    "Model": _MODEL,
+    "Encoder behind HTTP": _ENDPOINT,
     "Output files": tuple(FileSettings.model_fields),
     "Run": RUN,
 }

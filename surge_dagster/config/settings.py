@@ -36,6 +36,7 @@ from yaml import YAMLError
 
 from surge_dagster.config.catalog_settings import ASSET_SCHEME, CatalogSettings
 from surge_dagster.config.chunk_settings import ChunkSettings, chunk_rule
+from surge_dagster.config.endpoint_settings import EndpointSettings
 from surge_dagster.config.nested_settings import (
     RUN_CHECK,
     WARNINGS,
@@ -100,14 +101,15 @@ _TagValue = Annotated[
 ]
 
 
-class EncoderSettings(BaseModel):
+class EncoderSettings(EndpointSettings):
     """Settings of the vectors and the encoder pool; part of `Settings` and of the resource
     `EncoderResource`."""
 
     model: str = Field(
         DEFAULT_MODEL,
         min_length=1,
-        description="sentence-transformers model: hub name or local folder",
+        description="sentence-transformers model: hub name or local folder; with encoder_url the "
+        "server's name for it",
     )
     trust_remote_code: str | None = Field(
         None,
@@ -203,6 +205,7 @@ class EncoderSettings(BaseModel):
             name: getattr(self, name) for name in names if name in EncoderSettings.model_fields
         }
         values["chunks"] = chunk_rule(self.chunks)
+        values["endpoint"] = self.endpoint()
         return EncodingSpec(**values)
 
     def superbatch_thresholds(self, max_text_bytes: int) -> Thresholds:
@@ -413,6 +416,10 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
             raise ValueError(
                 "a run over a cluster has all machines, so max_runs is 1 with cluster, not "
                 f"{self.max_runs}"
+            )
+        if self.cluster != "none" and self.encoder_url is not None:
+            raise ValueError(
+                "an encoder behind HTTP needs no cluster: leave cluster or encoder_url out"
             )
         spec = self.encoding_spec()
         if spec.model.startswith(HASH_SCHEME):

@@ -18,7 +18,17 @@ log = logging.getLogger(__name__)
 CONFIG_VARIABLE = "SURGE_CONFIG"
 CONFIG_FILE = "surge.yaml"
 # Values that no error message quotes: secrets, and URLs that may contain one.
-_NOT_SHOWN = ("alert_webhook", "gcp", "lancedb", "output", "pgvector", "source", "storage_options")
+_NOT_SHOWN = (
+    "alert_webhook",
+    "encoder_api_key_env",
+    "encoder_url",
+    "gcp",
+    "lancedb",
+    "output",
+    "pgvector",
+    "source",
+    "storage_options",
+)
 
 
 def require_text(name: str, value: str) -> None:
