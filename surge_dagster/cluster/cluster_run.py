@@ -103,7 +103,7 @@ def open_run(
             setup, partitions, pool, connect, warn, freshness=freshness, outputs=outputs
         )
         opened = OpenedRun(run, run.events, run.work)
-    opened.run.report.price_per_hour = setup.encoder.price_per_hour
+    opened.run.report.prices = setup.encoder.prices()
     return opened
 
 

@@ -273,8 +273,8 @@ def _print_report(
         print(f"{line}; {_encoded_in_words(report)}")
         print(f"files are in {store.location(report.space)}")
         cost = report.cost
-        if cost is not None and report.price_per_hour is not None:
-            print(f"cost {cost_text(cost, report.price_per_hour, report.cost_per_million_texts)}")
+        if cost is not None:
+            print(f"cost {cost_text(cost, report.prices, report.cost_per_million_texts)}")
     if as_json:
         print_json(report.as_dict() | {"partitions_removed": removed})
 

@@ -18,6 +18,7 @@ from surge_dagster.engine.plan.cost_model import CALL_SECONDS, io_costs
 from surge_dagster.engine.plan.planned_run import calibrate, known_costs, plan_partitions
 from surge_dagster.engine.plan.planned_run import plan as plan_run
 from surge_dagster.engine.plan.planner import Fleet, Goals, PaperModel, Plan, RunCosts
+from surge_dagster.engine.run.report import Prices
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.terminal import Json, messages, print_json
@@ -54,7 +55,7 @@ Explain = Annotated[bool, typer.Option("--explain", help="Show what the predicti
 @takes_settings(
     *("source", "output", *SPACE, "devices", "b_min", "b_max", "first_b_min", "memory_limit_bytes"),
     *CATALOG,
-    "price_per_hour",
+    *("price_per_hour", "price_per_million_tokens", "max_cost"),
 )
 def plan(
     settings: Settings,
@@ -72,7 +73,8 @@ def plan(
             "--calibrate measures this machine, and --texts-per-second describes another: give one."
         )
     deadline_seconds = None if deadline is None else _seconds(deadline)
-    goals = Goals(settings.price_per_hour, deadline_seconds)
+    prices = settings.prices()
+    goals = Goals(prices, deadline_seconds)
     source = settings.open_source()
     if texts_per_second is None:
         shown = _planned_here(settings, list(source), goals, calibrate_first)
@@ -80,7 +82,7 @@ def plan(
         speed = Speed.given(CALL_SECONDS, 1 / texts_per_second, workers)
         shown = _planned_elsewhere(settings, list(source), goals, speed)
 
-    print("\n".join(_summary(shown, settings.price_per_hour, explain)))
+    print("\n".join(_summary(shown, prices, explain)))
     if as_json:
         print_json(shown.plan.as_dict() | shown.pool)
 
@@ -133,12 +135,12 @@ def _planned_elsewhere(
     return _Shown(planned, costs)
 
 
-def _summary(shown: _Shown, price_per_hour: float | None, explain: bool) -> list[str]:
+def _summary(shown: _Shown, prices: Prices, explain: bool) -> list[str]:
     planned = shown.plan
     if not planned.partitions:
         return [*_left_out(planned), _why_nothing(planned)]
 
-    lines = _lines(shown, price_per_hour) + _left_out(planned)
+    lines = _lines(shown, prices) + _left_out(planned)
     if explain:
         return [*lines, "", *_explained(shown)]
     return [*lines, _MORE]
@@ -166,7 +168,7 @@ def _why_nothing(planned: Plan) -> str:
     return "Nothing is left to encode."
 
 
-def _lines(shown: _Shown, price_per_hour: float | None) -> list[str]:
+def _lines(shown: _Shown, prices: Prices) -> list[str]:
     """Say the time, the cost, the work, and how sure these are."""
     planned = shown.plan
     forecast = planned.forecast
@@ -178,9 +180,9 @@ def _lines(shown: _Shown, price_per_hour: float | None) -> list[str]:
         f"wall time      {wall}, {forecast.texts_per_second:,.0f} texts/s; "
         f"the first files after {first}",
     ]
-    if planned.cost is not None and price_per_hour is not None:
-        cost = cost_text(planned.cost, price_per_hour, planned.cost_per_million_texts)
-        lines.append(f"cost           {cost}")
+    if planned.cost is not None:
+        cost = cost_text(planned.cost, prices, planned.cost_per_million_texts)
+        lines.append(f"cost           {cost}{_limit(planned, prices)}")
 
     work = f"{counted(planned.partitions, 'partition')}, {counted(planned.texts, 'text')}"
     if planned.rows_reused:
@@ -192,10 +194,18 @@ def _lines(shown: _Shown, price_per_hour: float | None) -> list[str]:
     return lines
 
 
-def cost_text(cost: float, price_per_hour: float, of_million: float | None) -> str:
-    """Return what a run costs, at which price, and what a million of its texts cost if it encodes
+def _limit(planned: Plan, prices: Prices) -> str:
+    """Say that a run ends before it has encoded all."""
+    of_tokens = Prices(per_million_tokens=prices.per_million_tokens).cost(0, planned.tokens)
+    if prices.max_cost is None or of_tokens is None or of_tokens <= prices.max_cost:
+        return ""
+    return f"; a run ends before its tokens cost more than max_cost, {prices.max_cost:g}"
+
+
+def cost_text(cost: float, prices: Prices, of_million: float | None) -> str:
+    """Return what a run costs, at which prices, and what a million of its texts cost if it encodes
     any."""
-    text = f"{_rounded(cost, 4)} at {price_per_hour:g} an hour"
+    text = f"{_rounded(cost, 4)} at {prices}"
     if of_million is not None:
         text += f"; {_rounded(of_million, 4)} per million texts"
     return text

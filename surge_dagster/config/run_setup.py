@@ -121,6 +121,7 @@ class RunSetup:
             include_text=self.files.include_text,
             memory_limit_bytes=memory_limit,
             grace_seconds=self.grace_seconds,
+            prices=self.encoder.prices(),
             change_feed=ChangeFeed(
                 always=self.files.changes, keep_days=self.files.keep_changes_days
             ),

@@ -65,6 +65,7 @@ from surge_dagster.engine.model.spec import HASH_SCHEME, EncodingSpec, Space
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.output.spaces import SPACE_FILE
 from surge_dagster.engine.run.change_feed import DEFAULT_KEEP_DAYS
+from surge_dagster.engine.run.report import Prices
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources import Source
 from surge_dagster.engine.store import StorageOptions, open_store
@@ -182,6 +183,19 @@ class EncoderSettings(EndpointSettings):
         description="price of a machine per hour in any currency (unset: no run reports its cost)",
     )
 
+    price_per_million_tokens: float | None = Field(
+        None,
+        ge=0,
+        description="price of a million tokens of an encoder behind HTTP, in any currency (unset: "
+        "no run reports their cost)",
+    )
+    max_cost: float | None = Field(
+        None,
+        ge=0,
+        description="most that the tokens of a run may cost, which ends before that (unset: no "
+        "limit); needs price_per_million_tokens",
+    )
+
     @field_validator("trust_remote_code", mode="before")
     @classmethod
     def _require_commit(cls, value: Any) -> Any:
@@ -207,6 +221,9 @@ class EncoderSettings(EndpointSettings):
         values["chunks"] = chunk_rule(self.chunks)
         values["endpoint"] = self.endpoint()
         return EncodingSpec(**values)
+
+    def prices(self) -> Prices:
+        return Prices(self.price_per_hour, self.price_per_million_tokens, self.max_cost)
 
     def superbatch_thresholds(self, max_text_bytes: int) -> Thresholds:
         """The bounds of a SuperBatch as far as they are set, for texts of at most this size."""
@@ -420,6 +437,10 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
         if self.cluster != "none" and self.encoder_url is not None:
             raise ValueError(
                 "an encoder behind HTTP needs no cluster: leave cluster or encoder_url out"
+            )
+        if self.max_cost is not None and self.price_per_million_tokens is None:
+            raise ValueError(
+                "max_cost limits the cost of tokens: set price_per_million_tokens, or leave it out"
             )
         spec = self.encoding_spec()
         if spec.model.startswith(HASH_SCHEME):

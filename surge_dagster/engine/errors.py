@@ -82,5 +82,9 @@ class EndpointDown(EncoderError):
     """The encoder behind HTTP encodes nothing: the pool ends, and no worker is started again."""
 
 
+class MaxCostReached(SurgeError):
+    """A run has spent what it may: it ends, published files stay, and it is not tried again."""
+
+
 class Cancelled(Exception):
     """A wait ended because the run is stopping; never shown to the operator."""

@@ -161,7 +161,8 @@ def refusal_fingerprint(resources: CatalogResources) -> str:
         include={"id", "text", "missing_text", "max_text_bytes", "columns", "bad_rows", "long_text"}
     )
     # Devices count: a text may kill workers of one device only.
-    encoder = resources.encoder.model_dump(exclude={"grace_seconds", "price_per_hour"})
+    prices = {"price_per_hour", "price_per_million_tokens", "max_cost"}
+    encoder = resources.encoder.model_dump(exclude={"grace_seconds", *prices})
     return hashlib.sha256(json.dumps([catalog, encoder], sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -114,12 +114,13 @@ def test_refused_text_is_named_and_the_rest_is_published(
 
 
 def test_resource_encodes_documents_and_queries_with_their_fields(server: FaultServer) -> None:
-    encoder = EncoderResource(
-        model=MODEL,
-        encoder_url=server.url,
-        encoder_fields={"input_type": "search_document"},
-        encoder_query_fields={"input_type": "search_query"},
-    )
+    settings: dict[str, Any] = {
+        "model": MODEL,
+        "encoder_url": server.url,
+        "encoder_fields": {"input_type": "search_document"},
+        "encoder_query_fields": {"input_type": "search_query"},
+    }
+    encoder = EncoderResource(**settings)
 
     with encoder.pool():
         vectors = encoder.encode(["red", "blue"])
@@ -181,3 +182,48 @@ def test_setting_that_cannot_be_used_is_refused(given: dict[str, Any], problem: 
     assert problem in str(refused.value)
     assert "secret" not in str(refused.value)
     assert "Ab12" not in str(refused.value)
+
+
+PRICES = ("--price-per-million-tokens", 1_000_000)
+
+
+def test_plan_and_run_say_what_tokens_cost(surge: Command, server: FaultServer) -> None:
+    surge.write("a", 200)
+    embed = ("catalog", "out", "--model", MODEL, "--encoder-url", server.url, *PRICES)
+    tokens = sum(len(f"a number {row}") for row in range(200))
+
+    planned = surge.json("plan", *embed)
+    report = surge.json("embed", *embed)
+
+    assert planned["cost"] == pytest.approx(tokens, rel=0.05)
+    assert report["cost"] == tokens
+    assert report["price_per_million_tokens"] == 1_000_000
+
+
+def test_max_cost_ends_a_run_before_it_is_passed(surge: Command, server: FaultServer) -> None:
+    for key in "abcdefgh":
+        surge.write(key, 200)
+    options = ("--model", MODEL, "--encoder-url", server.url, *PRICES, "--max-cost", 9_000)
+    bounds = ("--b-min", 200, "--first-b-min", 200, "--b-max", 400)
+    server.encoded.clear()
+
+    error = surge.error("embed", "catalog", "out", *options, *bounds, expected=1)
+
+    assert "max_cost is 9000" in error
+    assert "are left" in error
+    sent = sum(len(text) * count for text, count in server.encoded.items() if "number" in text)
+    assert sent <= 9_000
+
+
+def test_plan_says_that_a_run_will_reach_max_cost(surge: Command, server: FaultServer) -> None:
+    surge.write("a", 200)
+    options = ("--model", MODEL, "--encoder-url", server.url, *PRICES, "--max-cost", 100)
+
+    _, out, _ = surge("plan", "catalog", "out", *options)
+
+    assert "a run ends before its tokens cost more than max_cost, 100" in out
+
+
+def test_max_cost_without_a_price_is_refused() -> None:
+    with pytest.raises(ConfigError, match="set price_per_million_tokens"):
+        load_settings(model="m", encoder_url="http://h/v1", max_cost=1)

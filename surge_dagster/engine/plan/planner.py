@@ -30,7 +30,7 @@ from surge_dagster.engine.plan.cost_model import (
     variation,
 )
 from surge_dagster.engine.run.memory import SLOTS, MemoryPlan
-from surge_dagster.engine.run.report import Failure, million_cost
+from surge_dagster.engine.run.report import NO_PRICES, Failure, Prices, million_cost
 from surge_dagster.engine.run.thresholds import PARTITION_OVERHEAD_BYTES, Bounds
 
 _LEAST_GAIN = 0.01  # of the encoding time; less is within what a prediction is wrong by
@@ -104,11 +104,11 @@ class Goals:
     """What a plan is also made for.
 
     Attributes:
-        price_per_hour: of this machine.
+        prices: of this machine and of tokens.
         deadline_seconds: size a fleet that ends in time.
     """
 
-    price_per_hour: float | None = None
+    prices: Prices = NO_PRICES
     deadline_seconds: float | None = None
 
 
@@ -185,7 +185,7 @@ class Plan:
             None: not known.
         workers_per_machine: the workers that one machine's way to the store can serve, by Zero's
             rule (U/S)·BW; None if nothing was published there yet.
-        cost, cost_per_million_texts: at the given price of an hour; the texts are those that are
+        cost, cost_per_million_texts: at the given prices; the texts are those that are
             encoded.
         partitions_fresh, partitions_uncounted, partitions_refused: left out: those that a run
             passes over, those of unknown size, and those that it refuses, as far as their files and
@@ -318,8 +318,8 @@ def _plan_of(work: _Work, flushes: Sequence[Flush], costs: RunCosts, bounds: Bou
 def _with_goals(planned: Plan, work: _Work, goals: Goals) -> Plan:
     """Return the plan with its cost, and with the machines that a deadline takes."""
     times = planned.forecast
-    if goals.price_per_hour is not None:
-        cost = goals.price_per_hour * times.wall_seconds / 3600
+    cost = goals.prices.cost(times.wall_seconds, planned.tokens)
+    if cost is not None:
         of_million = million_cost(cost, planned.texts_encoded)
         planned = replace(planned, cost=cost, cost_per_million_texts=of_million)
     if goals.deadline_seconds is not None:

@@ -29,6 +29,7 @@ from surge_dagster.engine.output.current_space import keep_current
 from surge_dagster.engine.output.freshness import Freshness, OutputState
 from surge_dagster.engine.output.spaces import claim_space, recorded_catalog, space_of_spec
 from surge_dagster.engine.run.change_feed import ChangeFeed
+from surge_dagster.engine.run.cost_limit import CostLimit
 from surge_dagster.engine.run.deciding import decide
 from surge_dagster.engine.run.encoding import ReadAhead, encoded_superbatches
 from surge_dagster.engine.run.events import EventStream
@@ -37,7 +38,14 @@ from surge_dagster.engine.run.old_rows import ReuseAnswer, ReuseCheck
 from surge_dagster.engine.run.publisher import Publisher
 from surge_dagster.engine.run.read_again import ReadAgain
 from surge_dagster.engine.run.reading import superbatches
-from surge_dagster.engine.run.report import Event, Failure, Receipt, RunReport
+from surge_dagster.engine.run.report import (
+    NO_PRICES,
+    Event,
+    Failure,
+    Prices,
+    Receipt,
+    RunReport,
+)
 from surge_dagster.engine.run.run_memory import ExposedIo, InFlight, RunMemory
 from surge_dagster.engine.run.staging import Staging, remove_staged, sweep_orphan_files
 from surge_dagster.engine.run.superbatch import PartitionToRead, SpaceTarget
@@ -85,6 +93,7 @@ class EmbeddingRun:
         publish_threads: files of a SuperBatch that are serialized and published concurrently; None
             follows from the store (`publishing_threads`).
         task: "query" for a file of queries, whose pool encodes those.
+        prices: what the run costs, and what it may cost.
 
     Attributes:
         report: the metrics, live.
@@ -111,6 +120,7 @@ class EmbeddingRun:
     change_feed: ChangeFeed | None = None
     publish_threads: int | None = None
     task: Task = "document"
+    prices: Prices = NO_PRICES
 
     def __post_init__(self) -> None:
         if self.task == "document":
@@ -122,7 +132,7 @@ class EmbeddingRun:
             )
         if self.catalog is not None:
             self.catalog.require_apart(self.store)
-        self.report = RunReport()
+        self.report = RunReport(prices=self.prices)
         self.space = self.pool.space
         self.space_is_known = False
         self.preparing = "the files of the output are being compared with the source"
@@ -180,6 +190,7 @@ class EmbeddingRun:
             ConfigError: the source cannot be listed, the thresholds or the memory limit cannot
                 work, or the output cannot be used.
             EncoderError: the pool does not start, or failed for good.
+            MaxCostReached: what is left may cost more than the prices allow.
         """
         if self._started:
             raise RuntimeError("a run runs once; make another one")
@@ -343,6 +354,12 @@ class EmbeddingRun:
             bounds, plan, Ledger(plan.limit), arena, InFlight(), ExposedIo(), self._stop
         )
 
+    def _cost_limit(self) -> CostLimit | None:
+        price = self.prices.per_million_tokens
+        if price is None or self.prices.max_cost is None:
+            return None
+        return CostLimit(price, self.prices.max_cost, self.pool.speed.tokens_per_byte)
+
     def _describe_space(self) -> None:
         self.report.space = self.space.name
         self.report.space_title = self.space.title
@@ -372,7 +389,10 @@ class EmbeddingRun:
             publisher = Publisher(target, staging, memory, events, dropped, read_again)
             try:
                 with contextlib.closing(ReadAhead(items, memory, events)) as batches:
-                    for encoded in encoded_superbatches(batches, self.pool, memory, events.begun):
+                    limit = self._cost_limit()
+                    for encoded in encoded_superbatches(
+                        batches, self.pool, memory, events.begun, limit
+                    ):
                         publisher.submit(encoded)
             except BaseException as caught:
                 error = caught

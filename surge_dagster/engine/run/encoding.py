@@ -28,7 +28,8 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.quarantine import FailedRow
 from surge_dagster.engine.encoder.schedule import EncodeCall, EncodeMetrics
 from surge_dagster.engine.encoder.speed import Speed
-from surge_dagster.engine.errors import Cancelled, EncoderError
+from surge_dagster.engine.errors import Cancelled, EncoderError, MaxCostReached
+from surge_dagster.engine.run.cost_limit import CostLimit
 from surge_dagster.engine.run.events import EventStream
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.run.run_memory import RunMemory
@@ -268,7 +269,11 @@ class ReadAhead:
 
 
 def encoded_superbatches(
-    batches: ReadAhead, pool: EncoderPool, memory: RunMemory, begun: float
+    batches: ReadAhead,
+    pool: EncoderPool,
+    memory: RunMemory,
+    begun: float,
+    limit: CostLimit | None = None,
 ) -> Iterator[EncodedSuperBatch]:
     """Encode SuperBatches in their order, two of them in the pool at a time.
 
@@ -277,6 +282,7 @@ def encoded_superbatches(
 
     Raises:
         EncoderError: the pool failed for good.
+        MaxCostReached: the next SuperBatch may cost more than `limit` allows.
         BaseException: what ended the reader.
     """
     calls: deque[SuperBatchCall] = deque()
@@ -291,9 +297,12 @@ def encoded_superbatches(
                 batch = batches.take()
                 has_more = batch is not None
                 if batch is not None:
+                    _require_within(limit, batch, memory)
                     calls.append(SuperBatchCall(pool, batch, memory))
             if calls and calls[0].result(_POLL_SECONDS) is not None:
                 encoded += calls[0].batch.texts
+                if limit is not None:
+                    limit.answered(calls[0].metrics.costs)
                 yield measures.of(calls.popleft())
             memory.in_flight.encoded = encoded + sum(call.finished_texts for call in calls)
     except Exception as caught:
@@ -301,6 +310,17 @@ def encoded_superbatches(
     yield from _encoded_so_far(calls, memory)
     if error is not None:
         raise error
+
+
+def _require_within(limit: CostLimit | None, batch: SuperBatch, memory: RunMemory) -> None:
+    """Count a SuperBatch, or give its memory back and raise `MaxCostReached`."""
+    if limit is None:
+        return
+    try:
+        limit.take(batch.slot, batch.segments[0].partition.key if batch.segments else "")
+    except MaxCostReached:
+        memory.release(batch, batch.texts)
+        raise
 
 
 def _encoded_so_far(calls: deque[SuperBatchCall], memory: RunMemory) -> Iterator[EncodedSuperBatch]:

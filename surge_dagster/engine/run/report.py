@@ -214,6 +214,39 @@ class OldVectorSample:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a run costs, in any currency; None for what has no price.
+
+    Attributes:
+        per_hour: of one machine.
+        per_million_tokens: of an encoder behind HTTP.
+        max_cost: of the tokens of a run at most.
+    """
+
+    per_hour: float | None = None
+    per_million_tokens: float | None = None
+    max_cost: float | None = None
+
+    def cost(self, machine_seconds: float, tokens: float) -> float | None:
+        """Return the cost of machines and tokens; None without a price."""
+        if self.per_hour is None and self.per_million_tokens is None:
+            return None
+        of_machines = (self.per_hour or 0.0) * machine_seconds / 3600
+        return of_machines + (self.per_million_tokens or 0.0) * tokens / 1e6
+
+    def __str__(self) -> str:
+        parts = list[str]()
+        if self.per_hour is not None:
+            parts.append(f"{self.per_hour:g} an hour")
+        if self.per_million_tokens is not None:
+            parts.append(f"{self.per_million_tokens:g} per million tokens")
+        return " and ".join(parts)
+
+
+NO_PRICES = Prices()
+
+
 def million_cost(cost: float, texts: int) -> float | None:
     """Return the cost of a million texts; None if there are none."""
     return 1e6 * cost / texts if texts else None
@@ -238,7 +271,7 @@ class RunReport:
         run_seconds: from the beginning of the run to its end, with the start of the encoder; 0
             until it has ended.
         machines: how many took part; more than one over a cluster.
-        price_per_hour: of one machine, if it is set.
+        prices: that are set.
     """
 
     space: str = ""
@@ -277,7 +310,7 @@ class RunReport:
     call_seconds: float = 0.0
     run_seconds: float = 0.0
     machines: int = 1
-    price_per_hour: float | None = None
+    prices: Prices = NO_PRICES
 
     @property
     def texts_encoded(self) -> int:
@@ -320,10 +353,8 @@ class RunReport:
 
     @property
     def cost(self) -> float | None:
-        """Price of the machines that took part, over `run_seconds`; None without a price."""
-        if self.price_per_hour is None:
-            return None
-        return self.price_per_hour * self.machines * self.run_seconds / 3600
+        """The price of the machines that took part, over `run_seconds`, and of the tokens."""
+        return self.prices.cost(self.machines * self.run_seconds, self.costs.tokens)
 
     @property
     def cost_per_million_texts(self) -> float | None:
@@ -367,6 +398,10 @@ class RunReport:
     def as_dict(self) -> dict[str, Any]:
         """Return the report as one JSON-ready document."""
         document = _flat(self) | {name: getattr(self, name) for name in _DERIVED}
+        del document["prices"]
+        document["price_per_hour"] = self.prices.per_hour
+        document["price_per_million_tokens"] = self.prices.per_million_tokens
+        document["max_cost"] = self.prices.max_cost
         document["partitions_failed"] = [
             {"key": failure.key, "reason": failure.reason} for failure in self.partitions_failed
         ]

@@ -22,7 +22,7 @@ from surge_dagster.engine.plan.cost_model import (
 )
 from surge_dagster.engine.plan.planner import Goals, RunCosts, forecast, plan, size_fleet, verdict
 from surge_dagster.engine.run.memory import ResultMemory, plan_memory
-from surge_dagster.engine.run.report import RunReport
+from surge_dagster.engine.run.report import Prices, RunReport
 from surge_dagster.engine.run.thresholds import Bounds, Thresholds
 
 MINILM = Speed.given(call_seconds=0.087, text_seconds=0.149e-3, workers=4)
@@ -45,7 +45,7 @@ def run_costs(
 
 def test_plan_of_the_papers_run() -> None:
     sizes = partition_sizes(10_000_000, 4_000)
-    planned = plan(sizes, 47 * sizes, run_costs(), PAPER, goals=Goals(price_per_hour=7.30))
+    planned = plan(sizes, 47 * sizes, run_costs(), PAPER, goals=Goals(Prices(per_hour=7.30)))
     assert planned.paper.alpha == pytest.approx(0.934, abs=0.0005)
     assert planned.paper.speedup == pytest.approx(1.89, abs=0.01)
     assert planned.paper.break_even_texts == pytest.approx(2_340, rel=0.005)
@@ -91,7 +91,7 @@ def test_document_of_a_plan_has_the_names_of_the_report() -> None:
 
 
 def test_plan_of_an_empty_catalog_is_zero() -> None:
-    planned = plan([], [], run_costs(), PAPER, goals=Goals(1.0, deadline_seconds=60))
+    planned = plan([], [], run_costs(), PAPER, goals=Goals(Prices(per_hour=1.0), 60))
     assert planned.texts == 0
     assert planned.superbatches == 0
     assert planned.forecast.wall_seconds == 0.0

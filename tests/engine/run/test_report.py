@@ -7,7 +7,7 @@ import json
 import pytest
 
 from surge_dagster.engine.encoder.metrics import Costs, overlap_ratio
-from surge_dagster.engine.run.report import Failure, RunReport, SuperBatchReport
+from surge_dagster.engine.run.report import Failure, Prices, RunReport, SuperBatchReport
 
 PROMISED = (
     "partitions_written partitions_skipped partitions_failed texts_encoded tokens truncated "
@@ -63,20 +63,20 @@ def test_superbatch_without_an_encode_call_has_no_speed() -> None:
 
 
 def test_cost_is_the_price_of_all_machines_over_the_run() -> None:
-    report = RunReport(run_seconds=1800.0, machines=3, price_per_hour=2.0)
+    report = RunReport(run_seconds=1800.0, machines=3, prices=Prices(per_hour=2.0))
 
     assert report.cost == 3.0
 
 
 def test_cost_per_million_texts_counts_texts_with_new_vectors() -> None:
     costs = Costs(texts_encoded=400_000, texts_deduplicated=100_000, rows_reused=50_000)
-    report = RunReport(costs=costs, run_seconds=3600.0, price_per_hour=2.0)
+    report = RunReport(costs=costs, run_seconds=3600.0, prices=Prices(per_hour=2.0))
 
     assert report.cost_per_million_texts == pytest.approx(5.0)
 
 
 def test_run_that_encoded_nothing_has_a_cost_and_none_per_million_texts() -> None:
-    document = RunReport(run_seconds=36.0, price_per_hour=1.0).as_dict()
+    document = RunReport(run_seconds=36.0, prices=Prices(per_hour=1.0)).as_dict()
 
     assert document["cost"] == pytest.approx(0.01)
     assert document["cost_per_million_texts"] is None
