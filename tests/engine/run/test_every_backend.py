@@ -4,6 +4,7 @@ answered at once."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,12 +12,14 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker.loading import REGISTERED_BACKENDS
+from surge_dagster.engine.endpoint.endpoint import Endpoint
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run.report import SuperBatchReport
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.support.waiting import in_background
 from tests.engine.encoder.conftest import column, encode, tiny_model
 from tests.engine.encoder.held_backend import FIRST_TEXTS, SECOND_TEXTS
+from tests.engine.endpoint.fault_server import MODEL, fault_server
 from tests.engine.runs import in_memory, make_run, of_kind, receipts
 from tests.small_catalogs import keys_of, numbered_catalog, numbered_rows
 from tests.waiting import until
@@ -52,15 +55,17 @@ def started_pool(
 ) -> Iterator[HeldPool]:
     """A pool of each registered backend, started once for the tests of this file."""
     folder = tmp_path_factory.mktemp("held")
-    model = "hash://16"
-    if request.param != "hash":
-        model = str(tiny_model("bert_cls", tmp_path_factory.mktemp("model")))
-
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        spec = EncodingSpec("hash://16")
+        if request.param == "http":
+            server = stack.enter_context(fault_server())
+            spec = EncodingSpec(MODEL, endpoint=Endpoint(url=server.url))
+        elif request.param != "hash":
+            spec = EncodingSpec(str(tiny_model("bert_cls", tmp_path_factory.mktemp("model"))))
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "encoder"))
         patch.setenv("HELD_BACKEND", request.param)
         patch.setenv("HELD_FOLDER", str(folder))
-        with EncoderPool(EncodingSpec(model), devices="cpu", backend="held_backend:load") as pool:
+        with EncoderPool(spec, devices="cpu", backend="held_backend:load") as pool:
             pool.start()
             yield HeldPool(pool, folder)
 
