@@ -1,10 +1,10 @@
 """HttpBackend: the vectors of an encoder behind HTTP.
 
-A portion is cut into requests of consecutive texts, and as many requests as the endpoint allows are
-under way; those of the next portion follow before the last ones of this portion are answered. A request
-that the server refuses is cut in two until a single text is left. That text has no vector, its
-reason is in `Rows.wrong`, and it is not sent again. If both halves are accepted, the request was
-too large, and later ones are no larger than a half.
+A portion is cut into requests of consecutive texts, and as many requests as the endpoint allows
+are under way; those of the next portion follow before the last ones of this one are answered. A
+request that the server refuses is cut in two until a single text is left. That text has no vector,
+its reason is in `Rows.wrong`, and it is not sent again. If both halves are accepted, the request
+was too large, and later ones are no larger than a half.
 
 All of it runs in one event loop in a thread of its own, so nothing is locked.
 """

@@ -17,7 +17,7 @@ from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.worker.backends import (
     Backend,
     BackendSettings,
-    LaunchedChunk,
+    LaunchedPortion,
     Progress,
     QueuingBackend,
     Rows,
@@ -55,7 +55,7 @@ def load(space: Space, settings: BackendSettings) -> Backend:
         wait(texts, progress)
         return compute(prepared, rows, progress)
 
-    def held_answer(launched: LaunchedChunk, texts: int, progress: Progress) -> LaunchedChunk:
+    def held_answer(launched: LaunchedPortion, texts: int, progress: Progress) -> LaunchedPortion:
         """A launch that only sends requests never waits, so the wait is for their answers."""
 
         def finish() -> Costs:
@@ -63,7 +63,7 @@ def load(space: Space, settings: BackendSettings) -> Backend:
             return launched.finish()
 
         is_allowed = (folder / f"go-on-{texts}").exists
-        return LaunchedChunk(lambda: is_allowed() and launched.is_done(), finish)
+        return LaunchedPortion(lambda: is_allowed() and launched.is_done(), finish)
 
     def wait(texts: int, progress: Progress) -> None:
         while not (folder / f"go-on-{texts}").exists():

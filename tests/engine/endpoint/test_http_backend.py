@@ -180,7 +180,7 @@ def test_server_that_refuses_every_text_ends_the_run(server: FaultServer) -> Non
         _encoded(space, _texts(1_000))
 
 
-def test_refused_key_ends_the_chunk_before_the_next_request(server: FaultServer) -> None:
+def test_refused_key_ends_the_portion_before_the_next_request(server: FaultServer) -> None:
     space = _space(server, {"batch": 10, "concurrency": 1})
     server.faults.extend([None, 403])
 
