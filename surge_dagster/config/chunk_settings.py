@@ -90,4 +90,7 @@ def chunk_rule(settings: dict[str, Any] | None) -> ChunkRule | None:
     Raises:
         ConfigError: the library that cuts is not installed.
     """
-    return None if settings is None else ChunkRule(**settings, splitter=splitter_digest())
+    if settings is None:
+        return None
+    digest = splitter_digest(settings.get("format", "text"))
+    return ChunkRule(**settings, splitter=digest)

@@ -7,9 +7,10 @@ A query passes, in this order:
     gate.py         API key or local host, requests that are late already, metrics
     embeddings.py   body and answer (errors.py, if it is refused)
     spaces.py       the served spaces and their models
-    lane.py         tokens, admission by the promise, queue, passes through the model
+    lane.py         token ids, by `worker/tokenization.py` in this process; admission by the
+                    promise, queue, passes through the model
 
-and below it, in `engine/encoder`, what the texts of a run pass too: pool, arena, calls, schedule,
-dispatcher, protocol, worker_process, and in the worker main, tokenization and a backend.
+and below it, in `engine/encoder`, what the texts of a run pass too: arena, pool, schedule,
+quarantine, dispatcher, worker_process, protocol, and in the worker main and a backend.
 `server.py` composes the service, too. Files and batches are `batches`, `records` and `batch_run`.
 """

@@ -90,7 +90,7 @@ def _chunks(partition: Partition, splitter: Callable[[], Splitter]) -> Iterator[
                 raise _refused(partition.key, batch, row, first_row, error, cutter) from None
             yield _rows(batch, documents, start, chunks, *left_out)
             left_out = (0, ())
-        first_row += len(batch)
+        first_row += len(batch) + batch.skipped + len(batch.rejected)
 
 
 def _refused(

@@ -115,11 +115,12 @@ class Splitter:
         file = tokenizer_file(Path(space.model_path))
         assert rule is not None and file is not None  # else the spec was refused
         self.tokens = rule.tokens or space.max_length
-        if rule.splitter != splitter_digest():
+        digest = splitter_digest(rule.format)
+        if rule.splitter != digest:
             raise ConfigError(
                 f"the space {space.name} has chunks of another version of semantic-text-splitter: "
                 f"it cut texts in another way (digest {rule.splitter!r}) than the installed one "
-                f"({splitter_digest()!r}). Install the version that it was made with."
+                f"({digest!r}). Install the version that it was made with."
             )
         self._rule = rule
         self._prompt = space.document_prompt
@@ -166,6 +167,7 @@ class Splitter:
             raise NoRoom(place, rest)
 
         inside = document.text[document.start : document.stop]
+        # the mean length of sections is about twice their least distance
         distance = self.tokens * _CHARACTERS_PER_TOKEN * _CHUNKS_PER_SECTION // 2
         begins = sections(inside, distance, self._rule.format)
         texts = [inside[start:stop] for start, stop in pairwise([*begins, len(inside)])]
@@ -175,6 +177,7 @@ class Splitter:
         return list(self._short_enough(document, _between(starts, document.stop), room))
 
     def _rulers(self, texts: Iterable[str]) -> Iterator[_Ruler]:
+        """Yield a ruler for each text, without the prompt and special tokens."""
         remaining = iter(texts)
         while batch := list(islice(remaining, _SECTIONS_AT_ONCE)):
             tokenized = self._tokenizer.encode_batch(batch, add_special_tokens=False)
@@ -189,7 +192,8 @@ class Splitter:
     def _short_enough(
         self, document: Document, chunks: Sequence[Chunk], room: int
     ) -> Iterator[Chunk]:
-        """Yield the chunks; those that are too long in the whole text are cut again."""
+        """Yield the chunks; those that are too long in the whole text are cut again, down to one
+        token, which cannot be cut."""
         texts = map(document.with_chunk, chunks)
         for chunk, tokens in zip(chunks, self._lengths(texts), strict=True):
             if tokens <= self._most_tokens or room == 1:
@@ -249,15 +253,15 @@ def _kinds() -> dict[ChunkFormat, type[TextSplitter] | type[MarkdownSplitter]]:
 
 
 @cache
-def splitter_digest() -> str:
+def splitter_digest(text_format: ChunkFormat = "text") -> str:
     """Return a digest of where the installed library cuts certain texts, for `ChunkRule`.
 
     Raises:
         ConfigError: the library is not installed.
     """
+    kind = _kinds()[text_format]
     cuts = [
         kind(capacity, trim=False).chunk_indices(text)
-        for kind in _kinds().values()
         for capacity in _PROBE_CHARACTERS
         for text in _PROBES
     ]

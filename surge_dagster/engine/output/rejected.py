@@ -8,17 +8,16 @@ whose file states none, or another source version, is left from a run that died:
 it, and the next run over the partition replaces it.
 
 Most bad rows are found again by whoever reads the source. Rows whose texts ended workers are not;
-the list says which of its rows these are, and `EndedWorkers` leaves them out of what is read.
+the list says which of its rows these are, and `ended_workers.py` leaves them out of what is read.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -26,13 +25,10 @@ from surge_dagster.engine.files.facts import FileFacts, InvalidFile, explained
 from surge_dagster.engine.files.formats import SUFFIX, PublishedFile
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.sources.bad_rows import id_text
 from surge_dagster.engine.sources.partition import (
     KEY_METADATA,
     SOURCE_VERSION_METADATA,
-    Partition,
     RejectedRow,
-    RowBatch,
 )
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.keys import encode_key
@@ -212,74 +208,6 @@ def read_rejected(store: Store, space: str, key: str, source_version: str) -> Re
 
 def _encoded(value: str) -> bytes:
     return value.encode("utf-8", "surrogatepass")
-
-
-@dataclass(frozen=True, slots=True)
-class EndedWorkers:
-    """Rows whose texts ended workers, and which are left out of what is read.
-
-    Attributes:
-        rows: by their ids as lists have them.
-    """
-
-    rows: Mapping[str, RejectedRow]
-
-    def split(self, batch: RowBatch, first_row: int = 0) -> tuple[RowBatch, list[RejectedRow]]:
-        """Return a batch without these rows, and the rows with their present places.
-
-        Args:
-            first_row: how many rows of the source come before the batch.
-        """
-        if not self.rows:
-            return batch, []
-        ids = [id_text(value) for value in batch.ids.to_pylist()]
-        left_out = [place for place, value in enumerate(ids) if value in self.rows]
-        if not left_out:
-            return batch, []
-
-        numbers = _numbers(batch, first_row)
-        rows: list[RejectedRow] = []
-        for place in left_out:
-            known = self.rows[ids[place]]
-            shown = batch.place(place) if batch.place is not None else known.place
-            rows.append(replace(known, row=int(numbers[place]), place=shown))
-        return _without(batch, left_out), rows
-
-    def without(self, partition: Partition) -> Partition:
-        """Return a partition as it reads without these rows."""
-        if not self.rows:
-            return partition
-
-        def read() -> Iterator[RowBatch]:
-            for batch in partition.read():
-                yield self.split(batch)[0]
-
-        return replace(partition, read=read, rows=None, read_range=None)
-
-
-NONE_ENDED_WORKERS = EndedWorkers({})
-
-
-def _numbers(batch: RowBatch, first_row: int) -> np.ndarray:
-    """Return the number of each row in the source, as if none was skipped before it in the
-    batch."""
-    numbers = np.arange(first_row, first_row + len(batch) + len(batch.rejected))
-    return np.setdiff1d(numbers, [row.row for row in batch.rejected])[: len(batch)]
-
-
-def _without(batch: RowBatch, left_out: Collection[int]) -> RowBatch:
-    kept = np.setdiff1d(np.arange(len(batch)), list(left_out))
-    rows = pa.array(kept)
-    place = batch.place
-    carried = batch.carried
-    return RowBatch(
-        batch.ids.take(rows),
-        batch.texts.take(rows),  # pyright: ignore[reportArgumentType]
-        batch.skipped,
-        None if carried is None else carried.take(rows),
-        None if place is None else lambda row: place(int(kept[row])),
-        rejected=batch.rejected,
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""Decide which partitions are fresh and which are read. It opens no source."""
+"""What a run does with each partition, once `output/freshness.py` has said whether it is fresh. It
+opens no source."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
-from surge_dagster.engine.output.rejected import EndedWorkers, rejected_from
+from surge_dagster.engine.output.ended_workers import EndedWorkers
+from surge_dagster.engine.output.rejected import rejected_from
 from surge_dagster.engine.run.superbatch import PartitionToRead, SpaceTarget
 from surge_dagster.engine.sources.partition import RejectedRow
 

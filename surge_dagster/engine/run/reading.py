@@ -26,7 +26,8 @@ import pyarrow as pa
 
 from surge_dagster.engine.encoder.arena import KnownVectors
 from surge_dagster.engine.errors import DataError, StoreUnavailable, SurgeError, TransientError
-from surge_dagster.engine.output.rejected import EndedWorkers, RejectedRowsBuilder
+from surge_dagster.engine.output.ended_workers import EndedWorkers
+from surge_dagster.engine.output.rejected import RejectedRowsBuilder
 from surge_dagster.engine.run.aggregator import Aggregator
 from surge_dagster.engine.run.old_rows import OldRows, ReuseCheck, open_old_rows
 from surge_dagster.engine.run.read_again import ReadAgain

@@ -15,12 +15,8 @@ from surge_dagster.engine.files.facts import FileFacts, VectorFacts, desired_ver
 from surge_dagster.engine.files.formats import PublishedFile, file_name
 from surge_dagster.engine.files.rows import in_words, schema, table_of
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.rejected import (
-    NONE_ENDED_WORKERS,
-    NONE_REJECTED,
-    EndedWorkers,
-    RejectedRows,
-)
+from surge_dagster.engine.output.ended_workers import NONE_ENDED_WORKERS, EndedWorkers
+from surge_dagster.engine.output.rejected import NONE_REJECTED, RejectedRows
 from surge_dagster.engine.run.change_feed import RowChanges
 from surge_dagster.engine.run.report import Action
 from surge_dagster.engine.sources.partition import Partition, PartitionRange, RowBatch

@@ -21,8 +21,9 @@ from surge_dagster.engine.files.formats import file_name, open_published, read_s
 from surge_dagster.engine.files.parquet import OutputFile
 from surge_dagster.engine.files.rows import OWN_COLUMNS, embedding_type, invalid_row, matrix_of
 from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.output.ended_workers import EndedWorkers
 from surge_dagster.engine.output.freshness import status_of
-from surge_dagster.engine.output.rejected import EndedWorkers, rejected_from
+from surge_dagster.engine.output.rejected import rejected_from
 from surge_dagster.engine.sources.casting import is_blank
 from surge_dagster.engine.sources.partition import (
     ContentDigest,

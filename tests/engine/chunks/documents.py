@@ -6,6 +6,7 @@ from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pyarrow as pa
 
@@ -31,7 +32,9 @@ WORDS = (
 @cache
 def splitter(folder: Path, prompt: str = "", **rule: object) -> Splitter:
     """The splitter of a space of this model, with this prompt and rule."""
-    chunks = ChunkRule(**rule, splitter=splitter_digest())  # pyright: ignore[reportArgumentType]
+    text_format: Any = rule.get("format", "text")
+    given: Any = rule
+    chunks = ChunkRule(**given, splitter=splitter_digest(text_format))
     return Splitter(EncodingSpec(str(folder), document_prompt=prompt, chunks=chunks).resolve())
 
 
