@@ -36,6 +36,7 @@ from surge_dagster.engine.run.report import (
 )
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.support.counts import counted, named
+from surge_dagster.engine.tables.grouping import UNASSIGNED
 from surge_dagster.orchestration.partition_keys import to_partition_key
 
 _NAMED = 5  # failed partitions, in the line of a run
@@ -135,9 +136,13 @@ class SetAside:
 
     @property
     def above(self) -> Violations:
-        """Partitions with a larger share than allowed."""
+        """Partitions with a larger share than allowed. Rows of a table that have no key are
+        compared with all rows."""
         violations: Violations = []
+        all_rows = sum(rows for _, rows in self._counts.values())
         for key, (rejected, rows) in self._counts.items():
+            if key == UNASSIGNED:
+                rows = all_rows
             if rejected > self.max_share * rows:
                 share = f"{rejected:,} of {counted(rows, 'row')} ({rejected / max(1, rows):.1%})"
                 violations.append((key, f"{share} were set aside because they are bad"))

@@ -12,23 +12,20 @@ from __future__ import annotations
 
 import re
 import zlib
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from itertools import pairwise
 
 from surge_dagster.engine.model.chunk_rule import ChunkFormat
 
-_HEADING = re.compile(r"(?m)^(?=#{1,6} )")
+_HEADING = re.compile(r"(?m)^#{1,6} ")
 _FENCE = re.compile(r"(?ms)^(```|~~~).*?(?:^\1|\Z)")
-_PARAGRAPH = re.compile(r"\n[ \t]*\n\s*(?=\S)")
-_LINE = re.compile(r"\n\s*(?=\S)")
-_SENTENCE = re.compile(r"(?:[.!?…][\"')\]]*\s+|[\u3002\uff01\uff1f]\s*)(?=\S)")
-_WORD = re.compile(r"\s+(?=\S)")
-_LEVELS = {
-    "text": (_PARAGRAPH, _LINE, _SENTENCE, _WORD),
-    "markdown": (_HEADING, _PARAGRAPH, _LINE, _SENTENCE, _WORD),
-}
+# White space, or the end of a sentence that needs none after it.
+_GAP = re.compile(r"[\u3002\uff01\uff1f]\s*|\s+")
+_SENTENCE_ENDS = (".", "!", "?", "…", "\u3002", "\uff01", "\uff1f")
+_CLOSING = "\"')]"
 _HASHED = 48  # characters after a candidate
+_HEADINGS, _PARAGRAPHS, _LINES, _SENTENCES, _WORDS = range(5)
 
 
 def sections(text: str, distance: int, text_format: ChunkFormat) -> list[int]:
@@ -38,21 +35,47 @@ def sections(text: str, distance: int, text_format: ChunkFormat) -> list[int]:
         distance: characters between two of these places at least. A section without any candidate
             may be of any length; all others have at most four times as many.
     """
-    fenced: list[tuple[int, int]] = []
+    if len(text) <= 4 * distance:
+        return [0]
+    candidates = _candidates(text)
     if text_format == "markdown":
         fenced = [match.span() for match in _FENCE.finditer(text)]
+        candidates[_HEADINGS] = [match.start() for match in _HEADING.finditer(text)]
+        candidates = [[each for each in level if not _within(each, fenced)] for level in candidates]
 
     borders = [0, len(text)]
-    for level in _LEVELS[text_format]:
+    for level in candidates:
         found = [0]
         for start, stop in pairwise(borders):
             if stop - start > 4 * distance:
-                candidates = [match.end() for match in level.finditer(text, start, stop)]
-                outside = [place for place in candidates if not _within(place, fenced)]
-                found += _least(text, outside, start, stop, distance)
+                inside = level[bisect_right(level, start) : bisect_left(level, stop)]
+                found += _least(text, inside, start, stop, distance)
             found.append(stop)
         borders = found
-    return borders[:-1] or [0]
+    return borders[:-1]
+
+
+def _candidates(text: str) -> list[list[int]]:
+    """Return where paragraphs, lines, sentences and words begin, each level with its own places.
+
+    Each gap is looked at once, however long it is.
+    """
+    levels: list[list[int]] = [[], [], [], [], []]
+    for gap in _GAP.finditer(text):
+        if gap.end() == len(text):
+            continue
+        lines = gap[0].count("\n")
+        before = text[max(0, gap.start() - 3) : gap.start() + 1].rstrip().rstrip(_CLOSING)
+        if lines > 1:
+            level = _PARAGRAPHS
+        elif lines == 1:
+            level = _LINES
+        elif before.endswith(_SENTENCE_ENDS):
+            level = _SENTENCES
+        else:
+            level = _WORDS
+        levels[level].append(gap.end())
+    return levels
 
 
 def _within(place: int, spans: list[tuple[int, int]]) -> bool:
@@ -60,9 +83,8 @@ def _within(place: int, spans: list[tuple[int, int]]) -> bool:
     return after > 0 and place < spans[after - 1][1]
 
 
-def _least(text: str, candidates: list[int], start: int, stop: int, distance: int) -> list[int]:
+def _least(text: str, inside: list[int], start: int, stop: int, distance: int) -> list[int]:
     """Return the candidates whose hash is less than that of all others within the distance."""
-    inside = [place for place in candidates if start < place < stop]
     hashes = [zlib.crc32(text[place : place + _HASHED].encode()) for place in inside]
     chosen: list[int] = []
     window: deque[int] = deque()  # places in `inside`, of ascending hashes

@@ -97,14 +97,20 @@ class ShortTexts:
                     reason,
                     "Shorten it in the source, set long_text to set_aside or truncate, or set "
                     "chunks to make several rows of it.",
-                    first_row + row,
+                    int(batch.row_numbers(first_row)[row]),
                     batch.place and batch.place(row),
                 )
             reasons = Reasons(len(batch))
             reasons.add(is_too_long, reason)
-            rows = np.arange(first_row, first_row + len(batch))
-            yield without_bad_rows(batch, reasons, rows, batch.place or row_in_words)
+            numbers = batch.row_numbers(first_row)
+            yield without_bad_rows(batch, reasons, numbers, partial(_place, batch, numbers))
             first_row += len(batch) + batch.skipped + len(batch.rejected)
+
+
+def _place(batch: RowBatch, numbers: np.ndarray, number: int) -> str:
+    if batch.place is None:
+        return row_in_words(number)
+    return batch.place(int(np.searchsorted(numbers, number)))
 
 
 def without_long_texts(texts: Source, spec: EncodingSpec, long_text: LongText) -> Source:

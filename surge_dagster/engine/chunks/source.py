@@ -102,7 +102,7 @@ def _refused(
         f"of {splitter.tokens:,} no room",
         "Shorten the other columns or the prompt, take some out of the template, or raise tokens "
         "of chunks.",
-        first_row + row,
+        int(batch.row_numbers(first_row)[row]),
         batch.place and batch.place(row),
     )
 
@@ -169,6 +169,7 @@ def _rows(
         place and (lambda row: place(int(rows[row]))),
         source_rows=len(chunks),
         rejected=rejected,
+        numbers=None if batch.numbers is None else batch.numbers[rows],
     )
 
 

@@ -9,6 +9,7 @@ each of them, and is cut again if it is too long.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 _CHUNKS_PER_SECTION = 5
 _CHARACTERS_PER_TOKEN = 4
+_LEAST_ROOM = 4  # tokens; a character of bytes may have as many
+_NEXT_WORD = re.compile(r"\s(?=\S)")
 _SECTIONS_AT_ONCE = 16
 _COUNTED_AT_ONCE = 256  # texts; the library keeps 100 bytes or more for each of their tokens
 # Texts that splitters may cut in different ways. The digest of what becomes of them is part of the
@@ -82,6 +85,10 @@ class NoRoom(Exception):
         super().__init__(place, tokens)
         self.place = place
         self.tokens = tokens
+
+
+class _CannotBeCut(Exception):
+    """A chunk of one token is too long with the rest of its text."""
 
 
 class _Ruler:
@@ -163,7 +170,7 @@ class Splitter:
     def _cut(self, place: int, document: Document) -> list[Chunk]:
         [rest] = self._lengths([document.with_chunk(Chunk(0, 0))])
         room = self._most_tokens - rest
-        if room < 1:
+        if room < _LEAST_ROOM:
             raise NoRoom(place, rest)
 
         inside = document.text[document.start : document.stop]
@@ -174,7 +181,10 @@ class Splitter:
         starts: list[int] = []
         for begin, text, ruler in zip(begins, texts, self._rulers(texts), strict=True):
             starts += [document.start + begin + start for start in self._starts(text, ruler, room)]
-        return list(self._short_enough(document, _between(starts, document.stop), room))
+        try:
+            return list(self._short_enough(document, _between(starts, document.stop), room))
+        except _CannotBeCut:
+            raise NoRoom(place, rest) from None
 
     def _rulers(self, texts: Iterable[str]) -> Iterator[_Ruler]:
         """Yield a ruler for each text, without the prompt and special tokens."""
@@ -192,13 +202,14 @@ class Splitter:
     def _short_enough(
         self, document: Document, chunks: Sequence[Chunk], room: int
     ) -> Iterator[Chunk]:
-        """Yield the chunks; those that are too long in the whole text are cut again, down to one
-        token, which cannot be cut."""
+        """Yield the chunks; those that are too long in the whole text are cut again."""
         texts = map(document.with_chunk, chunks)
         for chunk, tokens in zip(chunks, self._lengths(texts), strict=True):
-            if tokens <= self._most_tokens or room == 1:
+            if tokens <= self._most_tokens:
                 yield chunk
                 continue
+            if room == 1:
+                raise _CannotBeCut
             text = document.text[chunk.start : chunk.stop]
             [ruler] = self._rulers([text])
             smaller = min(room - 1, -(-room * 2 // 3))
@@ -225,8 +236,9 @@ class Splitter:
         character = 0
         if len(offsets) > self._rule.overlap:
             character = offsets[-self._rule.overlap][0]
-        while 0 < character < len(text) and not text[character - 1].isspace():
-            character += 1
+            word = _NEXT_WORD.search(text, character - 1)
+            if word is not None:
+                character = word.end()
         return chunk.start + character
 
     def _lengths(self, texts: Iterable[str]) -> Iterator[int]:

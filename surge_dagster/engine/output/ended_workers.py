@@ -44,7 +44,7 @@ class EndedWorkers:
         if not left_out:
             return batch, []
 
-        numbers = _numbers(batch, first_row)
+        numbers = batch.row_numbers(first_row)
         rows: list[RejectedRow] = []
         for place in left_out:
             known = self.rows[ids[place]]
@@ -67,13 +67,6 @@ class EndedWorkers:
 NONE_ENDED_WORKERS = EndedWorkers({})
 
 
-def _numbers(batch: RowBatch, first_row: int) -> np.ndarray:
-    """Return the number of each row in the source. If rows of the batch were skipped, the numbers
-    after them are too small; the place is right."""
-    numbers = np.arange(first_row, first_row + len(batch) + len(batch.rejected))
-    return np.setdiff1d(numbers, [row.row for row in batch.rejected])[: len(batch)]
-
-
 def _without(batch: RowBatch, left_out: Collection[int]) -> RowBatch:
     kept = np.setdiff1d(np.arange(len(batch)), list(left_out))
     rows = pa.array(kept)
@@ -86,4 +79,5 @@ def _without(batch: RowBatch, left_out: Collection[int]) -> RowBatch:
         None if carried is None else carried.take(rows),
         None if place is None else lambda row: place(int(kept[row])),
         rejected=batch.rejected,
+        numbers=None if batch.numbers is None else batch.numbers[kept],
     )

@@ -226,9 +226,10 @@ class Embeddings:
 
 
 def _common_types(files: list[PublishedFile]) -> dict[str, pa.DataType]:
-    """Return the types of ids and carried columns; refuse files that differ in them."""
+    """Return the types of ids and carried columns; refuse files that differ in them, unless they
+    have no rows."""
     first: dict[str, tuple[pa.DataType, str]] = {}
-    for file in files:
+    for file in [file for file in files if file.facts.rows] or files:
         key = file.facts.partition_key
         for field in [file.columns.field("id"), *(carried_columns(file.columns) or ())]:
             first_type, first_key = first.setdefault(field.name, (field.type, key))

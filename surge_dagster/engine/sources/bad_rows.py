@@ -128,6 +128,7 @@ def without_bad_rows(batch: RowBatch, reasons: Reasons, rows: np.ndarray, place:
         None if batch.carried is None else batch.carried.filter(mask),
         lambda row: place(int(kept[row])),
         rejected=batch.rejected,
+        numbers=kept,
         passages=None if batch.passages is None else batch.passages[reasons.is_sound],
     )
     return with_rejected(sound, reasons.rejected(rows, batch.ids, place))

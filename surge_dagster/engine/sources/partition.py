@@ -128,6 +128,7 @@ class RowBatch:
         place: of one of these rows.
         source_rows: rows of the source that these are made of; without another number, each is one.
         rejected: rows of the source that were set aside before, between or after these.
+        numbers: of these rows in the partition, int64 [rows]; None if they follow each other.
         passages: where the selection's `passage` starts and ends in each text, in characters, int64
             [rows, 2].
         carried_sizes: bytes of these columns in each row, int64 [rows].
@@ -142,6 +143,7 @@ class RowBatch:
     place: Place | None = field(default=None, repr=False, compare=False)
     source_rows: int = -1
     rejected: tuple[RejectedRow, ...] = ()
+    numbers: np.ndarray | None = field(default=None, repr=False, compare=False)
     passages: np.ndarray | None = field(default=None, repr=False, compare=False)
     # Computed once: every stage needs them, and a batch may have only ten rows.
     id_offsets: np.ndarray | None = field(init=False, repr=False, compare=False)
@@ -171,6 +173,13 @@ class RowBatch:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def row_numbers(self, first_row: int) -> np.ndarray:
+        """Return the numbers of these rows in the partition, if so many rows of the source come
+        before the batch."""
+        if self.numbers is not None:
+            return self.numbers
+        return np.arange(first_row, first_row + len(self))
 
     @property
     def value_bytes(self) -> int:

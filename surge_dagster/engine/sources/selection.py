@@ -285,7 +285,13 @@ class Selection:
             for name, column in zip(carried.schema.names, carried.columns, strict=True):
                 _require_valid(key, name, column, rows)
         checked = RowBatch(
-            ids, texts, skipped, carried, lambda row: place(int(rows[row])), passages=passages
+            ids,
+            texts,
+            skipped,
+            carried,
+            lambda row: place(int(rows[row])),
+            numbers=rows,
+            passages=passages,
         )
         if first_ids is not None:
             checked = with_first_ids(checked, rows, place, first_ids)

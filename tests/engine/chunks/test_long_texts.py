@@ -138,3 +138,16 @@ def test_model_without_a_tokenizer_that_counts_is_refused(tmp_path: Path) -> Non
 
     with pytest.raises(ConfigError, match="long_text needs a model with a fast tokenizer"):
         list(partition.read())
+
+
+def test_rows_are_numbered_as_in_the_source(tmp_path: Path, bert: str) -> None:
+    table = pa.table({"id": [None, "b", "c", "d", "e"], "text": [SHORT, LONG, " ", SHORT, LONG]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    selection = {"missing_text": "skip", "bad_rows": "set_aside"}
+    source = open_source(tmp_path, **selection)  # pyright: ignore[reportArgumentType]
+
+    [partition] = without_long_texts(source, EncodingSpec(model=bert), "set_aside")
+    [batch] = partition.read()
+
+    assert [(row.row, row.id) for row in batch.rejected] == [(0, None), (1, "b"), (4, "e")]
+    assert batch.row_numbers(0).tolist() == [3]

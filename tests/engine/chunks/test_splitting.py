@@ -101,6 +101,30 @@ def test_rest_that_leaves_no_room_is_named(demo_folder: Path) -> None:
     assert refused.value.tokens == 62
 
 
+def test_template_that_leaves_a_few_tokens_is_named(demo_folder: Path) -> None:
+    own = splitter(demo_folder, tokens=256, column="body")
+    title = "a " * 252
+    body = "antidisestablishmentarianism is unbelievably discombobulating; " * 8
+
+    with pytest.raises(NoRoom):
+        own.split([Document(title + body, len(title), len(title + body))])
+
+
+@pytest.mark.parametrize("text", ["\n" * 300_000, " " * 300_000, "word" + " " * 300_000 + "word"])
+def test_long_gaps_are_looked_at_once(demo_folder: Path, text: str) -> None:
+    """With a look at each place of a gap from each other one, this would not end."""
+    assert "".join(cut(splitter(demo_folder, tokens=64), text)) == text
+
+
+def test_overlap_without_white_space_begins_with_a_token(demo_folder: Path) -> None:
+    own = splitter(demo_folder, tokens=64, overlap=16)
+    text = "東京の夜景は美しい。大阪の食べ物もおいしい。" * 12
+
+    [chunks] = own.split([whole(text)])
+
+    assert all(after.start < before.stop for before, after in pairwise(chunks))
+
+
 def test_text_that_fits_is_one_chunk(demo_folder: Path) -> None:
     own = splitter(demo_folder, tokens=48)
 
