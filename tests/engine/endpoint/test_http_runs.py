@@ -14,9 +14,11 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.endpoint.endpoint import Endpoint
 from surge_dagster.engine.errors import ConfigError, EndpointDown
 from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.support.waiting import in_background
 from tests.engine.endpoint.fault_server import MODEL, REFUSED, FaultServer, fault_server
 from tests.engine.runs import Output, failures, in_memory, receipts
-from tests.small_catalogs import numbered_catalog
+from tests.small_catalogs import numbered_catalog, numbered_rows
+from tests.waiting import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("own_cache")]
 
@@ -132,6 +134,38 @@ def test_server_that_encodes_nothing_ends_the_run_with_its_last_answer(
         Output(pool, tmp_path / "out").events(in_memory(numbered_catalog([60])))
 
     assert pool.has_failed
+
+
+def test_stopped_run_does_not_wait_for_a_busy_server(
+    server: FaultServer, new_pool: MakePool, tmp_path: Path
+) -> None:
+    pool = _started(new_pool(server, patience_seconds=10_000.0), server)
+    catalog = numbered_catalog([60] * 4)
+    server.faults.extend([None] * 8)
+    server.lasting_fault = 503
+    server.retry_after = "1000"
+    run = Output(pool, tmp_path / "out").run(in_memory(catalog), grace_seconds=1.0)
+
+    ended = in_background(lambda: list(run.events()), "consumer")
+    until(lambda: len(server.bodies) > 8)
+    run.stop()
+
+    assert ended.result(30) is not None
+    assert run.stopped
+
+
+def test_refused_texts_are_set_aside_if_the_settings_say_so(
+    server: FaultServer, new_pool: MakePool, tmp_path: Path
+) -> None:
+    catalog = {"a": [*numbered_rows("a", 30), ("bad", REFUSED)]}
+    output = Output(_started(new_pool(server), server), tmp_path / "out")
+
+    run = output.embed(in_memory(catalog), bad_rows="set_aside")
+
+    output.check("a", numbered_rows("a", 30))
+    assert run.report.rejected_rows == 1
+    asked_alone = [body for body in server.bodies if body["input"] == [REFUSED]]
+    assert len(asked_alone) == 1
 
 
 def test_changed_model_is_found_before_a_text_is_sent(
