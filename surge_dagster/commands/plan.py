@@ -74,7 +74,10 @@ def plan(
         )
     deadline_seconds = None if deadline is None else _seconds(deadline)
     prices = settings.prices()
-    goals = Goals(prices, deadline_seconds)
+    texts_per_minute = None
+    if settings.encoder_requests_per_minute is not None:
+        texts_per_minute = settings.encoder_requests_per_minute * settings.encoder_batch
+    goals = Goals(prices, deadline_seconds, settings.encoder_tokens_per_minute, texts_per_minute)
     source = settings.open_source()
     if texts_per_second is None:
         shown = _planned_here(settings, list(source), goals, calibrate_first)

@@ -106,10 +106,21 @@ class Goals:
     Attributes:
         prices: of this machine and of tokens.
         deadline_seconds: size a fleet that ends in time.
+        tokens_per_minute, texts_per_minute: that an encoder behind HTTP may be sent at most.
     """
 
     prices: Prices = NO_PRICES
     deadline_seconds: float | None = None
+    tokens_per_minute: float | None = None
+    texts_per_minute: float | None = None
+
+    def limited(self, times: Forecast, texts: int, tokens: int) -> Forecast:
+        """Return the forecast of a run that these limits may hold up."""
+        least_seconds = 60 * tokens / (self.tokens_per_minute or math.inf)
+        least_seconds = max(least_seconds, 60 * texts / (self.texts_per_minute or math.inf))
+        if least_seconds <= times.wall_seconds:
+            return times
+        return replace(times, wall_seconds=least_seconds, texts_per_second=texts / least_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +328,8 @@ def _plan_of(work: _Work, flushes: Sequence[Flush], costs: RunCosts, bounds: Bou
 
 def _with_goals(planned: Plan, work: _Work, goals: Goals) -> Plan:
     """Return the plan with its cost, and with the machines that a deadline takes."""
-    times = planned.forecast
+    times = goals.limited(planned.forecast, planned.texts_encoded, planned.tokens)
+    planned = replace(planned, forecast=times)
     cost = goals.prices.cost(times.wall_seconds, planned.tokens)
     if cost is not None:
         of_million = million_cost(cost, planned.texts_encoded)

@@ -20,7 +20,15 @@ from surge_dagster.engine.plan.cost_model import (
     Recommendation,
     predict_flushes,
 )
-from surge_dagster.engine.plan.planner import Goals, RunCosts, forecast, plan, size_fleet, verdict
+from surge_dagster.engine.plan.planner import (
+    Forecast,
+    Goals,
+    RunCosts,
+    forecast,
+    plan,
+    size_fleet,
+    verdict,
+)
 from surge_dagster.engine.run.memory import ResultMemory, plan_memory
 from surge_dagster.engine.run.report import Prices, RunReport
 from surge_dagster.engine.run.thresholds import Bounds, Thresholds
@@ -235,3 +243,19 @@ def test_verdict_follows_the_measured_gain_and_not_the_papers_table() -> None:
 
     assert planned.paper.paper_recommendation is Recommendation.MODERATE
     assert planned.paper.verdict.startswith("SuperBatches make little difference here")
+
+
+@pytest.mark.parametrize(
+    ("goals", "seconds"),
+    [
+        (Goals(tokens_per_minute=1e9), 5.0),
+        (Goals(tokens_per_minute=600.0), 100.0),
+        (Goals(texts_per_minute=30.0), 400.0),
+        (Goals(tokens_per_minute=600.0, texts_per_minute=30.0), 400.0),
+    ],
+)
+def test_limits_per_minute_hold_up_a_run(goals: Goals, seconds: float) -> None:
+    times = goals.limited(Forecast(wall_seconds=5.0, texts_per_second=40.0), 200, 1_000)
+
+    assert times.wall_seconds == seconds
+    assert times.texts_per_second == pytest.approx(200 / seconds)
