@@ -87,7 +87,7 @@ class RejectedRows:
         return {row.id: row for row in self.named(self.ended_workers) if row.id is not None}
 
 
-NONE_REJECTED = RejectedRows(COLUMNS.empty_table())
+NONE_REJECTED = RejectedRows(pa.Table.from_batches([], COLUMNS))  # `empty_table` imports pandas
 
 
 class RejectedRowsBuilder:

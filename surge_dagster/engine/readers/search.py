@@ -66,6 +66,7 @@ def search(
         ConfigError: the pool encodes documents or into another space, or the space has no files,
             or with `documents` no chunks.
     """
+    require_queries(pool)
     space = space or _space_of(store, pool)
     space.require_probes(pool.space.probes)
     if documents and space.requested.chunks is None:
@@ -102,13 +103,18 @@ def rows_of(
                 yield file.facts.partition_key, batch
 
 
-def query_vectors(pool: EncoderPool, queries: Sequence[str], space: Space) -> np.ndarray:
-    """Return vectors of length 1, float32 [queries, dimension]; errors are those of `search`."""
+def require_queries(pool: EncoderPool) -> None:
+    """Raise `ConfigError` if the pool encodes documents in another way than queries."""
     if pool.space.side != replace(pool.space, task="query").side:
         raise ConfigError(
             "this model encodes queries in another way than documents. Start the pool with "
             'task="query".'
         )
+
+
+def query_vectors(pool: EncoderPool, queries: Sequence[str], space: Space) -> np.ndarray:
+    """Return vectors of length 1, float32 [queries, dimension]; errors are those of `search`."""
+    require_queries(pool)
     if space.encoder_sha256 != pool.space.spec_sha256:
         raise ConfigError(
             f"the pool encodes queries of {pool.space.name}, and the space is {space.name}. Start "
