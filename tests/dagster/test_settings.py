@@ -412,7 +412,8 @@ def test_chunks_are_a_mapping_or_a_text_everywhere(
 
     assert load_settings().chunks == CHUNKS
     assert load_settings(chunks=given).chunks == CHUNKS
-    assert EncoderResource(chunks=given).chunks == CHUNKS
+    named: dict[str, Any] = {"chunks": given}
+    assert EncoderResource(**named).chunks == CHUNKS
 
     if isinstance(given, str):
         monkeypatch.setenv("SURGE_CHUNKS", given)
