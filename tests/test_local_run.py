@@ -192,4 +192,5 @@ def test_help_of_the_command_groups_its_settings(surge: Command) -> None:
     _, out, _ = surge("embed", "--help")
     groups = [line.split()[1] for line in out.splitlines() if line.startswith("╭─")]
 
-    assert groups == ["Arguments", "Options", "Catalog", "Texts", "Model", "Run", "Output"]
+    options = ["Catalog", "Texts", "Model", "Encoder", "Run", "Output"]
+    assert groups == ["Arguments", "Options", *options]
