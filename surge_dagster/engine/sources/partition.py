@@ -179,7 +179,8 @@ class RowBatch:
         before the batch."""
         if self.numbers is not None:
             return self.numbers
-        return np.arange(first_row, first_row + len(self))
+        numbers = np.arange(first_row, first_row + len(self) + len(self.rejected))
+        return np.setdiff1d(numbers, [row.row for row in self.rejected])[: len(self)]
 
     @property
     def value_bytes(self) -> int:

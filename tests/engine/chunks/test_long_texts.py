@@ -16,7 +16,6 @@ from surge_dagster.engine.errors import ConfigError, DataError
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.tables.opening import open_source
-from tests.engine.encoder import tiny_models
 
 SHORT = "A steel bottle."
 LONG = "steel " * 500
@@ -33,6 +32,8 @@ def partition_in(folder: Path, texts: list[str], long_text: LongText, **spec: An
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
+    from tests.engine.encoder import tiny_models
+
     return str(tiny_models.bert_cls(tmp_path_factory.mktemp("bert")))
 
 
@@ -133,6 +134,8 @@ def test_chunks_exclude_it(tmp_path: Path, bert: str) -> None:
 
 
 def test_model_without_a_tokenizer_that_counts_is_refused(tmp_path: Path) -> None:
+    from tests.engine.encoder import tiny_models
+
     static = str(tiny_models.static_embedding(tmp_path / "model"))
     partition = partition_in(tmp_path / "in", [SHORT], "refuse", model=static)
 

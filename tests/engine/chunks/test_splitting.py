@@ -17,22 +17,23 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.chunk_rule import ChunkRule
 from surge_dagster.engine.model.spec import EncodingSpec
 from tests.engine.chunks.documents import WORDS, cut, prose, splitter, tokens, whole
-from tests.engine.encoder import tiny_models
 
 PIECES = st.sampled_from(
     [*WORDS, " ", "\n", "\n\n", ". ", "# Title\n\n", "```\n", "| a |\n", "\r\n"]
 )
 TEXTS = st.lists(PIECES | st.text(max_size=8), max_size=300).map("".join)
 KINDS = {
-    "WordPiece": tiny_models.bert_cls,
-    "sentencepiece": tiny_models.xlm_roberta_with_dense,
-    "bytes": tiny_models.qwen3_last_token,
+    "WordPiece": "bert_cls",
+    "sentencepiece": "xlm_roberta_with_dense",
+    "bytes": "qwen3_last_token",
 }
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return KINDS[request.param](tmp_path_factory.mktemp("model"))
+    from tests.engine.encoder import tiny_models
+
+    return getattr(tiny_models, KINDS[request.param])(tmp_path_factory.mktemp("model"))
 
 
 @settings(deadline=None, max_examples=60)

@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
+from safetensors.numpy import load_file, save_file
 
 from surge_dagster.engine.compare.comparison import compare
 from surge_dagster.engine.compare.queries import Label, Query
@@ -87,11 +86,10 @@ def shuffle_weights(folder: Path, target: Path) -> Path:
     """Copy a model with the values of each tensor in another order."""
     shutil.copytree(folder, target)
     [path] = target.rglob("model.safetensors")
-    draw = torch.Generator().manual_seed(0)
+    draw = np.random.default_rng(0)
     weights = load_file(path)
     for name, values in weights.items():
-        order = torch.randperm(values.numel(), generator=draw)
-        weights[name] = values.flatten()[order].reshape(values.shape).contiguous()
+        weights[name] = draw.permutation(values.ravel()).reshape(values.shape)
     save_file(weights, path, {"format": "pt"})
     return target
 
