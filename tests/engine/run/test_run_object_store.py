@@ -166,8 +166,11 @@ class TestFailures:
                 published.append(receipt.key)
         assert_nothing_is_held(run)
         assert run.report.superbatches == 1
-        assert len(published) == 20
-        assert_whole(object_server, bucket.space, published)
+        # The answer to the last of them may come after another thread has ended the run: the next
+        # run finds that file.
+        objects = set(object_server.objects()) - {f"out/{bucket.space}/space.json"}
+        assert len(objects) == 20
+        assert {f"out/{file_name(bucket.space, key)}" for key in published} <= objects
         # three tries for each of the files that eight threads were writing
         assert len(object_server.requests("PUT", ".parquet")) <= 20 + 3 * 8
         object_server.plan = None
