@@ -17,10 +17,11 @@ from contextlib import suppress
 from typing import Any
 
 import dagster as dg
+import pyarrow as pa
 
 from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.rejected import NONE_REJECTED, RejectedRows, read_rejected
+from surge_dagster.engine.output.rejected import NONE_LISTED, read_rejected
 from surge_dagster.engine.run.report import Receipt, SuperBatchReport
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
@@ -84,7 +85,7 @@ def embedding(
     receipt: Receipt,
     source_event_id: int | None,
     space_title: str,
-    rejected: RejectedRows = NONE_REJECTED,
+    rejected: pa.Table = NONE_LISTED,
 ) -> dg.AssetMaterialization:
     """Return the event of one embedded partition; its action is "fresh" if its file was there
     already, and is reported for a backfill or was not on record.
@@ -97,7 +98,7 @@ def embedding(
         | {name: getattr(receipt, name) for name in _OF_RECEIPT}
         | {"space_title": space_title}
     )
-    if rejected.rows:
+    if rejected.num_rows:
         metadata["rows_set_aside"] = _table_of(rejected)
     if receipt.superbatch is not None:
         metadata["superbatch"] = receipt.superbatch
@@ -115,19 +116,18 @@ def embedding(
     )
 
 
-def rows_set_aside(store: Store, receipt: Receipt) -> RejectedRows:
+def rows_set_aside(store: Store, receipt: Receipt) -> pa.Table:
     """Return the rows that were set aside from the file of a receipt; none if their list cannot be
     read now."""
-    rejected = None
     if receipt.rejected_rows:
         with suppress(SurgeError, OSError):
-            rejected = read_rejected(store, receipt.space, receipt.key, receipt.source_version)
-    return rejected or NONE_REJECTED
+            return read_rejected(store, receipt.space, receipt.key, receipt.source_version)
+    return NONE_LISTED
 
 
-def _table_of(rejected: RejectedRows) -> dg.TableMetadataValue:
+def _table_of(rejected: pa.Table) -> dg.TableMetadataValue:
     records: list[dg.TableRecord] = []
-    for row in rejected.table.slice(0, _ROWS_SHOWN).to_pylist():
+    for row in rejected.slice(0, _ROWS_SHOWN).to_pylist():
         shown = {name: row[name] or "" for name in ("place", "id", "reason", "kind")}
         records.append(dg.TableRecord(shown))
     return dg.MetadataValue.table(records)

@@ -67,6 +67,12 @@ class EndedWorkers:
 NONE_ENDED_WORKERS = EndedWorkers({})
 
 
+def ended_workers_in(listed: pa.Table) -> EndedWorkers:
+    """Return the rows of a partition's list whose texts ended workers."""
+    rows = listed.filter(listed.column("ended_worker")).to_pylist()
+    return EndedWorkers({row["id"]: RejectedRow(**row) for row in rows})
+
+
 def _without(batch: RowBatch, left_out: Collection[int]) -> RowBatch:
     kept = np.setdiff1d(np.arange(len(batch)), list(left_out))
     rows = pa.array(kept)

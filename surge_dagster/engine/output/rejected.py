@@ -13,8 +13,7 @@ the list says which of its rows these are, and `ended_workers.py` leaves them ou
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,10 +43,10 @@ COLUMNS = pa.schema(
         pa.field("id", pa.string()),
         pa.field("reason", pa.string(), nullable=False),
         pa.field("kind", pa.string(), nullable=False),
+        pa.field("ended_worker", pa.bool_(), nullable=False),
     ]
 )
-# A JSON list: all rows that were set aside, the transient ones, and `ended_workers`.
-_COUNTS = b"surge.rejected_rows"
+NONE_LISTED = pa.Table.from_batches([], COLUMNS)  # `empty_table` imports pandas
 
 
 def folder_of(space: str) -> str:
@@ -68,26 +67,14 @@ class RejectedRows:
         table: the first `MOST_LISTED` of them, with the columns of a list.
         rows: how many there are.
         transient: those that the next run tries again.
-        ended_workers: places in the table of those whose texts ended workers.
     """
 
     table: pa.Table
     rows: int = 0
     transient: int = 0
-    ended_workers: tuple[int, ...] = ()
-
-    def named(self, places: Iterable[int]) -> Iterator[RejectedRow]:
-        """Yield rows of the table."""
-        for place in places:
-            [row] = self.table.slice(place, 1).to_pylist()
-            yield RejectedRow(**row)
-
-    def known_texts(self) -> dict[str, RejectedRow]:
-        """Return the rows whose texts ended workers, by their ids."""
-        return {row.id: row for row in self.named(self.ended_workers) if row.id is not None}
 
 
-NONE_REJECTED = RejectedRows(pa.Table.from_batches([], COLUMNS))  # `empty_table` imports pandas
+NONE_REJECTED = RejectedRows(NONE_LISTED)
 
 
 class RejectedRowsBuilder:
@@ -99,23 +86,18 @@ class RejectedRowsBuilder:
         self._listed = 0
         self._rows = 0
         self._transient = 0
-        self._ended_workers: list[int] = []
 
-    def add(self, of_source: Sequence[RejectedRow], ended_workers: Sequence[RejectedRow]) -> None:
-        """Add the next rows: those that the source sets aside, and those whose texts ended
-        workers."""
-        if not of_source and not ended_workers:
-            return
+    def add(self, rows: Sequence[RejectedRow]) -> None:
+        """Add the next rows."""
         room = max(0, MOST_LISTED - self._listed)
         if self._bytes > _MOST_BYTES:
             room = 0
-        self._append(ended_workers)  # in any case: whoever reads the source does not find them
-        self._ended_workers += range(self._listed - len(ended_workers), self._listed)
-        self._append(of_source[:room])
-        self._rows += len(of_source) + len(ended_workers)
-        for row in (*of_source, *ended_workers):
-            if row.kind == "transient":
-                self._transient += 1
+        # These are listed in any case: whoever reads the source does not find them.
+        ended_workers = [row for row in rows if row.ended_worker]
+        others = [row for row in rows if not row.ended_worker]
+        self._append([*ended_workers, *others[:room]])
+        self._rows += len(rows)
+        self._transient += sum(1 for row in rows if row.kind == "transient")
 
     def _append(self, rows: Sequence[RejectedRow]) -> None:
         if not rows:
@@ -133,7 +115,7 @@ class RejectedRowsBuilder:
         if not self._rows:
             return NONE_REJECTED
         table = pa.Table.from_batches(self._parts, schema=COLUMNS)
-        return RejectedRows(table, self._rows, self._transient, tuple(self._ended_workers))
+        return RejectedRows(table, self._rows, self._transient)
 
 
 def _storable(value: Any) -> Any:
@@ -161,7 +143,6 @@ class RejectedLists:
         metadata = {
             KEY_METADATA: _encoded(facts.partition_key),
             SOURCE_VERSION_METADATA: _encoded(facts.source_version),
-            _COUNTS: json.dumps([rejected.rows, rejected.transient, *rejected.ended_workers]),
         }
         with self._store.create(list_name(self._space, facts.partition_key)) as upload:
             pq.write_table(
@@ -180,30 +161,28 @@ class RejectedLists:
             self._store.delete(name)
 
 
-def rejected_from(store: Store, space: Space, facts: FileFacts) -> RejectedRows | None:
-    """Return the rows that were set aside from a file of a space with these facts; None as in
-    `read_rejected`. The lists of a derived space are those of its parent."""
+def rejected_from(store: Store, space: Space, facts: FileFacts) -> pa.Table:
+    """Return the list of a file of a space with these facts, as `read_rejected`. The lists of a
+    derived space are those of its parent."""
     if not facts.rejected_rows:
-        return NONE_REJECTED
+        return NONE_LISTED
     folder = space.derived.parent if space.derived else space.name
     return read_rejected(store, folder, facts.partition_key, facts.source_version)
 
 
-def read_rejected(store: Store, space: str, key: str, source_version: str) -> RejectedRows | None:
-    """Return the list of a partition; None if it is not there, is damaged, or is of another source
-    version."""
+def read_rejected(store: Store, space: str, key: str, source_version: str) -> pa.Table:
+    """Return the list of a partition; it has no rows if it is not there, is damaged, or is of
+    another source version."""
     name = list_name(space, key)
     try:
         with explained(store.location(name)), store.open(name) as source:
             reader = pq.ParquetFile(source, page_checksum_verification=True)
             metadata = reader.schema_arrow.metadata or {}
             if metadata.get(SOURCE_VERSION_METADATA) != _encoded(source_version):
-                return None
-            table = reader.read(use_threads=False).replace_schema_metadata(None).cast(COLUMNS)
-            rows, transient, *places = json.loads(metadata[_COUNTS])
-    except (FileNotFoundError, InvalidFile, ValueError, KeyError):
-        return None
-    return RejectedRows(table, rows, transient, tuple(places))
+                return NONE_LISTED
+            return reader.read(use_threads=False).replace_schema_metadata(None).cast(COLUMNS)
+    except (FileNotFoundError, InvalidFile, ValueError):
+        return NONE_LISTED
 
 
 def _encoded(value: str) -> bytes:
@@ -231,10 +210,9 @@ def rejected_of_space(store: Store, space: Space) -> Iterator[RejectedOfPartitio
         if not isinstance(file, PublishedFile) or not file.facts.rejected_rows:
             continue
         facts = file.facts
-        rejected = rejected_from(store, space, facts) or NONE_REJECTED
         yield RejectedOfPartition(
             facts.partition_key,
             facts.rejected_rows,
             facts.transient_rows,
-            rejected.table.to_pylist(),
+            rejected_from(store, space, facts).to_pylist(),
         )

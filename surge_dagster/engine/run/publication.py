@@ -179,7 +179,16 @@ class Publication:
             row = segment.first_row + place
             kind = "transient" if each.was_killed else "invalid"
             rejected_id = id_text(ids[place].as_py())
-            rows.append(RejectedRow(row, row_in_words(row), rejected_id, each.finding, kind))
+            rows.append(
+                RejectedRow(
+                    row,
+                    row_in_words(row),
+                    rejected_id,
+                    each.finding,
+                    kind,
+                    ended_worker=True,
+                )
+            )
         raise TextsEndWorkers(segment.partition.key, rows)
 
     def _report(self, b_min: int, begun: float, peak_bytes: int) -> SuperBatchReport:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
-from surge_dagster.engine.output.ended_workers import EndedWorkers
+from surge_dagster.engine.output.ended_workers import EndedWorkers, ended_workers_in
 from surge_dagster.engine.output.rejected import rejected_from
 from surge_dagster.engine.run.superbatch import PartitionToRead, SpaceTarget
 from surge_dagster.engine.sources.partition import RejectedRow
@@ -61,9 +61,6 @@ class ReadAgain:
         facts = old.facts
         if not facts.rejected_rows or facts.source_version != partition.source.source_version:
             return partition
-        rejected = rejected_from(self._target.store, self._target.space, facts)
-        if rejected is None:
-            return partition
-        known = rejected.known_texts().items()
-        invalid = {key: row for key, row in known if row.kind == "invalid"}
+        known = ended_workers_in(rejected_from(self._target.store, self._target.space, facts))
+        invalid = {id: row for id, row in known.rows.items() if row.kind == "invalid"}
         return replace(partition, ended_workers=EndedWorkers(invalid))

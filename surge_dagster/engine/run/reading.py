@@ -337,7 +337,7 @@ class _Content:
         first_row = self._source_rows
         self._source_rows += batch.source_rows + batch.skipped + len(batch.rejected)
         batch, left_out = ended_workers.split(batch, first_row)
-        self._rejected.add(batch.rejected, left_out)
+        self._rejected.add([*left_out, *batch.rejected])
         self._rows += len(batch)
         self._digest.update(batch)
         self._skipped_rows += batch.skipped

@@ -108,6 +108,7 @@ class RejectedRow:
         id: as text; None if the row has none that can be read.
         reason: what was expected and what came.
         kind: "invalid" until the source changes; "transient" if the next run tries it again.
+        ended_worker: whether its text ended every worker that encoded it.
     """
 
     row: int
@@ -115,6 +116,7 @@ class RejectedRow:
     id: str | None
     reason: str
     kind: Literal["invalid", "transient"] = "invalid"
+    ended_worker: bool = False
 
 
 @dataclass(frozen=True, slots=True)

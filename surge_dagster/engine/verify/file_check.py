@@ -21,7 +21,7 @@ from surge_dagster.engine.files.formats import file_name, open_published, read_s
 from surge_dagster.engine.files.parquet import OutputFile
 from surge_dagster.engine.files.rows import OWN_COLUMNS, embedding_type, invalid_row, matrix_of
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.ended_workers import EndedWorkers
+from surge_dagster.engine.output.ended_workers import ended_workers_in
 from surge_dagster.engine.output.freshness import status_of
 from surge_dagster.engine.output.rejected import rejected_from
 from surge_dagster.engine.sources.casting import is_blank
@@ -84,7 +84,8 @@ def compare_with_source(
         with opened(store, space, name, partition) as reader:
             facts = reader.facts
             _require_fresh(partition, facts, space, location)
-            partition = _without_rejected(partition, facts, store, space)
+            # without the rows that its file lacks because they ended workers
+            partition = ended_workers_in(rejected_from(store, space, facts)).without(partition)
             try:
                 _compare_rows(partition, reader, space, samples)
             except Fault as fault:
@@ -109,15 +110,6 @@ def _require_fresh(partition: Partition, facts: FileFacts, space: Space, locatio
         f"{partition.source_version!r} now."
     )
     raise Fault("stale", finding, _RUN_AGAIN)
-
-
-def _without_rejected(
-    partition: Partition, facts: FileFacts, store: Store, space: Space
-) -> Partition:
-    """Return a partition without the rows that its file lacks because they ended workers."""
-    rejected = rejected_from(store, space, facts)
-    known = {} if rejected is None else rejected.known_texts()
-    return EndedWorkers(known).without(partition)
 
 
 @contextlib.contextmanager

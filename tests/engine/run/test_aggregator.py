@@ -275,7 +275,7 @@ def test_partitions_without_rows_end_a_superbatch_too() -> None:
 
 def test_lists_of_rejected_rows_count_as_bytes_of_a_superbatch() -> None:
     builder = RejectedRowsBuilder()
-    builder.add([RejectedRow(0, "row 0", "id", "x" * 10_000)], [])
+    builder.add([RejectedRow(0, "row 0", "id", "x" * 10_000)])
     read = replace(read_of([]), rejected=builder.rejected())
     size = PARTITION_OVERHEAD_BYTES + read.rejected.table.nbytes
     gathering = Gathering(Bounds(10, 10, 3 * size, 3 * size))
