@@ -8,12 +8,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import pyarrow as pa
-
 from surge_dagster.engine.chunks.splitting import Document, Splitter, splitter_digest
 from surge_dagster.engine.model.chunk_rule import ChunkRule
 from surge_dagster.engine.model.spec import EncodingSpec
-from surge_dagster.engine.sources.partition import RowBatch
 
 WORDS = (
     *("steel", "bottle", "keeps", "drinks", "cold", "for", "a", "day", "don't", "3.14", "(above)"),
@@ -74,9 +71,3 @@ def tokens(own: Splitter, text: str) -> int:
 
     plain = Tokenizer.from_str(own._tokenizer.to_str())
     return len(plain.encode(own._prompt + text).ids)
-
-
-def documents_of(texts: dict[str, str]) -> RowBatch:
-    """Documents by id."""
-    ids = pa.array(list(texts), pa.string())
-    return RowBatch(ids, pa.array(list(texts.values()), pa.large_string()))  # pyright: ignore

@@ -85,20 +85,27 @@ def test_column_with_two_types_in_one_partition_is_refused_with_the_first_row_of
         list(read_rows(only(open_source(tmp_path, selection=Selection(carried=("price",))))))
 
 
+PRICES: list[tuple[list[list[Any]], pa.DataType]] = [
+    ([[None], [2]], pa.int64()),
+    ([[2], [None]], pa.int64()),
+    ([[], [2]], pa.int64()),
+    ([[2], []], pa.int64()),
+    ([[None], [], ["2"]], pa.string()),
+    ([[None], [[]], [[2]]], pa.list_(pa.int64())),
+    ([[{"a": None}], [{"a": 2}]], pa.struct([("a", pa.int64())])),
+    ([[None], [None]], pa.string()),
+]
+# JSON lines have no lists or objects as values.
+PRICES_OF_LINES = [case for case in PRICES if not pa.types.is_nested(case[1])]
+
+
 @pytest.mark.parametrize(
-    ("prices", "expected"),
+    ("prices", "expected", "ending"),
     [
-        ([[None], [2]], pa.int64()),
-        ([[2], [None]], pa.int64()),
-        ([[], [2]], pa.int64()),
-        ([[2], []], pa.int64()),
-        ([[None], [], ["2"]], pa.string()),
-        ([[None], [[]], [[2]]], pa.list_(pa.int64())),
-        ([[{"a": None}], [{"a": 2}]], pa.struct([("a", pa.int64())])),
-        ([[None], [None]], pa.string()),
+        *((*case, ending) for ending in ("parquet", "arrow") for case in PRICES),
+        *((*case, "jsonl") for case in PRICES_OF_LINES),
     ],
 )
-@pytest.mark.parametrize("ending", ["parquet", "arrow", "jsonl"])
 def test_nulls_and_files_without_rows_go_with_any_type(
     tmp_path: Path, prices: list[list[Any]], expected: pa.DataType, ending: str
 ) -> None:
@@ -113,8 +120,6 @@ def test_nulls_and_files_without_rows_go_with_any_type(
             with pa.ipc.new_file(str(path), table.schema) as writer:
                 writer.write_table(table)
         else:
-            if pa.types.is_nested(expected):
-                pytest.skip("JSON lines have no lists or objects as values")
             path.write_text("".join(f"{json.dumps(row)}\n" for row in table.to_pylist()))
 
     read = list(read_rows(only(open_source(tmp_path, selection=Selection(carried=("price",))))))
