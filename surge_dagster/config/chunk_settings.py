@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_settings import NoDecode
 
+from surge_dagster.config.settings_input import json_object
 from surge_dagster.engine.chunks.splitting import splitter_digest
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.chunk_rule import ChunkRule
 
 _NAMES = tuple(field.name for field in fields(ChunkRule) if field.name != "splitter")
 _NUMBERS = ("tokens", "overlap")
+_SWITCHES = {"on": True, "true": True, "": False, "off": False, "false": False, "none": False}
 _EXPECTED = (
     f"expected a mapping of {', '.join(_NAMES)}, as in tokens=256,overlap=32, or on for the "
     "defaults"
@@ -24,30 +25,27 @@ _EXPECTED = (
 def _checked(value: Any) -> dict[str, Any] | None:
     if isinstance(value, str):
         value = _of_text(value)
-    if value is None or value is False:
+    if isinstance(value, bool):
+        value = {} if value else None
+    rule = json_object(value, _EXPECTED)
+    if rule is None:
         return None
-    if value is True:
-        value = {}
-    if not isinstance(value, dict) or not value.keys() <= set(_NAMES):
+    if not rule.keys() <= set(_NAMES):
         raise ValueError(_EXPECTED)
     try:
-        ChunkRule(**value)
+        ChunkRule(**rule)
     except ConfigError as error:
         raise ValueError(str(error).removeprefix("chunks: ")) from None
-    return value
+    return rule
 
 
 def _of_text(text: str) -> Any:
-    """Return what a flag or an environment variable says."""
-    if text.lower() in ("on", "true"):
-        return {}
-    if text.lower() in ("", "off", "false", "none"):
-        return None
+    """Return what a flag or an environment variable says; JSON stays a text."""
+    if text.lower() in _SWITCHES:
+        return _SWITCHES[text.lower()]
     if text.lstrip().startswith("{"):
-        try:
-            return json.loads(text)
-        except ValueError:
-            raise ValueError(_EXPECTED) from None
+        return text
+
     values: dict[str, Any] = {}
     for entry in text.split(","):
         name, equals, value = (part.strip() for part in entry.partition("="))

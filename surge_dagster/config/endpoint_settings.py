@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, field_validator
 from pydantic_settings import NoDecode
 
+from surge_dagster.config.settings_input import json_object
 from surge_dagster.engine.endpoint.endpoint import Endpoint, json_fields
 from surge_dagster.engine.support.urls import is_bare
 
 _EXPECTED = 'expected a JSON object, as in {"input_type": "search_document"}'
 
-
-def _object(value: Any) -> Any:
-    """Return further fields of a body, which a flag or an environment variable gives as JSON."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            raise ValueError(_EXPECTED) from None
-    if value is not None and not isinstance(value, dict):
-        raise ValueError(_EXPECTED)
-    return value
-
-
 _Fields = Annotated[
     dict[str, Any] | None,
     NoDecode,
-    BeforeValidator(_object),
+    BeforeValidator(partial(json_object, expected=_EXPECTED)),
     WithJsonSchema(
         {"anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}]}, mode="validation"
     ),

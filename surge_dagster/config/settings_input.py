@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Iterable, Mapping
@@ -39,6 +40,22 @@ def require_text(name: str, value: str) -> None:
         raise ConfigError(
             f"{name} is not valid UTF-8 text: {value!r}. Give it in UTF-8."
         ) from error
+
+
+def json_object(value: Any, expected: str) -> dict[str, Any] | None:
+    """Return a setting that is a mapping, or its JSON in a flag or an environment variable.
+
+    Raises:
+        ValueError: with the text `expected`, since the value is neither.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise ValueError(expected) from None
+    if value is not None and not isinstance(value, dict):
+        raise ValueError(expected)
+    return value
 
 
 def warn_of_unknown_variables(fields: Iterable[str]) -> None:
