@@ -1,9 +1,10 @@
 """The checks at the end of every run that was not interrupted; they cover what the run did.
 
 The engine refuses a vector that cannot be right before it is published. One check says whether all
-of the run's partitions are published, names those that are not, and carries the run's metrics. Two
-compare the files that the run published or found fresh with the
-space and the source (`FileChecks`). The others look at what was encoded and warn.
+of the run's partitions are published, names those that are not, and carries the run's metrics.
+Three judge the files that the run published or found fresh: two compare them with the space and the
+source (`FileChecks`), one counts rows that were set aside. The others look at what was encoded and
+warn.
 
 A check that judged nothing has no result of the run. Dagster shows it as skipped if it planned the
 check, and keeps its earlier result otherwise.

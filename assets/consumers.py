@@ -87,18 +87,16 @@ def _target_asset(
     )
     def hand_over(context: dg.AssetExecutionContext, config: HandOverConfig) -> Iterator[Any]:
         """Send what changed since the last time, and compare the table with the files."""
+        op_context = context.op_execution_context
         store = getattr(context.resources, names.output_resource).open()
         open_feed = partial(changes, store, key.to_user_string())
-        with (
-            executing(context.op_execution_context),
-            errors_as_failures(context.op_execution_context),
-        ):
+        with executing(op_context), errors_as_failures(op_context):
             done, compared = _apply(target, open_feed, everything=config.compare_everything)
         yield dg.MaterializeResult(
             metadata=_metadata(done, compared), check_results=[_result(compared, done.failures)]
         )
         if done.failures:
-            raise run_failure(context.op_execution_context, _failures(done, compared))
+            raise run_failure(op_context, _failures(done, compared))
 
     return hand_over
 

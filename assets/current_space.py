@@ -16,8 +16,11 @@ import dagster as dg
 from pydantic import Field
 
 from surge_dagster.assets.compare_spaces import QueriesConfig, require_ndcg
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import named_space
-from surge_dagster.engine.verify.verification import SwitchRefused, switch_space
+from surge_dagster.engine.sources import Source
+from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.verify.verification import Switched, SwitchRefused, switch_space
 from surge_dagster.orchestration.failures import errors_as_failures, failure_table, run_failure
 from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.launch import job_of
@@ -89,14 +92,7 @@ def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
                 ratio = config.min_ndcg_ratio
                 more = require_ndcg(context, resources, store, space, config, ratio)
             source = resources.open_source(space.loadable)
-            try:
-                switched = switch_space(source, store, space)
-            except SwitchRefused as refused:
-                listed = failure_table(
-                    [(violation.key, violation.reason) for violation in refused.violations]
-                )
-                metadata = {"counts": dg.MetadataValue.json(dict(refused.counts)), "failed": listed}
-                raise run_failure(context, str(refused), metadata=metadata) from refused
+            switched = _switch(context, source, store, space)
         verb = "was already"
         more["previous_space"] = switched.current.previous
         if switched.changed:
@@ -113,3 +109,15 @@ def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
         "Verifies a space against the catalog and makes it the one that readers use. Its config "
         "names the space.",
     )
+
+
+def _switch(context: dg.OpExecutionContext, source: Source, store: Store, space: Space) -> Switched:
+    """Make a space the current one, or raise the run's failure with what is wrong with it."""
+    try:
+        return switch_space(source, store, space)
+    except SwitchRefused as refused:
+        listed = failure_table(
+            [(violation.key, violation.reason) for violation in refused.violations]
+        )
+        metadata = {"counts": dg.MetadataValue.json(dict(refused.counts)), "failed": listed}
+        raise run_failure(context, str(refused), metadata=metadata) from refused

@@ -58,22 +58,10 @@ def derived_space(
     names: CatalogNames, settings: Settings, wanted: DerivedSettings
 ) -> dg.AssetsDefinition:
     """Return an asset with a file per partition for a derived space."""
-    key = names.derived(wanted.label)
-    spec = dg.AssetSpec(
-        key,
-        deps=[names.embeddings],
-        skippable=True,
-        group_name=names.group,
-        kinds={wanted.dtype},
-        metadata=file_columns(settings, wanted.dtype, wanted.dimension or settings.dimension),
-        description=(
-            f"The embeddings as {wanted.title}, computed from their float32 files without a model. "
-            "A run skips partitions that are up to date."
-        ),
-    )
+    spec = _derived_spec(names, settings, wanted)
     check = dg.AssetCheckSpec(
         CHECK,
-        asset=key,
+        asset=spec.key,
         description=(
             "Every file of `embeddings` has a file in this space with the same rows. A warning "
             "counts those that lag behind, and those that could not be judged: launch "
@@ -99,6 +87,21 @@ def derived_space(
         _end(context.op_execution_context, failures)
 
     return derive
+
+
+def _derived_spec(names: CatalogNames, settings: Settings, wanted: DerivedSettings) -> dg.AssetSpec:
+    return dg.AssetSpec(
+        names.derived(wanted.label),
+        deps=[names.embeddings],
+        skippable=True,
+        group_name=names.group,
+        kinds={wanted.dtype},
+        metadata=file_columns(settings, wanted.dtype, wanted.dimension or settings.dimension),
+        description=(
+            f"The embeddings as {wanted.title}, computed from their float32 files without a model. "
+            "A run skips partitions that are up to date."
+        ),
+    )
 
 
 def derive_job(
