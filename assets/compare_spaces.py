@@ -58,7 +58,7 @@ def compare_spaces(names: CatalogNames) -> dg.JobDefinition:
         with executing(context), errors_as_failures(context):
             store = resources.output.open()
             current = space_of_readers(store)
-            first = named_space(store, config.space) if config.space else current
+            first = space_of_readers(store, config.space)
             second = named_space(store, config.with_space)
             found = _compare(resources, store, first, second, config, config.sample)
         context.log.info(found.in_words())

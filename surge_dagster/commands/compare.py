@@ -52,7 +52,7 @@ def compare(
     if queries_file is not None:
         queries = read_queries(queries_file)
     store = settings.open_store()
-    first = named_space(store, first_name) if first_name else space_of_readers(store)
+    first = space_of_readers(store, first_name)
     second = named_space(store, second_name)
     with progress_bar("rows", quiet=quiet) as show:
         open_pool = partial(query_pool, settings, store, yes=yes)

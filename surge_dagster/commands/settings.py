@@ -19,7 +19,7 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.prompts import Task
 from surge_dagster.engine.model.spec import EncodingSpec, Space
-from surge_dagster.engine.output.current_space import named_space, read_current, space_of_readers
+from surge_dagster.engine.output.current_space import read_current, space_of_readers
 from surge_dagster.engine.output.spaces import (
     find_space,
     list_spaces,
@@ -172,7 +172,7 @@ def space_to_read(
         return space, space.loadable_from(spec)
     if name is None and read_current(store) is None and (space := find_space(store, spec)):
         return space, space.loadable_from(spec)
-    space = space_of_readers(store) if name is None else named_space(store, name)
+    space = space_of_readers(store, name)
     if space.derived and not queries:  # its vectors are computed without a model
         return space, space.loadable
     return space, spec_to_load(settings, store, space, yes=yes)

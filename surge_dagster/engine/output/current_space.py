@@ -71,9 +71,11 @@ def read_current(store: Store) -> CurrentSpace | None:
     return current
 
 
-def space_of_readers(store: Store) -> Space:
-    """Return the space to read if none is named: the current one, or the only one; raises
-    `ConfigError` if there is neither."""
+def space_of_readers(store: Store, name: str | None = None) -> Space:
+    """Return the space to read: the named one, else the current one, or the only one; raises
+    `ConfigError` if there is none of these."""
+    if name is not None:
+        return named_space(store, name)
     current = read_current(store)
     spaces = {space.name: space for space in list_spaces(store)}
     if current is None and len(spaces) > 1:

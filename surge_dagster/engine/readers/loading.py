@@ -23,7 +23,7 @@ from surge_dagster.engine.files.formats import PublishedFile, file_name, open_li
 from surge_dagster.engine.files.parquet import OutputFile
 from surge_dagster.engine.files.rows import carried_columns, check_schema, embedding_type
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.current_space import named_space, space_of_readers
+from surge_dagster.engine.output.current_space import space_of_readers
 from surge_dagster.engine.output.freshness import Found, OutputState
 from surge_dagster.engine.readers.removed_partitions import recorded_removed, without_removed
 from surge_dagster.engine.store import open_store
@@ -258,11 +258,7 @@ def open_embeddings(
         ConfigError: there are no embeddings, no such space, or several and no current one.
     """
     store = open_store(output) if isinstance(output, (str, Path)) else output
-    return Embeddings(
-        store,
-        space_of_readers(store) if space is None else named_space(store, space),
-        removed=removed,
-    )
+    return Embeddings(store, space_of_readers(store, space), removed=removed)
 
 
 def _matching(files: Sequence[PublishedFile], predicate: pl.Expr) -> Sequence[PublishedFile]:
