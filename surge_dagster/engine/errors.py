@@ -79,7 +79,8 @@ class EncoderError(SurgeError):
 
 
 class EndpointDown(EncoderError):
-    """The encoder behind HTTP encodes nothing: the pool ends, and no worker is started again."""
+    """The encoder behind HTTP encodes nothing, or what cannot be used: the pool ends, and no worker
+    is started again."""
 
 
 class MaxCostReached(SurgeError):

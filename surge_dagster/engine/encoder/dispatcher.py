@@ -28,7 +28,6 @@ from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.quarantine import MAX_LOSSES
 from surge_dagster.engine.encoder.schedule import EncodeCall, Portion, Schedule
 from surge_dagster.engine.encoder.worker_process import WorkerProcess, WorkerSeat, describe_exit
-from surge_dagster.engine.endpoint.answers import WrongRows
 from surge_dagster.engine.errors import ConfigError, EncoderError, EndpointDown, SurgeError
 from surge_dagster.engine.support.waiting import wait_for_thread
 
@@ -181,8 +180,8 @@ class Dispatcher:
         elif message["op"] == "done":
             portion = worker.assigned.pop(0)
             self._losses[worker.seat.index] = 0
-            wrong = [WrongRows(*rows) for rows in message["wrong"]]
-            portion.call.add(portion, Costs(**message["costs"]), message["ended_at"], wrong)
+            costs = Costs(**message["costs"])
+            portion.call.add(portion, costs, message["ended_at"], message["refused"])
             self._release(portion)
         elif message["op"] == "refused":
             if message["ends_pool"]:

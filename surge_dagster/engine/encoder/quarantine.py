@@ -106,13 +106,12 @@ class Quarantine:
             self.failed.append(FailedRow(rows.start, reason, was_killed))
         return 1
 
-    def refuse(self, start: int, stop: int, reason: str) -> None:
-        """Let rows fail for which the encoder gave no vectors, without a try in quarantine."""
-        for row in range(start, stop):
-            self.failed.append(FailedRow(row, reason, is_refused=True))
-            group = self._group(row)
-            if group not in self._failed_groups:
-                self._failed_groups.append(group)
+    def refuse(self, row: int, reason: str) -> None:
+        """Let a row fail for which the encoder gave no vector, without a try in quarantine."""
+        self.failed.append(FailedRow(row, reason, is_refused=True))
+        group = self._group(row)
+        if group not in self._failed_groups:
+            self._failed_groups.append(group)
 
     def next(self) -> tuple[QuarantinedRows | None, int]:
         """Return the next rows to encode alone, or None, and how many rows were skipped.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,7 +22,6 @@ import numpy as np
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.metrics import NO_COSTS, Costs
 from surge_dagster.engine.encoder.quarantine import FailedRow, Quarantine, QuarantinedRows
-from surge_dagster.engine.endpoint.answers import WrongRows
 from surge_dagster.engine.support.waiting import wait_in_turns
 
 ROW_WEIGHT = 32
@@ -182,21 +181,26 @@ class EncodeCall:
         return None if rows is None else Portion(self, rows.start, rows.stop, rows)
 
     def add(
-        self, portion: Portion, costs: Costs, ended_at: float, wrong: Sequence[WrongRows] = ()
+        self,
+        portion: Portion,
+        costs: Costs,
+        ended_at: float,
+        refused: Iterable[tuple[int, str]] = (),
     ) -> None:
         """Count a portion that its worker finished at this time.
 
         Args:
-            wrong: texts of the portion that got no vector.
+            refused: texts of the portion without a vector, and why.
         """
         self.ended_at = max(ended_at, self.ended_at or ended_at)
         self.costs = self.costs.plus(costs)
         self.finished_rows += portion.stop - portion.start
         first = portion.start
-        for rows in sorted(wrong, key=lambda rows: rows.start):
-            self.encoded.append((first, portion.start + rows.start))
-            first = portion.start + rows.stop
-            self.quarantine.refuse(portion.start + rows.start, first, rows.reason)
+        for place, reason in sorted(refused):
+            row = portion.start + place
+            self.encoded.append((first, row))
+            self.quarantine.refuse(row, reason)
+            first = row + 1
         self.encoded.append((first, portion.stop))
 
     def lose(self, portion: Portion, reason: str, *, was_killed: bool = False) -> None:

@@ -1,8 +1,4 @@
-"""Requests and answers of `/v1/embeddings`, as JSON.
-
-An answer with status 200 is paid for and never requested again, whatever it holds: a vector that
-cannot be used is a wrong row with its reason. If rows and inputs cannot be matched, all are wrong.
-"""
+"""Requests and answers of `/v1/embeddings`, as JSON."""
 
 from __future__ import annotations
 
@@ -17,17 +13,8 @@ import numpy as np
 _LONGEST_SHOWN = 200
 
 
-@dataclass(frozen=True, slots=True)
-class WrongRows:
-    """Inputs `start` to `stop` of a request, or texts of a portion, that have no vector, and
-    why."""
-
-    start: int
-    stop: int
-    reason: str
-
-    def moved(self, by: int) -> WrongRows:
-        return WrongRows(self.start + by, self.stop + by, self.reason)
+class UnusableAnswer(Exception):
+    """The vectors of an answer do not match the inputs of its request; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +22,11 @@ class Answer:
     """The vectors of a request.
 
     Attributes:
-        vectors: float32 [inputs, dimension]; zeros in wrong rows.
+        vectors: float32 [inputs, dimension].
         tokens: that the server counted; None if it does not say.
     """
 
     vectors: np.ndarray
-    wrong: tuple[WrongRows, ...] = ()
     tokens: int | None = None
 
 
@@ -64,34 +50,32 @@ def read_answer(content: bytes, inputs: int, dimension: int | None) -> Answer:
 
     Args:
         dimension: that is expected; None expects that of the first vector.
+
+    Raises:
+        UnusableAnswer: it has not one vector of that dimension for each input.
     """
     try:
         document = json.loads(content)
         rows = [(entry.get("index", place), entry["embedding"]) for place, entry in _data(document)]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        reason = f"the answer is not a list of embeddings ({error!r}): {shown(content)}"
-        return _all_wrong(inputs, dimension, reason)
+        raise UnusableAnswer(
+            f"the answer is not a list of embeddings ({error!r}): {shown(content)}"
+        ) from None
 
-    tokens = _tokens(document)
     if len(rows) != inputs:
-        reason = f"the answer has {len(rows)} vectors for {inputs} inputs"
-        return _all_wrong(inputs, dimension, reason, tokens)
+        raise UnusableAnswer(f"the answer has {len(rows)} vectors for {inputs} inputs")
     if {place for place, _ in rows} != set(range(inputs)):
-        reason = f"the indexes of the answer's vectors are not 0 to {inputs - 1}"
-        return _all_wrong(inputs, dimension, reason, tokens)
+        raise UnusableAnswer(f"the indexes of the answer's vectors are not 0 to {inputs - 1}")
 
     decoded = {place: _decoded(embedding) for place, embedding in rows}
     if dimension is None:
         dimension = len(decoded[0])
-    vectors = np.zeros((inputs, dimension), np.float32)
-    wrong = list[WrongRows]()
-    for place in range(inputs):
-        problem = _problem(decoded[place], dimension)
-        if problem:
-            wrong.append(WrongRows(place, place + 1, problem))
-        else:
-            vectors[place] = decoded[place]
-    return Answer(vectors, tuple(wrong), tokens)
+    vectors = np.empty((inputs, dimension), np.float32)
+    for place, vector in decoded.items():
+        if len(vector) != dimension:
+            raise UnusableAnswer(f"a vector has {len(vector)} numbers, expected {dimension}")
+        vectors[place] = vector
+    return Answer(vectors, _tokens(document))
 
 
 def shown(content: bytes) -> str:
@@ -104,13 +88,6 @@ def _data(document: Any) -> enumerate[Any]:
     if not isinstance(data, list):
         raise TypeError("data is not a list")
     return enumerate(data)
-
-
-def _all_wrong(
-    inputs: int, dimension: int | None, reason: str, tokens: int | None = None
-) -> Answer:
-    vectors = np.zeros((inputs, dimension or 0), np.float32)
-    return Answer(vectors, (WrongRows(0, inputs, reason),), tokens)
 
 
 def _tokens(document: Any) -> int | None:
@@ -129,11 +106,3 @@ def _decoded(embedding: Any) -> np.ndarray:
         return np.array(embedding, np.float32).reshape(len(embedding))
     except (ValueError, TypeError):
         return np.empty(0, np.float32)
-
-
-def _problem(vector: np.ndarray, dimension: int) -> str:
-    if len(vector) != dimension:
-        return f"its vector has {len(vector)} numbers, expected {dimension}"
-    if not np.isfinite(vector).all():
-        return "its vector has a number that is not finite"
-    return ""

@@ -5,7 +5,7 @@ a status means:
 
 | status or error | what follows |
 | --- | --- |
-| 200 | the answer is used; its inputs are never sent again |
+| 200 | the answer is paid for: it is used or ends the run, and is never requested again |
 | 400, 413, 422 | `InputsRefused`: the caller cuts the request in two |
 | 429, 502 to 504, 529, a lost connection | tried again after `Retry-After` or a growing pause |
 | other 5xx, 424, no answer in time | tried again; after five times `InputsRefused` |
@@ -119,6 +119,7 @@ class EndpointClient:
 
         Raises:
             InputsRefused: the server does not encode them.
+            UnusableAnswer: its answer does not match the texts.
             ConfigError: the server refuses every request.
             EndpointDown: the server encodes nothing.
         """

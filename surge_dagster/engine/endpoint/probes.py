@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from surge_dagster.engine.endpoint.answers import Answer
+from surge_dagster.engine.endpoint.answers import Answer, UnusableAnswer
 from surge_dagster.engine.endpoint.client import EndpointClient, InputsRefused
 from surge_dagster.engine.endpoint.endpoint import Endpoint
 from surge_dagster.engine.errors import ConfigError
@@ -76,10 +76,11 @@ def probe_endpoint(
             f"{where} refuses five short texts ({error}). Check model, dimension and "
             "encoder_fields."
         ) from None
-    if answer.wrong:
-        reason = answer.wrong[0].reason
+    except UnusableAnswer as error:
         raise ConfigError(
-            f"{where} gives no usable vectors for {model!r}: {reason}. If it does not know the "
+            f"{where} gives no usable vectors for {model!r}: {error}. If it does not know the "
             "field `dimensions`, unset dimension."
-        )
+        ) from None
+    if not np.isfinite(answer.vectors).all():
+        raise ConfigError(f"{where} gives vectors for {model!r} that are not finite.")
     return answer.vectors

@@ -3,7 +3,7 @@
 A portion is cut into requests of consecutive texts, and as many requests as the endpoint allows
 are under way; those of the next portion follow before the last ones of this one are answered. A
 request that the server refuses is cut in two until a single text is left. That text has no vector,
-its reason is in `Rows.wrong`, and it is not sent again. If both halves are accepted, the request
+its reason is in `Rows.refused`, and it is not sent again. If both halves are accepted, the request
 was too large, and later ones are no larger than a half.
 
 All of it runs in one event loop in a thread of its own, so nothing is locked.
@@ -29,13 +29,13 @@ from surge_dagster.engine.encoder.worker.backends import (
     Rows,
 )
 from surge_dagster.engine.encoder.worker.tokenization import load_tokenizer
-from surge_dagster.engine.endpoint.answers import Answer, WrongRows
+from surge_dagster.engine.endpoint.answers import Answer, UnusableAnswer
 from surge_dagster.engine.endpoint.client import EndpointClient, InputsRefused, token_bucket
 from surge_dagster.engine.errors import EndpointDown
 from surge_dagster.engine.model.spec import Space
 
 # Refused texts of a portion: with more of them the texts are not the cause.
-_MOST_WRONG = 64
+_MOST_REFUSED = 64
 _FIRST_TOKENS_PER_BYTE = 0.5  # until the first answer
 _PROGRESS_SECONDS = 1.0
 
@@ -65,6 +65,7 @@ class HttpBackend:
         assert endpoint is not None
         self.detail = f"{space.requested.model} at {endpoint.host}"
         self.portion_texts = endpoint.concurrency * endpoint.batch
+        self._url = endpoint.url
         self._space = space
         self._most_inputs = endpoint.batch
         self._most_tokens = token_bucket(endpoint)
@@ -143,7 +144,7 @@ class HttpBackend:
             self._take(portion, start, stop, answer)
             return True
         if count == 1:
-            portion.refuse(WrongRows(start, stop, answer))
+            portion.refuse(start, answer)
             return False
         is_too_large = await self._send_halves(portion, start, stop)
         if is_too_large:
@@ -151,13 +152,22 @@ class HttpBackend:
         return is_too_large
 
     async def _answer(self, portion: _Portion, start: int, stop: int) -> Answer | str:
-        """Send a request; return its answer, or why the server refuses it."""
+        """Send a request; return its answer, or why the server refuses it.
+
+        Raises:
+            EndpointDown: the answer does not match the request, so that no other can be trusted.
+        """
         tokens = int(portion.tokens[start:stop].sum())
         texts = portion.texts[start:stop]
         try:
             return await self._client.embed(texts, tokens, self._space.dimension)
         except InputsRefused as refused:
             return str(refused)
+        except UnusableAnswer as error:
+            raise EndpointDown(
+                f"the encoder at {self._url} gave an answer that cannot be used: {error}. The "
+                "texts are not the cause. What is published stays; run again when the server works."
+            ) from None
 
     async def _send_halves(self, portion: _Portion, start: int, stop: int) -> bool:
         middle = (start + stop + 1) // 2
@@ -169,10 +179,9 @@ class HttpBackend:
         vectors = answer.vectors
         if self._space.requested.normalize:
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-            vectors = vectors / np.maximum(lengths, 1e-12)
+            with np.errstate(invalid="ignore"):  # whoever publishes them names what is not finite
+                vectors = vectors / np.maximum(lengths, 1e-12)
         portion.rows.matrix[portion.rows.places[start:stop]] = vectors
-        for wrong in answer.wrong:
-            portion.refuse(wrong.moved(start))
 
         tokens = int(portion.tokens[start:stop].sum())
         if answer.tokens is not None:
@@ -196,12 +205,12 @@ class _Portion:
     rows: Rows
     used_tokens: int = 0
 
-    def refuse(self, wrong: WrongRows) -> None:
-        self.rows.wrong.append(wrong)
-        if len(self.rows.wrong) > _MOST_WRONG:
+    def refuse(self, place: int, reason: str) -> None:
+        self.rows.refused[place] = reason
+        if len(self.rows.refused) > _MOST_REFUSED:
             raise EndpointDown(
-                f"the encoder gave no vectors for {len(self.rows.wrong)} of {len(self.texts):,} "
-                f"texts, so their content is not the cause; the last reason: {wrong.reason}"
+                f"the encoder gave no vectors for {len(self.rows.refused)} of {len(self.texts):,} "
+                f"texts, so their content is not the cause; the last reason: {reason}"
             )
 
 

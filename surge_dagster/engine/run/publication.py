@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.errors import DataError
+from surge_dagster.engine.errors import DataError, SurgeError, TransientError
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile, VectorFacts
 from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.files.parquet import STRING_COPIES, levels_bytes, write_file
@@ -145,8 +145,11 @@ class Publication:
         self.upload.add(serialized, time.perf_counter())
 
     def _valid_vectors(self, segment: Segment) -> np.ndarray:
-        """Return a segment's vectors, [rows, dimension]; raises `DataError` if one of them is not a
-        valid embedding."""
+        """Return a segment's vectors, [rows, dimension].
+
+        Raises:
+            DataError, TransientError: one of them is not a valid embedding.
+        """
         self._require_encoded(segment)
         slot = self.encoded.batch.slot
         matrix = slot.matrix(segment.start, segment.stop)
@@ -157,14 +160,25 @@ class Publication:
             may_be_zero=lambda row: bool(is_blank(texts[row : row + 1])[0]),
         )
         if wrong is not None:
-            raise DataError(
-                segment.partition.key,
-                f"{wrong[1]}: the encoder gave what cannot be published",
-                "Look at the text of this row. If it is ordinary, the model or the device is at "
-                "fault.",
-                segment.first_row + wrong[0],
-            )
+            row, reason = wrong
+            raise self._invalid_vector(segment.partition.key, segment.first_row + row, reason)
         return matrix
+
+    def _invalid_vector(self, key: str, row: int, reason: str) -> SurgeError:
+        """Return the error of a row; transient if its vector comes from a server."""
+        endpoint = self.target.space.requested.endpoint
+        if endpoint is not None:
+            return TransientError(
+                f"partition {key!r}, {row_in_words(row)}: {reason}: the encoder at {endpoint.url} "
+                "gave what cannot be published. Run again; if it comes again, look at the server.",
+                key,
+            )
+        return DataError(
+            key,
+            f"{reason}: the encoder gave what cannot be published",
+            "Look at the text of this row. If it is ordinary, the model or the device is at fault.",
+            row,
+        )
 
     def _require_encoded(self, segment: Segment) -> None:
         """Raise `TextsEndWorkers` if texts of a segment ended workers, or got no vector."""

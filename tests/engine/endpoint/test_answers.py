@@ -1,4 +1,4 @@
-"""Answers of `/v1/embeddings`: every input has its vector, or a reason why it has none."""
+"""Answers of `/v1/embeddings`: every input has its vector, or the answer cannot be used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from surge_dagster.engine.endpoint.answers import WrongRows, read_answer, request_body
+from surge_dagster.engine.endpoint.answers import UnusableAnswer, read_answer, request_body
 
 VECTORS = np.array([[0.6, 0.8], [0.0, -1.0]], np.float32)
 
@@ -40,7 +40,6 @@ def test_vectors_are_in_the_order_of_the_inputs(entries: list[dict[str, Any]]) -
     answer = read_answer(_content(*entries), 2, 2)
 
     assert np.array_equal(answer.vectors, VECTORS)
-    assert answer.wrong == ()
 
 
 @pytest.mark.parametrize(
@@ -54,34 +53,25 @@ def test_vectors_are_in_the_order_of_the_inputs(entries: list[dict[str, Any]]) -
         (_content(_entry(1, [1.0, 0.0]), _entry(2, [1.0, 0.0])), "indexes"),
     ],
 )
-def test_all_inputs_are_wrong_if_vectors_cannot_be_matched(content: bytes, reason: str) -> None:
-    answer = read_answer(content, 2, 2)
-
-    [wrong] = answer.wrong
-    assert (wrong.start, wrong.stop) == (0, 2)
-    assert reason in wrong.reason
+def test_answer_whose_vectors_cannot_be_matched_is_unusable(content: bytes, reason: str) -> None:
+    with pytest.raises(UnusableAnswer, match=reason):
+        read_answer(content, 2, 2)
 
 
 @pytest.mark.parametrize(
     ("embedding", "reason"),
     [
-        ([1.0, float("nan")], "not finite"),
-        ([1.0, float("inf")], "not finite"),
         ([1.0], "has 1 numbers, expected 2"),
         ("/", "has 0 numbers, expected 2"),
         (None, "has 0 numbers, expected 2"),
         ([[1.0, 0.0]], "has 0 numbers, expected 2"),
     ],
 )
-def test_only_the_input_of_an_unusable_vector_is_wrong(embedding: Any, reason: str) -> None:
+def test_answer_with_a_vector_of_another_length_is_unusable(embedding: Any, reason: str) -> None:
     content = _content(_entry(0, VECTORS[0].tolist()), _entry(1, embedding))
 
-    answer = read_answer(content, 2, 2)
-
-    [wrong] = answer.wrong
-    assert (wrong.start, wrong.stop) == (1, 2)
-    assert reason in wrong.reason
-    assert np.array_equal(answer.vectors[0], VECTORS[0])
+    with pytest.raises(UnusableAnswer, match=reason):
+        read_answer(content, 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +99,3 @@ def test_body_has_further_fields_and_the_requested_dimensions() -> None:
         "dimensions": 64,
         "input_type": "search_document",
     }
-
-
-def test_wrong_rows_are_moved_to_their_place_in_a_portion() -> None:
-    assert WrongRows(1, 3, "why").moved(10) == WrongRows(11, 13, "why")

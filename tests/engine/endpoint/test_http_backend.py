@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,6 @@ from surge_dagster.engine.inference.http_backend import HttpBackend
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.endpoint.fault_server import (
     MODEL,
-    NOT_FINITE,
     REFUSED,
     TOO_SHORT,
     FaultServer,
@@ -66,7 +64,7 @@ def test_each_row_gets_the_vector_of_its_text(server: FaultServer) -> None:
     matrix, rows, costs = _encoded(_space(server, {"batch": 64, "concurrency": 4}), texts)
 
     assert np.array_equal(matrix, server.vectors(texts))
-    assert rows.wrong == []
+    assert rows.refused == {}
     assert not rows.truncated.any()
     assert costs.tokens == sum(map(len, texts))
     assert set(server.encoded.values()) == {1}
@@ -109,41 +107,38 @@ def test_prompt_and_fields_are_those_of_the_task(server: FaultServer) -> None:
     assert sent == [(["doc: red"], "search_document"), (["query: red"], "search_query")]
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        (REFUSED, "HTTP 400: .*an input cannot be encoded"),
-        (NOT_FINITE, "not finite"),
-        (TOO_SHORT, "has 15 numbers, expected 16"),
-    ],
-)
-def test_text_without_a_vector_is_named_and_all_others_are_encoded(
-    server: FaultServer, text: str, reason: str
-) -> None:
-    texts = _texts(300, at_0=f"{text} a", at_170=f"{text} b", at_299=f"{text} c")
+def test_refused_text_is_named_and_all_others_are_encoded(server: FaultServer) -> None:
+    texts = _texts(300, at_0=f"{REFUSED} a", at_170=f"{REFUSED} b", at_299=f"{REFUSED} c")
 
     matrix, rows, _ = _encoded(_space(server, {"batch": 100}), texts)
 
-    wrong = sorted((each.start, each.stop) for each in rows.wrong)
-    sound = np.array([text not in each for each in texts])
-    assert wrong == [(0, 1), (170, 171), (299, 300)]
-    assert all(re.search(reason, each.reason) for each in rows.wrong)
+    sound = np.array([REFUSED not in each for each in texts])
+    assert sorted(rows.refused) == [0, 170, 299]
+    for reason in rows.refused.values():
+        assert reason.startswith("HTTP 400: ")
+        assert "an input cannot be encoded" in reason
     assert np.array_equal(matrix[sound], server.vectors(texts)[sound])
     assert max(server.encoded.values()) == 1
 
 
-@pytest.mark.parametrize("fault", ["fewer", "garbage"])
-def test_answer_that_cannot_be_matched_names_all_its_texts(server: FaultServer, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "text", "reason"),
+    [
+        ("fewer", "red", "has 9 vectors for 10 inputs"),
+        ("garbage", "red", "is not a list of embeddings"),
+        (None, TOO_SHORT, "has 15 numbers, expected 16"),
+    ],
+)
+def test_answer_that_does_not_match_ends_the_run_and_names_the_server(
+    server: FaultServer, fault: str | None, text: str, reason: str
+) -> None:
     space = _space(server, {"batch": 10, "concurrency": 1})
     server.faults.extend(["shuffled", fault])
-    texts = _texts(30)
 
-    matrix, rows, _ = _encoded(space, texts)
+    with pytest.raises(EndpointDown, match=f"{server.url} gave an answer .*{reason}"):
+        _encoded(space, _texts(30, at_13=text))
 
-    assert [(each.start, each.stop) for each in rows.wrong] == [(10, 20)]
-    sound = np.r_[0:10, 20:30]
-    assert np.array_equal(matrix[sound], server.vectors(texts)[sound])
-    assert set(server.encoded.values()) == {1}
+    assert len(server.bodies) == 2
 
 
 def test_passing_faults_cost_no_text_and_send_none_twice(server: FaultServer) -> None:
@@ -154,7 +149,7 @@ def test_passing_faults_cost_no_text_and_send_none_twice(server: FaultServer) ->
 
     matrix, rows, _ = _encoded(space, texts)
 
-    assert rows.wrong == []
+    assert rows.refused == {}
     assert np.array_equal(matrix, server.vectors(texts))
     assert set(server.encoded.values()) == {1}
 
@@ -166,7 +161,7 @@ def test_smaller_limit_of_the_server_is_learned(server: FaultServer) -> None:
     matrix, rows, _ = _encoded(_space(server, {"batch": 256, "concurrency": 1}), texts)
 
     assert np.array_equal(matrix, server.vectors(texts))
-    assert rows.wrong == []
+    assert rows.refused == {}
     assert set(server.encoded.values()) == {1}
     refused = [body for body in server.bodies if len(body["input"]) > 32]
     assert [len(body["input"]) for body in refused] == [256, 128, 64]

@@ -15,7 +15,7 @@ from surge_dagster.engine.endpoint.endpoint import Endpoint
 from surge_dagster.engine.errors import ConfigError, EndpointDown
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.support.waiting import in_background
-from tests.engine.endpoint.fault_server import MODEL, REFUSED, FaultServer, fault_server
+from tests.engine.endpoint.fault_server import MODEL, NOT_FINITE, REFUSED, FaultServer, fault_server
 from tests.engine.runs import Output, failures, in_memory, receipts
 from tests.small_catalogs import numbered_catalog, numbered_rows
 from tests.waiting import until
@@ -86,19 +86,34 @@ def test_refused_text_fails_only_its_partition_and_is_named(
     assert len(asked_alone) == 1
 
 
-def test_wrong_count_fails_the_partitions_of_that_request_alone(
+def test_wrong_count_ends_the_run_and_refuses_no_partition(
     server: FaultServer, new_pool: MakePool, tmp_path: Path
 ) -> None:
-    output = Output(_started(new_pool(server, concurrency=1), server), tmp_path / "out")
-    server.faults.extend([None, "fewer"])
     catalog = numbered_catalog([10, 10, 80])
+    pool = _started(new_pool(server, concurrency=1), server)
+    server.faults.extend([None, "fewer"])
+
+    with pytest.raises(EndpointDown, match="the answer has 9 vectors for 10 inputs"):
+        Output(pool, tmp_path / "out").events(in_memory(catalog))
+
+    again = Output(_started(new_pool(server), server), tmp_path / "out")
+    again.embed(in_memory(catalog))
+    again.check_all(catalog)
+
+
+def test_vector_that_is_not_finite_is_a_transient_failure_of_its_partition(
+    server: FaultServer, new_pool: MakePool, tmp_path: Path
+) -> None:
+    output = Output(_started(new_pool(server), server), tmp_path / "out")
+    catalog = {"a": [*numbered_rows("a", 17), ("bad", NOT_FINITE)], "b": numbered_rows("b", 60)}
 
     events = output.events(in_memory(catalog))
 
     [failure] = failures(events)
-    assert failure.key == list(catalog)[1]
-    assert "the answer has 9 vectors for 10 inputs" in failure.reason
-    assert set(server.encoded.values()) == {1}
+    assert failure.transient
+    assert "partition 'a', row 17: its vector is not finite" in failure.reason
+    assert f"the encoder at {server.url} gave" in failure.reason
+    assert [receipt.key for receipt in receipts(events)] == ["b"]
 
 
 def test_refused_key_ends_the_run_and_the_next_run_goes_on(

@@ -17,7 +17,6 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.endpoint.answers import WrongRows
 from surge_dagster.engine.model.spec import Space
 
 Progress = Callable[[], None]
@@ -61,13 +60,14 @@ class Rows:
         matrix: vectors of many rows, [rows, dimension].
         truncated: uint8 [rows], whether a text was longer than the model reads.
         places: the row of each text, int64 [texts].
-        wrong: texts without a vector, which the backend adds; it does not encode them again.
+        refused: why a text has no vector, by its place in `places`; the backend adds it, and does
+            not encode the text again.
     """
 
     matrix: np.ndarray
     truncated: np.ndarray
     places: np.ndarray
-    wrong: list[WrongRows] = field(default_factory=list)
+    refused: dict[int, str] = field(default_factory=dict)
 
     @classmethod
     def of_all(cls, matrix: np.ndarray, truncated: np.ndarray) -> Rows:

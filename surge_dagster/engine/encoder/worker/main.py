@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -124,9 +124,9 @@ class Worker:
         costs = replace(launched.finish(), tokenize_seconds=work.tokenize_seconds)
         # The worker takes the time, because the pool may read this answer late. All processes share
         # this clock.
-        wrong = [astuple(rows) for rows in work.rows.wrong]
         ended_at = time.monotonic()
-        self._send({"op": "done", "costs": asdict(costs), "ended_at": ended_at, "wrong": wrong})
+        refused = list(work.rows.refused.items())
+        self._send({"op": "done", "costs": asdict(costs), "ended_at": ended_at, "refused": refused})
 
     def _load(self, message: protocol.Message) -> Backend:
         space = Space(
