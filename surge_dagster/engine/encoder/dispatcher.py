@@ -26,7 +26,12 @@ from surge_dagster.engine.encoder import protocol
 from surge_dagster.engine.encoder.arena import Arena
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.quarantine import MAX_LOSSES
-from surge_dagster.engine.encoder.schedule import EncodeCall, Portion, Schedule
+from surge_dagster.engine.encoder.schedule import (
+    PORTIONS_PER_WORKER,
+    EncodeCall,
+    Portion,
+    Schedule,
+)
 from surge_dagster.engine.encoder.worker_process import WorkerProcess, WorkerSeat, describe_exit
 from surge_dagster.engine.errors import ConfigError, EncoderError, EndpointDown, SurgeError
 from surge_dagster.engine.support.waiting import wait_for_thread
@@ -35,7 +40,6 @@ log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.5
 _START_TIMEOUT_SECONDS = 900.0  # to load the model
-_PORTIONS_PER_WORKER = 2  # one more where a worker's backend queues its work (`QueuingBackend`)
 _GRACE_SECONDS = 2.0
 
 
@@ -205,9 +209,10 @@ class Dispatcher:
 
     def _assign_portions(self) -> None:
         """Sends portions to workers, one to each before any worker gets a second one."""
-        for depth in range(1, _PORTIONS_PER_WORKER + 2):
+        # a backend that queues its work (`QueuingBackend`) takes one more
+        for depth in range(1, PORTIONS_PER_WORKER + 2):
             for worker in list(self._workers.values()):
-                full = len(worker.assigned) >= min(depth, _PORTIONS_PER_WORKER + worker.queues)
+                full = len(worker.assigned) >= min(depth, PORTIONS_PER_WORKER + worker.queues)
                 if not worker.ready or full or _takes_no_second(worker):
                     continue
                 idle = not worker.assigned

@@ -27,7 +27,7 @@ from surge_dagster.engine.support.waiting import wait_in_turns
 ROW_WEIGHT = 32
 # A worker has one portion under way and one waiting: together three quarters of its part of the
 # remaining rows.
-_PORTIONS_PER_WORKER = 2
+PORTIONS_PER_WORKER = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +283,7 @@ def portion_end(ends: np.ndarray, start: int, workers: int, sizes: PortionSizes)
     """Return the end of the portion that begins at row `start`; `ends` as in `EncodeCall`."""
     weight: float = sizes.largest
     if workers > 1:
-        part = float(ends[-1] - ends[start]) / (workers * _PORTIONS_PER_WORKER)
+        part = float(ends[-1] - ends[start]) / (workers * PORTIONS_PER_WORKER)
         weight = max(sizes.smallest, min(weight, part))
     # the last row before which there is at most this weight
     stop = int(np.searchsorted(ends, ends[start] + weight, side="right")) - 1
