@@ -85,7 +85,6 @@ class EndpointClient:
         self.dimensions = dimensions
         self._endpoint = endpoint
         self._fields = fields
-        self._errors = httpx.TransportError
         self._limits = _Limits(endpoint)
         self._ended: Exception | None = None
         self._not_before = 0.0
@@ -94,7 +93,7 @@ class EndpointClient:
         self._http = httpx.AsyncClient(
             http2=True,
             headers={} if key is None else {"Authorization": f"Bearer {key}"},
-            timeout=endpoint.timeout_seconds,
+            timeout=None,  # `_try` limits a request as a whole
             limits=httpx.Limits(
                 max_connections=endpoint.concurrency,
                 max_keepalive_connections=endpoint.concurrency,
@@ -139,6 +138,8 @@ class EndpointClient:
 
     async def _try(self, body: Mapping[str, Any], tokens: int) -> bytes | _Trouble:
         """Send a request when it may be sent; return a 200's content, or why there is none."""
+        import httpx
+
         await self._wait_for_turn(tokens)
         seconds = self._endpoint.timeout_seconds
         try:
@@ -146,8 +147,8 @@ class EndpointClient:
                 response = await self._http.post(f"{self._endpoint.url}/embeddings", json=body)
         except TimeoutError:
             return _Trouble(f"no answer within {seconds:g} s", is_suspicious=True)
-        except self._errors as error:
-            return _Trouble(f"{type(error).__name__}: {error}", is_suspicious=_is_timeout(error))
+        except httpx.TransportError as error:
+            return _Trouble(f"{type(error).__name__}: {error}")
         if response.status_code == 200:
             self._failing_since = None
             return response.content
@@ -251,12 +252,6 @@ def token_bucket(endpoint: Endpoint) -> float:
     if endpoint.tokens_per_minute is None:
         return float(endpoint.tokens)
     return min(float(endpoint.tokens), endpoint.tokens_per_minute / 2)
-
-
-def _is_timeout(error: Exception) -> bool:
-    import httpx
-
-    return isinstance(error, httpx.ReadTimeout)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
