@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 Index = Literal["hnsw", "none"]
 Distance = Literal["cosine", "l2", "ip"]
-_HNSW_DIMENSION = 2000  # most that pgvector indexes
+# Type of the vectors of each dtype, and how many dimensions an hnsw index takes of it at most.
+_VECTORS = {"float32": ("vector", 2000), "float16": ("halfvec", 4000)}
 _TYPES = {  # the names that Postgres itself uses
     **dict.fromkeys((pa.string(), pa.large_string()), "text"),
     **dict.fromkeys((pa.binary(), pa.large_binary()), "bytea"),
@@ -78,8 +79,9 @@ class PgVectorTable:
             connection.execute(lock, [self._named("_versions")])
             with connection.transaction():
                 done = self._apply(connection, open_feed)
-            if self._index == "hnsw" and self._columns(connection):
-                self._build_index(connection)
+            kinds = self._columns(connection)
+            if self._index == "hnsw" and kinds:
+                self._build_index(connection, kinds["embedding"])
             if judge is not None:
                 before = done.feed.versions
                 done.feed.forget(judge(done.feed, self))
@@ -98,7 +100,11 @@ class PgVectorTable:
         query = self._sql("SELECT id, embedding FROM {table} WHERE partition = %s AND id = ANY(%s)")
         with self._connected() as connection:
             rows = connection.cursor(binary=True).execute(query, [partition, list(ids)]).fetchall()
-        return {row: np.asarray(vector.to_numpy(), np.float32) for row, vector in rows}
+        vectors: dict[object, np.ndarray] = {}
+        for row, vector in rows:
+            stored = vector.to_numpy()
+            vectors[row] = stored.astype(stored.dtype.newbyteorder("="))
+        return vectors
 
     def _apply(self, connection: Connection[Any], open_feed: OpenFeed) -> HandOver:
         run = connection.execute
@@ -176,7 +182,7 @@ class PgVectorTable:
 
     def _insertion(self, kinds: Mapping[str, str]) -> bytes:
         # Vectors are sent as bytes, which takes half of the time.
-        places = ["%b" if kind == "vector" else "%s" for kind in kinds.values()]
+        places = ["%b" if name == "embedding" else "%s" for name in kinds]
         values = [_quoted(name) for name in kinds if name not in ("partition", "id")]
         return self._sql(
             "INSERT INTO {table} ({names}) VALUES ({places}) "
@@ -261,18 +267,25 @@ class PgVectorTable:
         for name in _REQUIRED:
             if kinds and name not in kinds:
                 raise ConfigError(f"{self.place} has no column {name!r}. Name a new table.")
-        if space.dtype != "float32":
+        if space.dtype not in _VECTORS:
             raise ConfigError(
                 f"the vectors of the space {space.name} are {space.dtype}, and pgvector takes "
-                "float32. Hand over the space that it is derived from."
+                "float32 and float16. Hand over the space that it is derived from."
             )
-        if self._index == "hnsw" and space.dimension > _HNSW_DIMENSION:
+        kind, most = _VECTORS[space.dtype]
+        if kinds and kinds["embedding"] != kind:
             raise ConfigError(
-                f"an hnsw index takes at most {_HNSW_DIMENSION:,} dimensions; the space "
-                f"{space.name} has {space.dimension:,}. Set index to none, or dimension to fewer."
+                f"the vectors of {self.place} are of type {kinds['embedding']}, and those of the "
+                f"space {space.name} are {space.dtype}. Name a new table, or drop this one."
+            )
+        if self._index == "hnsw" and space.dimension > most:
+            raise ConfigError(
+                f"an hnsw index takes at most {most:,} dimensions of {space.dtype}; the space "
+                f"{space.name} has {space.dimension:,}. Set index to none, dimension to fewer, or "
+                "dtype to float16, of which it takes 4,000."
             )
 
-    def _build_index(self, connection: Connection[Any]) -> None:
+    def _build_index(self, connection: Connection[Any], kind: str) -> None:
         """Build the index of the vectors for this distance, if there is none."""
         for distance in get_args(Distance):
             if distance != self._distance:
@@ -280,8 +293,9 @@ class PgVectorTable:
                 connection.execute(self._sql("DROP INDEX IF EXISTS {index}", index=other))
         query = self._sql(
             "CREATE INDEX IF NOT EXISTS {index} ON {table} "
-            "USING hnsw (embedding vector_{distance}_ops)",
+            "USING hnsw (embedding {kind}_{distance}_ops)",
             index=_quoted(f"{self._name}_{self._distance}".rpartition(".")[2]),
+            kind=kind,
             distance=self._distance,
         )
         connection.execute(query)
@@ -355,4 +369,7 @@ def _storable(values: Any) -> list[Any]:
 
 
 def _type_of(column: pa.Field) -> str | None:
-    return "vector" if column.name == "embedding" else _TYPES.get(column.type)
+    if column.name != "embedding":
+        return _TYPES.get(column.type)
+    is_half = column.type.value_type == pa.float16()  # pyright: ignore[reportAttributeAccessIssue]
+    return "halfvec" if is_half else "vector"

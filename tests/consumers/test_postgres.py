@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from surge_dagster.consumers.postgres import PgVectorTable
 from surge_dagster.consumers.target import Target
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.feed.changes import Changes, changes
+from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.output.spaces import claim_space
 from tests.consumers.scripts import TEXTS, Follower
 from tests.consumers.test_targets import load
 from tests.engine.feeds import Output
@@ -57,6 +60,40 @@ def test_index_is_built_with_the_first_rows_and_for_another_distance(
     other = PgVectorTable(follower.target._dsn, "products", distance="l2")  # pyright: ignore[reportAttributeAccessIssue]
     Follower(follower.output, other).hand_over()
     assert "USING hnsw (embedding vector_l2_ops)" in index_of(follower)[0]
+    follower.assert_equal()
+
+
+def test_index_of_float16_vectors_is_for_halfvec(follower: Follower) -> None:
+    halves = Follower(Output(follower.output.store.root / "half", "float16"), follower.target)
+
+    load(halves, "a")
+
+    assert "USING hnsw (embedding halfvec_cosine_ops)" in index_of(halves)[0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dimension", "limit"),
+    [("float32", 2001, "2,000 dimensions of float32"), ("float16", 4001, "4,000 dimensions of")],
+)
+def test_space_with_more_dimensions_than_the_index_takes_is_refused(
+    follower: Follower, dtype: str, dimension: int, limit: str
+) -> None:
+    spec = EncodingSpec(f"hash://{dimension}", dtype=dtype)
+    follower.output.space = claim_space(follower.output.store, spec.resolve())
+    large = replace(follower, space=follower.output.space.name)
+
+    with pytest.raises(ConfigError, match=rf"at most {limit}.*Set index to none"):
+        large.hand_over()
+
+
+def test_space_of_another_dtype_leaves_the_table_as_it_is(follower: Follower) -> None:
+    load(follower, "a")
+    spec = EncodingSpec("hash://8", dtype="float16")
+    half = claim_space(follower.output.store, spec.resolve())
+
+    with pytest.raises(ConfigError, match=r"are of type vector, and those of the space .* float16"):
+        replace(follower, space=half.name).hand_over()
+
     follower.assert_equal()
 
 

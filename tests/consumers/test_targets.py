@@ -43,6 +43,10 @@ def test_table_follows_edits_gaps_and_removed_partitions(follower: Follower) -> 
         assert [done[step].commits for step in done] == [1, 0, 2, 2]
 
 
+def test_float16_vectors_reach_the_table_as_they_are(tmp_path: Path, target: Target) -> None:
+    follow_a_script(Follower(Output(tmp_path / "out", "float16"), target))
+
+
 def test_partition_that_cannot_be_handed_over_is_named_and_stops_no_other(
     follower: Follower,
 ) -> None:

@@ -16,7 +16,7 @@ from surge_dagster.engine.files import parquet
 from surge_dagster.engine.files.facts import FileFacts, desired_version
 from surge_dagster.engine.files.formats import file_name
 from surge_dagster.engine.files.rows import schema, table_of
-from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.run.change_feed import RowChanges, write_changes
 from surge_dagster.engine.store.local_store import LocalStore
@@ -31,9 +31,10 @@ class Output:
     """An output whose files are written by hand, with or without the change files that lead to
     them."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, dtype: str = "float32") -> None:
         self.store = LocalStore(root)
-        self.space = claim_space(self.store, EncodingSpec(f"hash://{DIMENSION}").resolve())
+        spec = EncodingSpec(f"hash://{DIMENSION}", dtype=dtype)
+        self.space = claim_space(self.store, spec.resolve())
         self.rows: dict[str, dict[str, str]] = {}
         self.versions: dict[str, str] = {}
 
@@ -56,7 +57,7 @@ class Output:
             changes = RowChanges([changed], deleted, self.versions[key])
             write_changes(self.store, facts_of(key, self.space.name, texts, version), changes)
         path = self.store.root / self.name(key)
-        write_file(path, key, self.space.name, texts, version, truncated)
+        write_file(path, key, self.space, texts, version, truncated)
         self.rows[key] = dict(texts)
         self.versions[key] = version
 
@@ -73,40 +74,43 @@ class Output:
 
     def expected(self) -> Applied:
         """The rows of all files."""
-        return rows_of({key: texts.items() for key, texts in self.rows.items()}, DIMENSION)
+        catalog = {key: texts.items() for key, texts in self.rows.items()}
+        return rows_of(catalog, DIMENSION, self.space.dtype)
 
 
 def rows_of(
-    catalog: Mapping[str, Iterable[tuple[str, str]]], dimension: int = RUN_DIMENSION
+    catalog: Mapping[str, Iterable[tuple[str, str]]],
+    dimension: int = RUN_DIMENSION,
+    dtype: str = "float32",
 ) -> Applied:
     """What a consumer has that applied the changes of a catalog which runs with `hash_pool`
-    embedded."""
+    embedded; its vectors as float32."""
     applied: Applied = {}
     for key, rows in catalog.items():
         for row_id, text in rows:
-            vector = hash_vectors([text], dimension)[0].tobytes()
-            applied.setdefault(key, {})[row_id] = (text, vector)
+            vector = hash_vectors([text], dimension)[0].astype(dtype).astype(np.float32)
+            applied.setdefault(key, {})[row_id] = (text, vector.tobytes())
     return applied
 
 
 def write_file(
     path: Path,
     key: str,
-    space: str,
+    space: Space,
     texts: Texts,
     version: str,
     truncated: Collection[str] = (),
 ) -> None:
     """Write an output file of the format of this version, in several row groups."""
     columns = schema(
-        pa.int64() if 1 in texts else pa.string(), DIMENSION, "float32", include_text=True
+        pa.int64() if 1 in texts else pa.string(), DIMENSION, space.dtype, include_text=True
     )
-    facts = facts_of(key, space, texts, version)
+    facts = facts_of(key, space.name, texts, version)
     items = list(texts.items())
     groups: list[pa.Table] = []
     for start in range(0, len(items), 3):
         ids, strings = map(pa.array, zip(*items[start : start + 3], strict=True))
-        vectors = hash_vectors(strings.to_pylist(), DIMENSION)
+        vectors = hash_vectors(strings.to_pylist(), DIMENSION).astype(space.dtype)
         cut = np.array([row in truncated for row in ids.to_pylist()])
         rows = table_of(columns, [ids], strings.cast(pa.large_string()), vectors, truncated=cut)
         groups.append(rows)
