@@ -45,7 +45,7 @@ from surge_dagster.engine.run.superbatch import (
 from surge_dagster.engine.sources.bad_rows import id_text
 from surge_dagster.engine.sources.casting import is_blank
 from surge_dagster.engine.sources.partition import RejectedRow, row_in_words
-from surge_dagster.engine.store.store import Upload
+from surge_dagster.engine.store.store import StoredObject, Upload
 from surge_dagster.engine.support.timeline import Lane
 
 # Memory of a row group while it is held and written; together with what reading takes, less than
@@ -100,18 +100,12 @@ class Publication:
         with target.create(partition.key) as upload:
             write_file(upload.sink, table.schema, facts, [table])
             serialized = time.perf_counter()
-            action = partition.action(facts)
-            if read.changes is not None and action == "encoded":
-                write_changes(target.store, facts, read.changes)
-            still_wanted = partial(require_unchanged, partition.source)
-            self.lists.write(facts, read.rejected, still_wanted)
-            stored = upload.publish(still_wanted)
-        self.lists.remove_old(facts)
+            stored = _publish(upload, target, self.lists, partition, read, facts)
         receipt = Receipt.of(
             facts,
             stored,
             target.store.location(stored.name),
-            action=action,
+            action=partition.action(facts),
             superbatch=batch.index,
         )
         with self.lock:
@@ -264,8 +258,7 @@ def assemble(
         TransientError: a segment cannot be used (see `Staging.rows`), the file cannot be written,
             or the source has changed.
     """
-    source = partition.source
-    require_unchanged(source)  # checked again at the publication; this saves the work
+    require_unchanged(partition.source)  # checked again at the publication; this saves the work
     vectors = reduce(VectorFacts.plus, (segment.vectors for segment in staged), VectorFacts())
     facts = target.facts(partition, read, vectors)
     columns = target.columns(read.id_type, read.carried_columns)
@@ -273,13 +266,26 @@ def assemble(
 
     with target.create(partition.key) as upload:
         write_rows(target.space, upload, columns, facts, rows)
-        if read.changes is not None and partition.action(facts) == "encoded":
-            write_changes(target.store, facts, read.changes)
-        still_wanted = partial(require_unchanged, source)
-        lists.write(facts, read.rejected, still_wanted)
-        published = PublishedFile(upload.publish(still_wanted), facts, columns)
+        stored = _publish(upload, target, lists, partition, read, facts)
+    return PublishedFile(stored, facts, columns)
+
+
+def _publish(
+    upload: Upload,
+    target: SpaceTarget,
+    lists: RejectedLists,
+    partition: PartitionToRead,
+    read: ReadPartition,
+    facts: FileFacts,
+) -> StoredObject:
+    """Publish a file that is written, after its row changes and its list of rejected rows."""
+    if read.changes is not None and partition.action(facts) == "encoded":
+        write_changes(target.store, facts, read.changes)
+    still_wanted = partial(require_unchanged, partition.source)
+    lists.write(facts, read.rejected, still_wanted)
+    stored = upload.publish(still_wanted)
     lists.remove_old(facts)
-    return published
+    return stored
 
 
 def _rows(

@@ -26,7 +26,7 @@ from surge_dagster.engine.output.rejected import RejectedLists
 from surge_dagster.engine.run.events import EventStream
 from surge_dagster.engine.run.publication import Publication, TextsEndWorkers, assemble
 from surge_dagster.engine.run.read_again import ReadAgain
-from surge_dagster.engine.run.report import Failure, Receipt, failure_of
+from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.staging import StagedRowsGone, Staging
 from surge_dagster.engine.run.superbatch import (
@@ -311,7 +311,7 @@ class Publisher:
         if isinstance(error, StoreUnavailable) or not isinstance(error, SurgeError):
             self._stop(error)
         if isinstance(error, SurgeError):
-            return failure_of(partition.ended_workers.without(partition.source), error)
+            return partition.failure(error)
         reason = f"partition {partition.key!r}: {type(error).__name__}: {error}"
         return Failure(partition.key, reason, transient=True)
 

@@ -31,7 +31,7 @@ from surge_dagster.engine.output.rejected import RejectedRowsBuilder
 from surge_dagster.engine.run.aggregator import Aggregator
 from surge_dagster.engine.run.old_rows import OldRows, ReuseCheck, open_old_rows
 from surge_dagster.engine.run.read_again import ReadAgain
-from surge_dagster.engine.run.report import Failure, Receipt, failure_of
+from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.staging import Staging
 from surge_dagster.engine.run.superbatch import (
@@ -138,6 +138,7 @@ def superbatches(
     """
     aggregator = Aggregator(memory.bounds, memory.acquire, memory.reserve)
     reader = _RowReader(target, staging, memory, reuse_check, records_changes)
+    gatherer = _Gatherer(reader, aggregator, dropped)
     divided: dict[str, PartitionToRead] = {}
     for decision in decisions:
         if isinstance(decision, Receipt):
@@ -149,82 +150,80 @@ def superbatches(
             divided[decision.key] = replace(decision, range=None, must_be_staged=True)
         elif read_again is not None:
             decision = read_again.without_known(decision)
-        yield from _gather(decision, reader, aggregator, dropped)
-    yield from map(memory.booked, aggregator.finish())
+        yield from gatherer.rows_of(decision)
+    yield from gatherer.last()
 
     memory.in_flight.wait_until_none(memory.stop)  # until then ranges are not staged
-    yield from _gather_all(divided.values(), reader, aggregator, dropped)
+    yield from gatherer.rows_of_all(divided.values())
     if read_again is not None:
-        yield from _gather_again(read_again, reader, aggregator, dropped)
+        yield from gatherer.rows_again(read_again)
 
 
-def _gather_again(
-    read_again: ReadAgain,
-    reader: _RowReader,
-    aggregator: Aggregator,
-    dropped: set[PartitionToRead],
-) -> Iterator[SuperBatch | Failure]:
-    """Gather partitions that the publisher wants once more, until it wants none."""
-    memory = reader.memory
-    memory.in_flight.wait_until_none(memory.stop)
-    while again := read_again.take():
-        for partition in again:
-            reader.staging.remove(partition.key)  # rows behind those that are left out have moved
-        yield from _gather_all(again, reader, aggregator, dropped)
+@dataclass(frozen=True, slots=True)
+class _Gatherer:
+    """Gathers the rows of partitions into SuperBatches; what another stage has dropped is read no
+    further."""
+
+    reader: _RowReader
+    aggregator: Aggregator
+    dropped: set[PartitionToRead]
+
+    def rows_again(self, read_again: ReadAgain) -> Iterator[SuperBatch | Failure]:
+        """Gather partitions that the publisher wants once more, until it wants none."""
+        memory = self.reader.memory
         memory.in_flight.wait_until_none(memory.stop)
+        while again := read_again.take():
+            for partition in again:
+                # rows behind those that are left out have moved
+                self.reader.staging.remove(partition.key)
+            yield from self.rows_of_all(again)
+            memory.in_flight.wait_until_none(memory.stop)
 
+    def rows_of_all(self, partitions: Iterable[PartitionToRead]) -> Iterator[SuperBatch | Failure]:
+        """Gather the rows of partitions, and emit the last SuperBatch of them."""
+        for partition in partitions:
+            yield from self.rows_of(partition)
+        yield from self.last()
 
-def _gather_all(
-    partitions: Iterable[PartitionToRead],
-    reader: _RowReader,
-    aggregator: Aggregator,
-    dropped: set[PartitionToRead],
-) -> Iterator[SuperBatch | Failure]:
-    """Gather the rows of partitions, and emit the last SuperBatch of them."""
-    for partition in partitions:
-        yield from _gather(partition, reader, aggregator, dropped)
-    yield from map(reader.memory.booked, aggregator.finish())
+    def last(self) -> Iterator[SuperBatch]:
+        """Emit what is gathered."""
+        return map(self.reader.memory.booked, self.aggregator.finish())
 
-
-def _gather(
-    partition: PartitionToRead,
-    reader: _RowReader,
-    aggregator: Aggregator,
-    dropped: set[PartitionToRead],
-) -> Iterator[SuperBatch | Failure]:
-    """Gather the rows of a partition. What another stage has dropped is read no further."""
-    memory = reader.memory
-    read: ReadPartition | None = None
-    failure: Failure | None = None
-    aggregator.open(partition)
-    try:
-        with contextlib.closing(reader.pieces(partition)) as pieces:
-            for piece in pieces:
-                if partition in dropped:
-                    break
-                if isinstance(piece, ReadPartition):
-                    read = piece
-                elif piece.is_staged:
-                    aggregator.skip(piece.rows)
-                else:
-                    ready = aggregator.add(piece.rows, piece.vectors)
-                    memory.in_flight.add(len(piece.rows))
-                    yield from map(memory.booked, ready)
-    except StoreUnavailable:
-        raise
-    except (SurgeError, OSError) as error:
-        failure = failure_of(partition.ended_workers.without(partition.source), error)
-        if isinstance(error, DataError):  # before other errors, what was read is staged
-            dropped.add(partition)
-    finally:
-        if read is None:
-            texts, size = aggregator.discard()
-            memory.ledger.release(size)
-            memory.in_flight.remove(texts)
-    if read is not None:
-        yield from map(memory.booked, aggregator.close(read))
-    if failure is not None:
-        yield failure
+    def rows_of(self, partition: PartitionToRead) -> Iterator[SuperBatch | Failure]:
+        """Gather the rows of a partition."""
+        memory = self.reader.memory
+        aggregator = self.aggregator
+        read: ReadPartition | None = None
+        failure: Failure | None = None
+        aggregator.open(partition)
+        try:
+            with contextlib.closing(self.reader.pieces(partition)) as pieces:
+                for piece in pieces:
+                    if partition in self.dropped:
+                        break
+                    if isinstance(piece, ReadPartition):
+                        read = piece
+                    elif piece.is_staged:
+                        aggregator.skip(piece.rows)
+                    else:
+                        ready = aggregator.add(piece.rows, piece.vectors)
+                        memory.in_flight.add(len(piece.rows))
+                        yield from map(memory.booked, ready)
+        except StoreUnavailable:
+            raise
+        except (SurgeError, OSError) as error:
+            failure = partition.failure(error)
+            if isinstance(error, DataError):  # before other errors, what was read is staged
+                self.dropped.add(partition)
+        finally:
+            if read is None:
+                texts, size = aggregator.discard()
+                memory.ledger.release(size)
+                memory.in_flight.remove(texts)
+        if read is not None:
+            yield from map(memory.booked, aggregator.close(read))
+        if failure is not None:
+            yield failure
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ class Staging:
         self._target = target
         self._store = target.store
         self._root = _root(target.space.name)
-        self._staged_keys = _staged_keys(self._store, self._root)  # encoded
+        self._staged_keys = staged_keys(self._store, target.space.name)  # encoded
 
     def has(self, key: str) -> bool:
         """Return whether anything of a partition was staged, by an earlier run or this one."""
@@ -321,7 +321,7 @@ def remove_staged(store: Store, space: str, keys: Iterable[str]) -> None:
     killed may have left it."""
     root = _root(space)
     with _harmless(store, root):
-        for folder in _staged_keys(store, root).intersection(map(encode_key, keys)):
+        for folder in staged_keys(store, space).intersection(map(encode_key, keys)):
             _remove_folder(store, f"{root}/{folder}")
 
 
@@ -329,8 +329,9 @@ def _root(space: str) -> str:
     return f"{STAGING}/{space}"
 
 
-def _staged_keys(store: Store, root: str) -> set[str]:
+def staged_keys(store: Store, space: str) -> set[str]:
     """Return the encoded keys of the partitions of which something is staged."""
+    root = _root(space)
     names = (stored.name for stored in store.list(root, deep=True))
     return {name.removeprefix(f"{root}/").partition("/")[0] for name in names}
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from surge_dagster.engine.encoder.arena import Slot
 from surge_dagster.engine.encoder.schedule import EncodeMetrics
+from surge_dagster.engine.errors import SurgeError
 from surge_dagster.engine.files.facts import FileFacts, VectorFacts, desired_version
 from surge_dagster.engine.files.formats import PublishedFile, file_name
 from surge_dagster.engine.files.rows import in_words, schema, table_of
@@ -18,7 +19,7 @@ from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.ended_workers import NONE_ENDED_WORKERS, EndedWorkers
 from surge_dagster.engine.output.rejected import NONE_REJECTED, RejectedRows
 from surge_dagster.engine.run.change_feed import RowChanges
-from surge_dagster.engine.run.report import Action
+from surge_dagster.engine.run.report import Action, Failure, failure_of
 from surge_dagster.engine.sources.partition import Partition, PartitionRange, RowBatch
 from surge_dagster.engine.store.store import Store, Upload
 from surge_dagster.engine.support.timeline import Span
@@ -86,6 +87,10 @@ class PartitionToRead:
             return False
         has_same_columns = self.old_file.columns == columns
         return has_same_columns and self.old_file.facts.content_digest == content_digest
+
+    def failure(self, error: SurgeError | OSError) -> Failure:
+        """Return the failure of the partition, with the place of the row among those it reads."""
+        return failure_of(self.ended_workers.without(self.source), error)
 
     def action(self, facts: FileFacts) -> Action:
         """Return what was done to publish a file with these facts: if its rows are those of the

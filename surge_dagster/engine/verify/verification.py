@@ -36,7 +36,7 @@ from surge_dagster.engine.files.formats import SUFFIX, file_name, remedy_of
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import CurrentSpace, read_current, write_current
 from surge_dagster.engine.output.freshness import OutputState
-from surge_dagster.engine.run.staging import STAGING
+from surge_dagster.engine.run.staging import STAGING, staged_keys
 from surge_dagster.engine.sources.partition import Partition, Source
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import named
@@ -249,12 +249,9 @@ def _unused_segments(
     store: Store, space: Space, is_complete: dict[str, bool]
 ) -> Iterator[Violation]:
     """Find the folders of staged segments that no run needs."""
-    root = f"{STAGING}/{space.name}"
-    staged = store.list(root, deep=True)
-    folders = {stored.name.removeprefix(f"{root}/").partition("/")[0] for stored in staged}
-    for folder in sorted(folders):
-        if is_complete.get(f"{space.name}/{folder}{SUFFIX}", True):
-            name = f"{root}/{folder}"
+    for encoded_key in sorted(staged_keys(store, space.name)):
+        if is_complete.get(f"{space.name}/{encoded_key}{SUFFIX}", True):
+            name = f"{STAGING}/{space.name}/{encoded_key}"
             finding = (
                 f"{store.location(name)!r} has staged segments of a partition that is complete or "
                 "was removed from the source."
