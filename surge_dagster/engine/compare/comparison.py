@@ -82,19 +82,32 @@ def compare(
         vectors = _encoded(sides, queries, open_pool)
 
     pool = LabelPool(queries)
+    hits = _find_hits(sides, queries, vectors, pool, max(k, DEPTH), progress)
+    return _compared(sides, queries, hits, pool, k)
+
+
+def _find_hits(
+    sides: Sequence[_Side],
+    queries: Sequence[Query],
+    vectors: Sequence[np.ndarray],
+    pool: LabelPool,
+    depth: int,
+    progress: Callable[[int, int | None], None],
+) -> list[list[Hits]]:
+    """Return the hits of each query in each space; `pool` gets the rows that labels name."""
     total = sum(side.rows for side in sides)
     hits: list[list[Hits]] = []
     done = 0
     for side, of_side in zip(sides, vectors, strict=True):
-        nearest_of_each = [Nearest(max(k, DEPTH) + 1, side.identify) for _ in queries]
+        nearest_of_each = [Nearest(depth + 1, side.identify) for _ in queries]
         for key, batch in side.blocks(len(queries)):
             if side is sides[0]:  # the other one has the same rows
                 pool.find(key, batch, side.id_column, side.identify)
             add_to_each(nearest_of_each, of_side, key, batch, side.space)
             done += len(batch)
             progress(done, total)
-        hits.append(_without_own(queries, nearest_of_each, max(k, DEPTH)))
-    return _compared(sides, queries, hits, pool, k)
+        hits.append(_without_own(queries, nearest_of_each, depth))
+    return hits
 
 
 def _compared(

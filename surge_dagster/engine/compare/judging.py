@@ -99,17 +99,18 @@ def judge(
 
     of_queries = np.array(values)  # [queries, spaces, measures]
     interval = paired_interval(of_queries[:, 1] - of_queries[:, 0])
-    *metrics, shares = zip(*of_queries.mean(0).tolist(), *interval.tolist(), strict=True)
-    names = (f"recall@{k}", f"MRR@{k}", f"nDCG@{DEPTH}")
-    ndcg = zip(texts, *of_queries[:, :, 2].T.tolist(), strict=True)
-    ordered = sorted((JudgedQuery(*each) for each in ndcg), key=lambda query: query.difference)
+    first, second = of_queries.mean(0).tolist()
+    low, high = interval.tolist()
+    names = (f"recall@{k}", f"MRR@{k}", f"nDCG@{DEPTH}")  # the last measure is the share
+    ndcg = of_queries[:, :, 2].T.tolist()
+    ordered = sorted(map(JudgedQuery, texts, *ndcg), key=lambda query: query.difference)
     return Judged(
         queries=len(texts),
         rows=pool.rows,
         labels_unknown=len(pool.unknown),
-        share_first=shares[0],
-        share_second=shares[1],
-        metrics=tuple(map(Metric, names, *zip(*metrics, strict=True))),
+        share_first=first[-1],
+        share_second=second[-1],
+        metrics=tuple(map(Metric, names, first, second, low, high)),
         gained=tuple(each for each in ordered[: -_CHANGED - 1 : -1] if each.difference > 0),
         lost=tuple(each for each in ordered[:_CHANGED] if each.difference < 0),
     )

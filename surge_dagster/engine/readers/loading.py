@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -93,30 +94,7 @@ class Embeddings:
         schema = self._schema(files, text_hash, self._vectors)
         types = pl.DataFrame(pl.from_arrow(schema.empty_table())).schema
 
-        def read(
-            columns: list[str] | None,
-            predicate: pl.Expr | None,
-            limit: int | None,
-            batch_rows: int | None,
-        ) -> Iterator[pl.DataFrame]:
-            # Without any column a frame would not say how many rows it has.
-            names = schema.names if columns is None else columns or schema.names[:1]
-            needed = pa.schema([schema.field(name) for name in names])
-            rows = min(_BATCH_ROWS, batch_rows or _BATCH_ROWS, limit or _BATCH_ROWS)
-            kept = files
-            if limit is None and predicate is not None:
-                kept = _matching(files, predicate)
-            for table in _tables(self._batches(kept, needed, rows), rows):
-                frame = pl.DataFrame(pl.from_arrow(table))
-                if limit is not None:  # rows are counted before they are filtered
-                    frame = frame.head(limit)
-                    limit -= frame.height
-                if predicate is not None:
-                    frame = frame.filter(predicate)
-                yield frame if columns is None else frame.select(columns)
-                if limit == 0:
-                    return
-
+        read = partial(self._frames, files, schema)
         try:
             return register_io_source(read, schema=types, explain_name="surge-dagster embeddings")
         except pl.exceptions.PolarsError as error:
@@ -124,6 +102,35 @@ class Embeddings:
                 f"polars does not have a type of these files: {first_line(error)}. Load them with "
                 "dataset()."
             ) from error
+
+    def _frames(
+        self,
+        files: Sequence[PublishedFile],
+        schema: pa.Schema,
+        columns: list[str] | None,
+        predicate: pl.Expr | None,
+        limit: int | None,
+        batch_rows: int | None,
+    ) -> Iterator[pl.DataFrame]:
+        """Yield what polars asks for of the rows of files with these columns."""
+        import polars as pl
+
+        # Without any column a frame would not say how many rows it has.
+        names = schema.names if columns is None else columns or schema.names[:1]
+        needed = pa.schema([schema.field(name) for name in names])
+        rows = min(_BATCH_ROWS, batch_rows or _BATCH_ROWS, limit or _BATCH_ROWS)
+        if limit is None and predicate is not None:
+            files = _matching(files, predicate)
+        for table in _tables(self._batches(files, needed, rows), rows):
+            frame = pl.DataFrame(pl.from_arrow(table))
+            if limit is not None:  # rows are counted before they are filtered
+                frame = frame.head(limit)
+                limit -= frame.height
+            if predicate is not None:
+                frame = frame.filter(predicate)
+            yield frame if columns is None else frame.select(columns)
+            if limit == 0:
+                return
 
     def dataset(
         self, partitions: Iterable[str] | None = None, *, text_hash: bool = False

@@ -7,6 +7,8 @@ answered count with their own tokens. Equal texts count as if each was sent.
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 
 from surge_dagster.engine.encoder.arena import Slot
@@ -31,10 +33,10 @@ class CostLimit:
     ) -> None:
         self._price = price_per_million_tokens / 1e6
         self._max_cost = max_cost
-        self._most_per_byte = _FIRST_MARGIN * tokens_per_byte / _MARGIN
+        self._first_per_byte = _FIRST_MARGIN * tokens_per_byte
         self._answered_per_byte = 0.0
         self._spent = 0
-        self._expected: list[tuple[int, int]] = []  # bytes and tokens of SuperBatches under way
+        self._expected = deque[tuple[int, int]]()  # bytes and tokens of SuperBatches under way
 
     def take(self, slot: Slot, first_key: str) -> None:
         """Count a SuperBatch that is about to be sent.
@@ -46,8 +48,8 @@ class CostLimit:
             MaxCostReached: its tokens may cost more than is left.
         """
         size, texts = _to_send(slot)
-        per_byte = self._answered_per_byte or self._most_per_byte
-        tokens = round(_MARGIN * per_byte * size) + _TOKENS_AROUND_TEXT * texts
+        per_byte = _MARGIN * self._answered_per_byte or self._first_per_byte
+        tokens = round(per_byte * size) + _TOKENS_AROUND_TEXT * texts
         under_way = sum(expected for _, expected in self._expected)
         cost = self._price * (self._spent + under_way + tokens)
         if cost > self._max_cost:
@@ -61,7 +63,7 @@ class CostLimit:
 
     def answered(self, costs: Costs) -> None:
         """Count the oldest SuperBatch under way with its own tokens."""
-        size, _ = self._expected.pop(0)
+        size, _ = self._expected.popleft()
         self._spent += costs.tokens
         if size:
             self._answered_per_byte = max(self._answered_per_byte, costs.tokens / size)
