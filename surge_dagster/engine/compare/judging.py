@@ -82,14 +82,8 @@ def judge(
     """
     if not pool.lines:
         return None
-    texts: list[str] = []
-    values: list[list[list[float]]] = []
-    for query, *both in zip(queries, *results, strict=True):
-        relevant = pool.relevant(query)
-        if relevant:
-            texts.append(query.text)
-            values.append([quality(result, relevant, k) for result in both])
-    if not texts:
+    qualities = _qualities(queries, results, pool, k)
+    if not qualities:
         label = pool.unknown[0]
         raise ConfigError(
             f"the queries, line {pool.lines[label]}: no row of both spaces has the id "
@@ -97,6 +91,7 @@ def judge(
             "has them."
         )
 
+    texts, values = zip(*qualities, strict=True)
     of_queries = np.array(values)  # [queries, spaces, measures]
     interval = paired_interval(of_queries[:, 1] - of_queries[:, 0])
     first, second = of_queries.mean(0).tolist()
@@ -105,7 +100,7 @@ def judge(
     ndcg = of_queries[:, :, 2].T.tolist()
     ordered = sorted(map(JudgedQuery, texts, *ndcg), key=lambda query: query.difference)
     return Judged(
-        queries=len(texts),
+        queries=len(qualities),
         rows=pool.rows,
         labels_unknown=len(pool.unknown),
         share_first=first[-1],
@@ -114,3 +109,16 @@ def judge(
         gained=tuple(each for each in ordered[: -_CHANGED - 1 : -1] if each.difference > 0),
         lost=tuple(each for each in ordered[:_CHANGED] if each.difference < 0),
     )
+
+
+def _qualities(
+    queries: Sequence[Query], results: Sequence[Sequence[Result]], pool: LabelPool, k: int
+) -> list[tuple[str, list[list[float]]]]:
+    """Return the queries with relevant rows, each with the measures of its result in each space."""
+    qualities: list[tuple[str, list[list[float]]]] = []
+    for query, *both in zip(queries, *results, strict=True):
+        relevant = pool.relevant(query)
+        if relevant:
+            measures = [quality(result, relevant, k) for result in both]
+            qualities.append((query.text, measures))
+    return qualities

@@ -300,6 +300,12 @@ class Space:
         return self.derived.parent_sha256 if self.derived else self.spec_sha256
 
     @property
+    def encoded_name(self) -> str:
+        """The name of the space that its texts were encoded into: of a derived space, its
+        parent's."""
+        return self.derived.parent if self.derived else self.name
+
+    @property
     def loadable(self) -> EncodingSpec:
         """The request that gives this space in any working folder: with its model's folder, where
         it was given so."""
@@ -359,8 +365,8 @@ class Space:
     def title(self) -> str:
         """The space for people, such as "all-MiniLM-L6-v2, 384 float32"; the name alone tells
         spaces apart."""
-        model = self.derived.parent if self.derived else self.name
-        title = f"{model.rpartition('-')[0]}, {self.dimension} {self.dtype}"
+        model = self.encoded_name.rpartition("-")[0]
+        title = f"{model}, {self.dimension} {self.dtype}"
         if self.requested.chunks is not None:
             title += f", chunks of {self.requested.chunks.tokens or self.max_length} tokens"
         return title

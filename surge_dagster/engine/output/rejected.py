@@ -166,8 +166,7 @@ def rejected_from(store: Store, space: Space, facts: FileFacts) -> pa.Table:
     derived space are those of its parent."""
     if not facts.rejected_rows:
         return NONE_LISTED
-    folder = space.derived.parent if space.derived else space.name
-    return read_rejected(store, folder, facts.partition_key, facts.source_version)
+    return read_rejected(store, space.encoded_name, facts.partition_key, facts.source_version)
 
 
 def read_rejected(store: Store, space: str, key: str, source_version: str) -> pa.Table:

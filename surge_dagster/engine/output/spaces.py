@@ -268,10 +268,10 @@ def require_model(loaded: Space, space: Space) -> None:
     if loaded.spec_sha256 == space.encoder_sha256:
         space.require_probes(loaded.probes)
         return
-    encoded = space.derived.parent if space.derived else space.name
     raise ConfigError(
-        f"the model {loaded.requested.model!r} encodes into {loaded.name}, not into {encoded}: "
-        f"{model_difference(loaded, space)}. Restore it, or name the settings of the other space."
+        f"the model {loaded.requested.model!r} encodes into {loaded.name}, not into "
+        f"{space.encoded_name}: {model_difference(loaded, space)}. Restore it, or name the "
+        "settings of the other space."
     )
 
 

@@ -187,4 +187,4 @@ def _version(file: PublishedFile) -> list[str]:
 
 
 def _name(space: Space) -> str:
-    return f"{space.derived.parent if space.derived else space.name}/removed_partitions.json"
+    return f"{space.encoded_name}/removed_partitions.json"

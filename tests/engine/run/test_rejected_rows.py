@@ -175,6 +175,20 @@ def test_only_the_first_rows_of_very_many_are_named(
     assert [row["row"] for row in listed(tmp_path, run.space.name, "p")] == [0, 1, 2]
 
 
+def test_rows_whose_texts_ended_workers_are_named_in_any_case(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lists, "MOST_LISTED", 1)
+    builder = lists.RejectedRowsBuilder()
+
+    builder.add([BAD, WITHOUT_ID])
+    builder.add([WITHOUT_ID, replace(BAD, row=7, ended_worker=True)])
+    rejected = builder.rejected()
+
+    assert rejected.table.column("row").to_pylist() == [2, 7]
+    assert rejected.rows == 4
+
+
 def test_values_that_are_not_utf8_are_listed_with_escapes(
     hash_pool: EncoderPool, tmp_path: Path
 ) -> None:

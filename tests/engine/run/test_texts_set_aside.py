@@ -100,6 +100,7 @@ def test_partition_is_published_without_texts_that_end_workers(
         (250, "line 250 of a.jsonl", "id-250"),
     ]
     assert all(row.reason.startswith(REASON) for row in found)
+    assert all(row.ended_worker for row in found)
 
 
 def test_rows_beside_rejected_ones_of_the_source_have_their_numbers(
