@@ -77,25 +77,19 @@ Unusable = InvalidFile | FileNotFoundError | TransientError
 
 @contextlib.contextmanager
 def open_published(
-    store: Store,
-    space: Space,
-    name: str,
-    listed: PublishedFile | None = None,
-    *,
-    buffer_size: int = 0,
+    store: Store, space: Space, name: str, listed: PublishedFile | None = None
 ) -> Iterator[OutputFile]:
     """Open a file of a space for reading; raises the three errors above, also while its rows are
     read.
 
     Args:
         listed: the only version of the file that is opened.
-        buffer_size: see `OutputFile`.
     """
     location = store.location(name)
     with contextlib.ExitStack() as opened:
         with explained(location):
             source = opened.enter_context(store.open(name, listed and listed.stored))
-            reader = OutputFile(source, buffer_size, location)
+            reader = OutputFile(source, location=location)
             require_own(space, name, reader.facts, reader.columns)
         yield reader
 
