@@ -182,13 +182,13 @@ class PgVectorTable:
 
     def _insertion(self, kinds: Mapping[str, str]) -> bytes:
         # Vectors are sent as bytes, which takes half of the time.
-        places = ["%b" if name == "embedding" else "%s" for name in kinds]
+        places = ", ".join("%b" if name == "embedding" else "%s" for name in kinds)
         values = [_quoted(name) for name in kinds if name not in ("partition", "id")]
         return self._sql(
-            "INSERT INTO {table} ({names}) VALUES ({places}) "
+            "INSERT INTO {table} ({names}) "
+            f"VALUES ({places}) "
             "ON CONFLICT (partition, id) DO UPDATE SET ({values}) = ROW ({new})",
             names=", ".join(map(_quoted, kinds)),
-            places=", ".join(places),
             values=", ".join(values),
             new=", ".join(f"excluded.{value}" for value in values),
         )
@@ -338,8 +338,13 @@ class PgVectorTable:
             ) from None
 
     def _sql(self, query: str, **parts: str) -> bytes:
-        names = {"table": self._named(), "versions": self._named("_versions")}
-        return query.format(**names, **parts).encode()
+        """Return a query with these parts, such as names, in place of their names in braces."""
+        names = {"table": self._named(), "versions": self._named("_versions"), **parts}
+        has_parameters = "%" in query
+        if has_parameters:
+            # psycopg takes any other % as the start of a parameter.
+            names = {place: name.replace("%", "%%") for place, name in names.items()}
+        return query.format(**names).encode()
 
     def _named(self, suffix: str = "") -> str:
         """Return the name of the table, or of what belongs to it, after that of its schema."""

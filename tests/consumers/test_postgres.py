@@ -8,15 +8,19 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from surge_dagster.consumers.postgres import PgVectorTable
 from surge_dagster.consumers.target import Target
+from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.feed.changes import Changes, changes
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import claim_space
+from surge_dagster.engine.store import open_store
 from tests.consumers.scripts import TEXTS, Follower
+from tests.consumers.test_tables_of_runs import follow
 from tests.consumers.test_targets import load
 from tests.engine.feeds import Output
 
@@ -38,6 +42,25 @@ def test_zero_byte_is_refused_by_name_and_stops_no_other(follower: Follower) -> 
     done = follower.hand_over()
     assert list(done.failures) == ["b"]
     assert follower.target.counts() == {"a": 10, "b": 10}
+
+
+def test_percent_in_a_name_is_not_taken_for_a_parameter(
+    hash_pool: EncoderPool, tmp_path: Path, new_database: Callable[[], str]
+) -> None:
+    import psycopg
+
+    dsn = new_database()
+    embed = partial(
+        follow, hash_pool, open_store(tmp_path / "out"), PgVectorTable(dsn, "the %s, 50%")
+    )
+    rows = pa.table({"id": ["1", "2"], "text": ["one", "two"], "50% off": ["a", "b"]})
+
+    embed(rows, "50% off")
+    embed(rows.slice(1), "50% off")
+
+    with psycopg.connect(dsn) as connection:
+        stored = connection.execute('SELECT id, "50% off" FROM "the %s, 50%"').fetchall()
+    assert stored == [("2", "b")]
 
 
 def test_versions_are_those_of_the_table_when_the_confirmation_was_lost(follower: Follower) -> None:

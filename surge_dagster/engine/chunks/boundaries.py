@@ -24,6 +24,7 @@ _FENCE = re.compile(r"(?ms)^(```|~~~).*?(?:^\1|\Z)")
 _GAP = re.compile(r"[\u3002\uff01\uff1f]\s*|\s+")
 _SENTENCE_ENDS = (".", "!", "?", "…", "\u3002", "\uff01", "\uff1f")
 _CLOSING = "\"')]"
+_LONGEST = 4  # distances of a section; a longer one is divided
 _HASHED = 48  # characters after a candidate
 _HEADINGS, _PARAGRAPHS, _LINES, _SENTENCES, _WORDS = range(5)
 
@@ -35,7 +36,7 @@ def sections(text: str, distance: int, text_format: ChunkFormat) -> list[int]:
         distance: characters between two of these places at least. A section without any candidate
             may be of any length; all others have at most four times as many.
     """
-    if len(text) <= 4 * distance:
+    if len(text) <= _LONGEST * distance:
         return [0]
     candidates = _candidates(text)
     if text_format == "markdown":
@@ -47,7 +48,7 @@ def sections(text: str, distance: int, text_format: ChunkFormat) -> list[int]:
     for level in candidates:
         found = [0]
         for start, stop in pairwise(borders):
-            if stop - start > 4 * distance:
+            if stop - start > _LONGEST * distance:
                 inside = level[bisect_right(level, start) : bisect_left(level, stop)]
                 found += _least(text, inside, start, stop, distance)
             found.append(stop)

@@ -16,7 +16,7 @@ import numpy as np
 
 from surge_dagster.engine.encoder.worker.backends import hash_tokens
 from surge_dagster.engine.encoder.worker.tokenization import load_tokenizer
-from surge_dagster.engine.errors import ConfigError, DataError
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.sources.bad_rows import Reasons, without_bad_rows
 from surge_dagster.engine.sources.partition import Partition, RowBatch, Source, row_in_words
@@ -88,22 +88,18 @@ class ShortTexts:
         check = self.check()
         first_row = 0
         for batch in partition.read():
-            is_too_long = check.is_too_long(batch)
-            reason = f"the text has more than the {check.max_length:,} tokens that the model reads"
-            if is_too_long.any() and self.long_text == "refuse":
-                row = int(np.argmax(is_too_long))
-                raise DataError(
-                    partition.key,
-                    reason,
-                    "Shorten it in the source, set long_text to set_aside or truncate, or set "
-                    "chunks to make several rows of it.",
-                    int(batch.row_numbers(first_row)[row]),
-                    batch.place and batch.place(row),
-                )
-            reasons = Reasons(len(batch))
-            reasons.add(is_too_long, reason)
             numbers = batch.row_numbers(first_row)
-            yield without_bad_rows(batch, reasons, numbers, partial(_place, batch, numbers))
+            place = partial(_place, batch, numbers)
+            reasons = Reasons(len(batch))
+            reasons.add(
+                check.is_too_long(batch),
+                f"the text has more than the {check.max_length:,} tokens that the model reads",
+                "Shorten it in the source, set long_text to set_aside or truncate, or set chunks "
+                "to make several rows of it.",
+            )
+            if self.long_text == "refuse":
+                reasons.require_none(partition.key, numbers, place)
+            yield without_bad_rows(batch, reasons, numbers, place)
             first_row += len(batch) + batch.skipped + len(batch.rejected)
 
 

@@ -139,31 +139,17 @@ def _rows(
 ) -> RowBatch:
     """Return the chunks of the documents from `first` on as rows."""
     rows = first + np.repeat(np.arange(len(chunks)), [len(own) for own in chunks])
-    texts: list[str] = []
-    columns: dict[str, list[int]] = {"chunk": [], "start": [], "end": []}
-    for document, own in zip(documents[first:], chunks, strict=False):
-        for number, chunk in enumerate(own):
-            texts.append(document.with_chunk(chunk))
-            columns["chunk"].append(number)
-            columns["start"].append(chunk.start - document.start)
-            columns["end"].append(chunk.stop - document.start)
-
     of_rows = pa.array(rows)
     ids = batch.ids.take(of_rows)
-    numbers = pa.array(columns["chunk"], pa.int32())
-    carried = {
-        "document_id": ids,
-        "chunk": numbers,
-        "start": pa.array(columns["start"], pa.int64()),
-        "end": pa.array(columns["end"], pa.int64()),
-    }
+    texts, places = _chunk_columns(documents[first:], chunks)
+    carried = {"document_id": ids, **places}
     if batch.carried is not None:
         taken = batch.carried.take(of_rows)
         carried |= dict(zip(taken.schema.names, taken.columns, strict=True))
     place = batch.place
     return RowBatch(
-        _chunk_ids(ids, numbers),
-        pa.array(texts, pa.large_string()),  # pyright: ignore[reportArgumentType]
+        _chunk_ids(ids, places["chunk"]),
+        texts,
         skipped,
         pa.RecordBatch.from_pydict(carried),
         place and (lambda row: place(int(rows[row]))),
@@ -171,6 +157,28 @@ def _rows(
         rejected=rejected,
         numbers=None if batch.numbers is None else batch.numbers[rows],
     )
+
+
+def _chunk_columns(
+    documents: Sequence[Document], chunks: Sequence[Sequence[Chunk]]
+) -> tuple[pa.LargeStringArray, dict[str, pa.Array]]:
+    """Return the texts of the chunks, and the columns of their numbers and places."""
+    texts: list[str] = []
+    numbers: list[int] = []
+    starts: list[int] = []
+    ends: list[int] = []
+    for document, own in zip(documents, chunks, strict=False):
+        for number, chunk in enumerate(own):
+            texts.append(document.with_chunk(chunk))
+            numbers.append(number)
+            starts.append(chunk.start - document.start)
+            ends.append(chunk.stop - document.start)
+    places = {
+        "chunk": pa.array(numbers, pa.int32()),
+        "start": pa.array(starts, pa.int64()),
+        "end": pa.array(ends, pa.int64()),
+    }
+    return pa.array(texts, pa.large_string()), places  # pyright: ignore[reportReturnType]
 
 
 def _chunk_ids(ids: pa.Array, numbers: pa.Array) -> pa.Array:

@@ -9,6 +9,7 @@ each of them, and is cut again if it is too long.
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
     from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
 _CHUNKS_PER_SECTION = 5
-_CHARACTERS_PER_TOKEN = 4
+_CHARACTERS_PER_TOKEN = 4  # about, in English
+# A text with more for each token of a chunk is cut without counting the tokens of the whole text.
+_MOST_CHARACTERS_PER_TOKEN = 16
 _LEAST_ROOM = 4  # tokens; a character of bytes may have as many
 _NEXT_WORD = re.compile(r"\s(?=\S)")
 _SECTIONS_AT_ONCE = 16
@@ -156,12 +159,12 @@ class Splitter:
 
     @property
     def _most_tokens(self) -> int:
-        """Of a chunk before it gets its overlap."""
+        """The limit of a chunk before it gets its overlap."""
         return self.tokens - self._rule.overlap
 
     def _fit_whole(self, documents: Sequence[Document]) -> Iterator[bool]:
         """Yield for each document whether it is one chunk; very long ones are not tokenized."""
-        longest = 4 * _CHARACTERS_PER_TOKEN * self.tokens
+        longest = _MOST_CHARACTERS_PER_TOKEN * self.tokens
         texts = [document.text if len(document.text) <= longest else "" for document in documents]
         for text, document, tokens in zip(texts, documents, self._lengths(texts), strict=True):
             is_counted = len(text) == len(document.text)
@@ -174,17 +177,22 @@ class Splitter:
             raise NoRoom(place, rest)
 
         inside = document.text[document.start : document.stop]
-        # the mean length of sections is about twice their least distance
-        distance = self.tokens * _CHARACTERS_PER_TOKEN * _CHUNKS_PER_SECTION // 2
-        begins = sections(inside, distance, self._rule.format)
-        texts = [inside[start:stop] for start, stop in pairwise([*begins, len(inside)])]
-        starts: list[int] = []
-        for begin, text, ruler in zip(begins, texts, self._rulers(texts), strict=True):
-            starts += [document.start + begin + start for start in self._starts(text, ruler, room)]
+        starts = [document.start + start for start in self._starts_in_sections(inside, room)]
         try:
             return list(self._short_enough(document, _between(starts, document.stop), room))
         except _CannotBeCut:
             raise NoRoom(place, rest) from None
+
+    def _starts_in_sections(self, text: str, room: int) -> list[int]:
+        """Return where the parts of a long text start, which is cut in sections first."""
+        # The mean length of sections is about twice their least distance.
+        distance = self.tokens * _CHARACTERS_PER_TOKEN * _CHUNKS_PER_SECTION // 2
+        begins = sections(text, distance, self._rule.format)
+        texts = [text[start:stop] for start, stop in pairwise([*begins, len(text)])]
+        starts: list[int] = []
+        for begin, section, ruler in zip(begins, texts, self._rulers(texts), strict=True):
+            starts += [begin + start for start in self._starts(section, ruler, room)]
+        return starts
 
     def _rulers(self, texts: Iterable[str]) -> Iterator[_Ruler]:
         """Yield a ruler for each text, without the prompt and special tokens."""
@@ -195,7 +203,7 @@ class Splitter:
                 yield _Ruler(text, [start for start, _ in encoded.offsets])
 
     def _starts(self, text: str, ruler: _Ruler, room: int) -> list[int]:
-        """Return where the parts of a text start, each of at most so many tokens."""
+        """Return where the parts of a text start, each of at most `room` tokens."""
         splitter = self._kind.from_callback(ruler, room, trim=False)
         return [start for start, _ in splitter.chunk_indices(text)] or [0]
 
@@ -212,7 +220,8 @@ class Splitter:
                 raise _CannotBeCut
             text = document.text[chunk.start : chunk.stop]
             [ruler] = self._rulers([text])
-            smaller = min(room - 1, -(-room * 2 // 3))
+            # With two thirds of the room, a chunk that is a little too long becomes two.
+            smaller = min(room - 1, math.ceil(room * 2 / 3))
             starts = [chunk.start + start for start in self._starts(text, ruler, smaller)]
             yield from self._short_enough(document, _between(starts, chunk.stop), smaller)
 

@@ -26,31 +26,36 @@ class Reasons:
 
     def __init__(self, rows: int) -> None:
         self._reasons = np.full(rows, None, dtype=object)
+        self._remedies = np.full(rows, None, dtype=object)
         self.is_sound = np.ones(rows, np.bool_)
 
-    @classmethod
-    def of_reader(cls, batch: pa.RecordBatch) -> Reasons:
-        """Return the reasons that the reader of the batch gives."""
-        reasons = cls(len(batch))
-        given = reasons_of(batch)
-        reasons.add(given.is_valid().to_numpy(zero_copy_only=False), given.drop_null().to_pylist())
-        return reasons
-
-    def add(self, is_bad: np.ndarray, reason: str | Sequence[str]) -> None:
+    def add(self, is_bad: np.ndarray, reason: str | Sequence[str], remedy: str = "") -> None:
         """Add one reason for these rows, or one for each of them."""
+        if not is_bad.any():
+            return
         given = np.full(len(is_bad), None, dtype=object)
         given[is_bad] = reason
         is_new = is_bad & self.is_sound
         self._reasons[is_new] = given[is_new]
+        self._remedies[is_new] = remedy
         self.is_sound &= ~is_bad
 
-    def rejected(self, rows: np.ndarray, ids: pa.Array, place: Place) -> list[RejectedRow]:
-        """Name the rows that have a reason; `rows` are their numbers in the partition."""
+    def require_none(self, key: str, numbers: np.ndarray, place: Place | None = None) -> None:
+        """Raise `DataError` for the first row that has a reason."""
+        if self.is_sound.all():
+            return
+        offset = int(np.argmin(self.is_sound))
+        row = int(numbers[offset])
+        shown = place and place(row)
+        raise DataError(key, self._reasons[offset], self._remedies[offset], row, shown)
+
+    def rejected(self, numbers: np.ndarray, ids: pa.Array, place: Place) -> list[RejectedRow]:
+        """Name the rows that have a reason; `numbers` are theirs in the partition."""
         rejected: list[RejectedRow] = []
         for offset in np.flatnonzero(~self.is_sound).tolist():
-            row = int(rows[offset])
+            row = int(numbers[offset])
             reason = self._reasons[offset]
-            rejected.append(RejectedRow(row, place(row), _id_text(ids[offset]), reason))
+            rejected.append(RejectedRow(row, place(row), _readable_id(ids[offset]), reason))
         return rejected
 
 
@@ -104,23 +109,25 @@ class FirstIds:
 
 
 def with_first_ids(
-    batch: RowBatch, rows: np.ndarray, place: Place, first_ids: FirstIds
+    batch: RowBatch, numbers: np.ndarray, place: Place, first_ids: FirstIds
 ) -> RowBatch:
-    """Set aside the rows whose id an earlier row has; `rows` are numbers in the partition."""
+    """Set aside the rows whose id an earlier row has; `numbers` are theirs in the partition."""
     is_first = first_ids.add(batch.ids)
     if is_first.all():
         return batch
     repeated = Reasons(len(batch))
     repeated.add(~is_first, "the id is repeated; the first row that has it is kept")
-    return without_bad_rows(batch, repeated, rows, place)
+    return without_bad_rows(batch, repeated, numbers, place)
 
 
-def without_bad_rows(batch: RowBatch, reasons: Reasons, rows: np.ndarray, place: Place) -> RowBatch:
-    """Set aside the rows that have a reason; `rows` are numbers in the partition."""
+def without_bad_rows(
+    batch: RowBatch, reasons: Reasons, numbers: np.ndarray, place: Place
+) -> RowBatch:
+    """Set aside the rows that have a reason; `numbers` are theirs in the partition."""
     if reasons.is_sound.all():
         return batch
     mask = pa.array(reasons.is_sound)
-    kept = rows[reasons.is_sound]
+    kept = numbers[reasons.is_sound]
     sound = RowBatch(
         batch.ids.filter(mask),
         batch.texts.filter(mask),  # pyright: ignore[reportArgumentType]
@@ -131,7 +138,7 @@ def without_bad_rows(batch: RowBatch, reasons: Reasons, rows: np.ndarray, place:
         numbers=kept,
         passages=None if batch.passages is None else batch.passages[reasons.is_sound],
     )
-    return with_rejected(sound, reasons.rejected(rows, batch.ids, place))
+    return with_rejected(sound, reasons.rejected(numbers, batch.ids, place))
 
 
 def with_rejected(batch: RowBatch, rejected: Sequence[RejectedRow]) -> RowBatch:
@@ -145,13 +152,17 @@ def with_rejected(batch: RowBatch, rejected: Sequence[RejectedRow]) -> RowBatch:
 def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return a batch with columns that Arrow can filter."""
     columns: list[pa.Array] = []
+    is_changed = False
     for raw in batch.columns:
         column = plain_column(raw)
         if pa.types.is_string_view(column.type):  # not checked here whether it is UTF-8
             column = column.cast(pa.large_binary()).view(pa.large_string())
         elif pa.types.is_binary_view(column.type):
             column = column.cast(pa.large_binary())
+        is_changed |= column is not raw
         columns.append(column)
+    if not is_changed:
+        return batch
     return pa.RecordBatch.from_arrays(columns, batch.schema.names)
 
 
@@ -180,7 +191,8 @@ def is_not_utf8(key: str, name: str, column: pa.Array) -> np.ndarray:
     return is_bad
 
 
-def _id_text(value: pa.Scalar) -> str | None:
+def _readable_id(value: pa.Scalar) -> str | None:
+    """Return the text of an id; None if it is null or cannot be decoded."""
     try:
         plain = value.as_py()
     except UnicodeDecodeError:

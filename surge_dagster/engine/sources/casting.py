@@ -161,9 +161,17 @@ def is_blank(texts: pa.LargeStringArray) -> np.ndarray:
     """
     try:
         rest = pc.utf8_trim(texts, characters=_BLANK)  # pyright: ignore[reportAttributeAccessIssue]
-    except pa.ArrowInvalid:  # what is not UTF-8 is refused anyway
-        return np.zeros(len(texts), np.bool_)
+    except pa.ArrowInvalid:  # a text is not UTF-8; Arrow does not say which
+        return np.array([_is_blank_text(text) for text in texts], np.bool_)
     return pc.equal(rest, "").fill_null(False).to_numpy(zero_copy_only=False)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _is_blank_text(text: pa.Scalar) -> bool:
+    try:
+        value = text.as_py()
+    except UnicodeDecodeError:
+        return False
+    return value is not None and not value.strip(_BLANK)
 
 
 def null_where(mask: np.ndarray, texts: pa.Array) -> pa.Array:

@@ -20,6 +20,7 @@ from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable
 from surge_dagster.engine.sources.ahead import AHEAD_BYTES, FilesAhead
 from surge_dagster.engine.sources.bad_rows import REASON, FirstIds
 from surge_dagster.engine.sources.casting import is_typeless
+from surge_dagster.engine.sources.checked_rows import checked_rows
 from surge_dagster.engine.sources.file_read import SourceFile
 from surge_dagster.engine.sources.formats import ENDINGS_IN_WORDS, PARQUET_ENDINGS, batches
 from surge_dagster.engine.sources.layouts import FileGroup, grouped
@@ -216,10 +217,12 @@ class FolderCatalog:
                     if not len(columns):
                         empty = columns
                         continue
-                    yield from self.selection.rows(key, [columns], first_row, place, first_ids)
+                    yield from checked_rows(
+                        self.selection, key, [columns], first_row, place, first_ids
+                    )
                     first_row += len(columns)
         if first_row == start and empty is not None:
-            yield from self.selection.rows(key, [empty])  # for the types of its columns
+            yield from checked_rows(self.selection, key, [empty])  # for the types of its columns
 
     def _raw(
         self, key: str, file: SourceFile, rows: tuple[int, int] | None = None

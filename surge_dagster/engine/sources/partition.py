@@ -1,6 +1,6 @@
 """What every source offers: ordered partitions of (id, text) rows, streamed in bounded memory.
 
-A new kind of source implements `Source`, and its `Selection` checks and converts raw columns. A new
+A new kind of source implements `Source`, and `checked_rows` checks and converts raw columns. A new
 format of files needs less: see `formats`. A run computes the digest of a partition's rows while it
 reads them, and finds repeated ids.
 

@@ -29,6 +29,7 @@ import pyarrow as pa
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.sources.bad_rows import with_reason
 from surge_dagster.engine.sources.batching import BATCH_ROWS
+from surge_dagster.engine.sources.checked_rows import checked_rows
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.store.object_client import CLOUD_SCOPE, GcpOptions
@@ -200,7 +201,7 @@ class BigQueryCatalog:
             if listed.unnamed:
                 reason = no_key_reason(listed.unnamed)
                 rows = (with_reason(batch, reason) for batch in rows)
-            yield from self.selection.rows(listed.key, rows)
+            yield from checked_rows(self.selection, listed.key, rows)
 
 
 def _with_unassigned(listing: Sequence[_Listed]) -> list[_Listed]:

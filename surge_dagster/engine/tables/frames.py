@@ -25,6 +25,7 @@ from surge_dagster.engine.sources.batching import (
     without_rows,
 )
 from surge_dagster.engine.sources.casting import canonical_type, plain_column
+from surge_dagster.engine.sources.checked_rows import checked_rows
 from surge_dagster.engine.sources.partition import Partition, RowBatch, row_in_words
 from surge_dagster.engine.sources.selection import ColumnSettings, Selection, column_names, selected
 from surge_dagster.engine.support.unreadable import first_line
@@ -135,7 +136,7 @@ def frame_blocks(
 
 
 def _read(key: str, batches: _Open, selection: Selection) -> Iterator[RowBatch]:
-    return selection.rows(key, batches())
+    return checked_rows(selection, key, batches())
 
 
 def _listed(

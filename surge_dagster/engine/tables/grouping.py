@@ -25,6 +25,7 @@ import pyarrow as pa
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.sources.bad_rows import FirstIds, with_reason
 from surge_dagster.engine.sources.batching import small, together
+from surge_dagster.engine.sources.checked_rows import checked_rows
 from surge_dagster.engine.sources.partition import ContentDigest, Partition, RowBatch
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support import disk_cache
@@ -346,7 +347,7 @@ def _read(
         place = partial(_place, shown, table_rows, first_row)
         if reason is not None:
             columns = with_reason(columns, reason)
-        yield from selection.rows(key, [columns], first_row, place, first_ids)
+        yield from checked_rows(selection, key, [columns], first_row, place, first_ids)
         first_row += len(columns)
 
 

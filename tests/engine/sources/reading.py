@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.errors import DataError
+from surge_dagster.engine.sources.checked_rows import checked_rows
 from surge_dagster.engine.sources.file_read import SourceFile
 from surge_dagster.engine.sources.partition import Partition, RowBatch, Source
 from surge_dagster.engine.sources.selection import Selection
@@ -48,7 +49,7 @@ def source_file(path: Path) -> SourceFile:
 
 def batches_of(selection: Selection, **columns: Any) -> list[RowBatch]:
     """Return what a selection makes of a batch that begins at row 100."""
-    return list(selection.rows("k", [pa.record_batch(columns)], 100))
+    return list(checked_rows(selection, "k", [pa.record_batch(columns)], 100))
 
 
 def refusal(partition: Partition) -> DataError:

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surge_dagster.engine.errors import DataError
+from surge_dagster.engine.sources import checked_rows as checked_rows_module
 from surge_dagster.engine.sources.bad_rows import FirstIds, is_not_utf8
+from surge_dagster.engine.sources.checked_rows import checked_rows
 from surge_dagster.engine.sources.partition import RejectedRow, RowBatch
 from surge_dagster.engine.sources.selection import Selection
 from tests.engine.sources.reading import batches_of
@@ -148,6 +150,23 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], list[Any], list[Any]]] = 
 }
 
 
+def test_rows_in_views_are_skipped() -> None:
+    ids = pa.array(["1", "2"], pa.string_view())
+    texts = pa.array([None, "b"], pa.string_view())
+
+    [read] = batches_of(Selection(missing_text="skip"), id=ids, text=texts)
+
+    assert read.ids.to_pylist() == ["2"]
+    assert read.skipped == 1
+
+
+def test_first_bad_row_is_refused_whatever_is_wrong_with_the_next() -> None:
+    with pytest.raises(DataError, match="row 100: the text has 4 bytes") as refused:
+        batches_of(Selection(max_text_bytes=3), id=["1", None], text=["long", "b"])
+
+    assert refused.value.remedy.endswith("or set bad_rows to set_aside.")
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_bad_rows_are_named_and_the_others_come(case: str) -> None:
     columns, settings, ids, rejected = CASES[case]
@@ -179,7 +198,7 @@ def test_rejected_row_has_its_place() -> None:
     batch = pa.record_batch({"id": ["1", None], "text": ["a", "b"]})
     selection = Selection(bad_rows="set_aside")
 
-    [read] = selection.rows("k", [batch], 7, lambda row: f"line {row} of a.csv")
+    [read] = checked_rows(selection, "k", [batch], 7, lambda row: f"line {row} of a.csv")
 
     assert read.rejected == (RejectedRow(8, "line 8 of a.csv", None, NO_ID),)
 
@@ -208,7 +227,7 @@ def test_passages_and_carried_columns_follow_their_rows() -> None:
 def test_id_of_an_earlier_batch_is_repeated() -> None:
     batches = [pa.record_batch({"id": ids, "text": ["a", "b"]}) for ids in ([1, 2], [3, 1], [3, 4])]
 
-    read = list(Selection(bad_rows="set_aside").rows("k", batches))
+    read = list(checked_rows(Selection(bad_rows="set_aside"), "k", batches))
 
     assert ids_of(read) == [1, 2, 3, 4]
     assert [row.row for batch in read for row in batch.rejected] == [3, 4]
@@ -231,20 +250,20 @@ def test_value_that_no_type_fits_is_refused() -> None:
 
 def test_thousands_of_bad_rows_are_found_in_few_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    counted = Selection._row_batch
+    counted = checked_rows_module.is_not_utf8
 
-    def count(self: Selection, *arguments: Any) -> RowBatch:
+    def count(key: str, name: str, column: pa.Array) -> np.ndarray:
         calls.append(1)
-        return counted(self, *arguments)
+        return counted(key, name, column)
 
-    monkeypatch.setattr(Selection, "_row_batch", count)
+    monkeypatch.setattr(checked_rows_module, "is_not_utf8", count)
     rows = 8_000
     texts = strings(*(b"\xff" if row % 2 else None for row in range(rows)))
 
     batches = batches_of(Selection(bad_rows="set_aside"), id=range(rows), text=texts)
 
     assert sum(len(batch.rejected) for batch in batches) == rows
-    assert len(calls) == 2
+    assert len(calls) == 2  # of the ids and the texts
 
 
 @given(st.lists(st.binary(max_size=3) | st.none(), max_size=40))

@@ -14,6 +14,7 @@ import pytest
 
 from surge_dagster.engine.errors import DataError
 from surge_dagster.engine.sources import Selection
+from surge_dagster.engine.sources.checked_rows import checked_rows
 from surge_dagster.engine.sources.partition import read_rows
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import ROWS, only, refusal, rows_of
@@ -135,7 +136,7 @@ def test_column_whose_values_begin_outside_of_its_data_is_refused(
     columns = {"id": whole, "text": whole, column: damaged}
     batch = pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
     with pytest.raises(DataError, match=f"the {column} column is damaged"):
-        list(Selection().rows("k", [batch]))
+        list(checked_rows(Selection(), "k", [batch]))
 
 
 class TestKeys:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from surge_dagster.engine.errors import ConfigError, DataError
 from surge_dagster.engine.sources import Selection
 from surge_dagster.engine.sources.casting import is_blank
+from surge_dagster.engine.sources.checked_rows import checked_rows
 from surge_dagster.engine.tables.opening import open_source
 from tests.engine.sources.reading import only, refusal, rows_in, rows_of
 from tests.small_catalogs import ids_of, texts_of, write_partition, write_rows
@@ -27,7 +28,7 @@ def batch_of(**columns: Any) -> pa.RecordBatch:
 
 
 def made_of(text: str, batch: pa.RecordBatch, **options: Any) -> list[str]:
-    rows = rows_in(Selection(text=text, **options).rows("k", [batch], 0))
+    rows = rows_in(checked_rows(Selection(text=text, **options), "k", [batch], 0))
     assert ids_of(rows) == batch["id"].to_pylist()
     return texts_of(rows)
 
@@ -70,7 +71,7 @@ def test_texts_are_those_of_a_format_string_with_nulls_as_nothing(
 def test_row_of_nothing_but_nulls_has_no_text_and_is_named() -> None:
     batch = batch_of(title=["a", None, None], description=[None, "b", None])
     with pytest.raises(DataError, match="row 12: the text is null"):
-        list(Selection(text=TITLED).rows("k", [batch], 10))
+        list(checked_rows(Selection(text=TITLED), "k", [batch], 10))
 
 
 def test_text_that_is_too_long_is_refused() -> None:
@@ -117,7 +118,7 @@ PRESENT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 def read(rows: Sequence[tuple[Any, Any]], **options: Any) -> tuple[list[tuple[Any, Any]], int]:
     """The rows of one batch as a selection gives them, and how many it skipped."""
     columns = {"id": pa.array(ids_of(rows), pa.string()), "text": texts_of(rows)}
-    batches = list(Selection(**options).rows("k", [pa.record_batch(columns)], 100))
+    batches = list(checked_rows(Selection(**options), "k", [pa.record_batch(columns)], 100))
     return rows_in(batches), sum(each.skipped for each in batches)
 
 
@@ -169,7 +170,7 @@ def test_text_of_several_columns_is_blank_where_all_of_them_are(
 ) -> None:
     columns = {"id": [1, 2, 3], "a": ["a", " ", ""], "b": ["b", None, ""]}
     selection = Selection(text="{a}.{b}", missing_text=missing_text)
-    rows = rows_in(selection.rows("k", [pa.record_batch(columns)], 0))
+    rows = rows_in(checked_rows(selection, "k", [pa.record_batch(columns)], 0))
     assert texts_of(rows) == expected
 
 
