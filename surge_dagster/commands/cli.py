@@ -157,7 +157,9 @@ def search(
     store = settings.open_store()
     given = any(context.params[name] is not None for name in SPACE)
     described = given or (describes_space(settings) and read_current(store) is None)
-    space, spec = space_to_read(settings, store, described, yes, space_name, queries=True)
+    space, spec = space_to_read(
+        settings, store, yes=yes, name=space_name, described=described, queries=True
+    )
     if not described and space_name is None and describes_space(settings):
         asked = find_space(store, settings.encoding_spec())
         if asked is None or asked.spec_sha256 != space.encoder_sha256:

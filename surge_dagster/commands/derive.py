@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from surge_dagster.commands.settings import describes_space, space_to_read, takes_settings
+from surge_dagster.commands.settings import space_to_read, takes_settings
 from surge_dagster.config.settings import Settings
 from surge_dagster.engine.compare.comparison import SAMPLE, compare
 from surge_dagster.engine.compare.report import Comparison
@@ -48,7 +48,7 @@ def derive(
 ) -> None:
     """Compute smaller vectors from the float32 files of a space, without its model."""
     store = settings.open_store()
-    parent, _ = space_to_read(settings, store, describes_space(settings), yes=True, name=space_name)
+    parent, _ = space_to_read(settings, store, yes=True, name=space_name)
     if parent.derived and space_name is None:
         parent = named_space(store, parent.derived.parent)
     run = DeriveRun(store, parent, dtype, dimension, removed=removed)

@@ -6,7 +6,6 @@ from typing import Any
 
 from surge_dagster.commands.settings import (
     SpaceName,
-    describes_space,
     space_to_read,
     takes_settings,
 )
@@ -23,8 +22,7 @@ def rejected(settings: Settings, space_name: SpaceName = None, as_json: Json = F
     Reads the space of the settings, else the current or only one.
     """
     store = settings.open_store()
-    described = describes_space(settings)
-    space, _ = space_to_read(settings, store, described, yes=True, name=space_name)
+    space, _ = space_to_read(settings, store, yes=True, name=space_name)
 
     partitions: list[dict[str, Any]] = []
     rows = 0

@@ -63,7 +63,7 @@ def serve(
     from surge_dagster.service.spaces import LaneSettings, ServedSpaces
 
     store = settings.open_store()
-    space_to_read(settings, store, False, yes, queries=True)
+    space_to_read(settings, store, yes=yes, described=False, queries=True)
     lanes = LaneSettings(
         devices=settings.devices,
         precision=settings.precision,

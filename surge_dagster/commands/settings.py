@@ -151,10 +151,10 @@ def describes_space(settings: Settings) -> bool:
 def space_to_read(
     settings: Settings,
     store: Store,
-    described: bool,
+    *,
     yes: bool,
     name: str | None = None,
-    *,
+    described: bool | None = None,
     queries: bool = False,
 ) -> tuple[Space, EncodingSpec]:
     """Return a space and the spec that loads its model.
@@ -164,8 +164,11 @@ def space_to_read(
     it.
 
     Args:
+        described: whether the settings choose the space; None: if they contain one of `SPACE`.
         queries: whether the model encodes queries; documents of a derived space need no model.
     """
+    if described is None:
+        described = describes_space(settings)
     spec = settings.encoding_spec()
     if described and name is None:
         space = existing_space(settings, store)

@@ -13,7 +13,6 @@ from surge_dagster.commands.settings import (
     SPACE,
     SpaceName,
     Yes,
-    describes_space,
     recorded_source,
     space_to_read,
     start_pool,
@@ -53,9 +52,7 @@ def verify(
     """
     rows = _rows_to_reencode(reencode)
     store = settings.open_store()
-    space, spec = space_to_read(
-        settings, store, describes_space(settings), yes or rows == 0, space_name
-    )
+    space, spec = space_to_read(settings, store, yes=yes or rows == 0, name=space_name)
     catalog = recorded_source(settings, store, space)
     pool = None
     if rows != 0 and not space.derived:

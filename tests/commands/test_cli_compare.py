@@ -47,6 +47,13 @@ def test_tables_show_the_queries_that_change(surge: Command, spaces: tuple[str, 
     assert f"{spaces[1]}: no difference can be seen with 20 queries: nDCG@10" in out
 
 
+def test_table_without_queries_is_left_out(surge: Command, spaces: tuple[str, str]) -> None:
+    _, out, _ = surge("compare", "out", "--with", spaces[0], "--queries", "queries.csv")
+
+    assert "Means" in out
+    assert "of the queries that" not in out
+
+
 def test_drawn_rows_are_shown_with_both_results(surge: Command, spaces: tuple[str, str]) -> None:
     code, out, _ = surge("compare", "out", "--with", spaces[1], "--sample", 12)
 

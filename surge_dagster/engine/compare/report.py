@@ -162,13 +162,12 @@ class Comparison:
             differing = [query.cells() for query in self.differing]
             return {"The queries that differ most": [of_queries, *differing]}
         header = ["metric", self.first, self.second, "difference", "95% interval"]
-        gained = [query.cells() for query in judged.gained]
-        lost = [query.cells() for query in judged.lost]
-        return {
-            "Means": [header, *(metric.cells() for metric in judged.metrics)],
-            "nDCG@10 of the queries that gain most": [of_queries, *gained],
-            "nDCG@10 of the queries that lose most": [of_queries, *lost],
-        }
+        tables = {"Means": [header, *(metric.cells() for metric in judged.metrics)]}
+        for change, queries in (("gain", judged.gained), ("lose", judged.lost)):
+            if queries:
+                cells = [query.cells() for query in queries]
+                tables[f"nDCG@10 of the queries that {change} most"] = [of_queries, *cells]
+        return tables
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as the command prints it in JSON."""
