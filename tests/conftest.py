@@ -80,7 +80,8 @@ _BEGUN_FIRST = (
 # Those whose tests import sentence-transformers, which takes nine seconds: one of the processes
 # runs them all.
 _OF_MODELS = {
-    "tests/engine/compare/test_models.py",
+    "tests/engine/chunks/test_long_texts.py",
+    "tests/engine/chunks/test_splitting.py",
     "tests/engine/derived/test_conversion.py",
     "tests/engine/encoder/test_architectures.py",
     "tests/engine/encoder/test_mutations.py",
@@ -90,6 +91,8 @@ _OF_MODELS = {
     "tests/engine/inference/test_converted_models.py",
     "tests/engine/inference/test_packed_backend.py",
     "tests/engine/inference/test_pass_loop.py",
+    "tests/engine/inference/test_torch_backend.py",
+    "tests/engine/run/test_every_backend.py",
 }
 
 
@@ -210,6 +213,16 @@ def hash_pool(cache_folder: Path) -> Iterator[EncoderPool]:
     with EncoderPool(EncodingSpec(model=f"hash://{DIMENSION}")) as pool:
         pool.start()
         yield pool
+
+
+@pytest.fixture
+def hashing_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets workers hash the prompt and the text, whatever the model: real ones take seconds."""
+    from tests.engine.encoder import faults
+
+    monkeypatch.setenv("PYTHONPATH", str(Path(faults.__file__).parent))
+    assert EncoderPool.__init__.__kwdefaults__
+    monkeypatch.setitem(EncoderPool.__init__.__kwdefaults__, "backend", "faults:FaultyBackend")
 
 
 @pytest.fixture(scope="session")

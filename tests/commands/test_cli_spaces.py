@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.output.current_space import write_current
 from tests.command import EMBED, MODEL, Command
-from tests.engine.encoder import faults
 from tests.engine.encoder.conftest import tiny_model
 from tests.engine.model.small_model import model_folder
 from tests.spaces import Spaces
@@ -38,7 +36,7 @@ def test_search_and_verify_use_the_only_space_with_the_prompt_and_columns_of_its
 
 
 @pytest.fixture(params=["hashed", pytest.param("loaded", marks=pytest.mark.soak)])
-def tiny(request: pytest.FixtureRequest, surge: Command, monkeypatch: pytest.MonkeyPatch) -> Path:
+def tiny(request: pytest.FixtureRequest, surge: Command) -> Path:
     """The folder `models/tiny` of a model. Workers hash the prompt and the text; those of `make
     soak` load the model, which takes seconds for each pool.
     """
@@ -46,9 +44,7 @@ def tiny(request: pytest.FixtureRequest, surge: Command, monkeypatch: pytest.Mon
     if request.param == "loaded":
         folder.parent.mkdir()
         return tiny_model("bert_cls", surge.root / "made").rename(folder)
-    monkeypatch.setenv("PYTHONPATH", str(Path(faults.__file__).parent))
-    assert EncoderPool.__init__.__kwdefaults__
-    monkeypatch.setitem(EncoderPool.__init__.__kwdefaults__, "backend", "faults:FaultyBackend")
+    request.getfixturevalue("hashing_workers")
     return model_folder(folder)
 
 

@@ -24,10 +24,25 @@ FIRST = "hash://16"
 SECOND = "hash://24"
 
 
+_OPEN: dict[str, EncoderPool] = {}
+
+
 @contextmanager
 def open_pool(space: Space) -> Iterator[EncoderPool]:
-    with EncoderPool(space.loadable, task="query") as pool:
-        yield pool
+    """A pool that encodes queries, which the other tests of this file use as well."""
+    model = space.encoder_sha256
+    if model not in _OPEN:
+        _OPEN[model] = EncoderPool(space.loadable, task="query")
+    yield _OPEN[model]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed_pools() -> Iterator[None]:
+    """Close the pools after the last test."""
+    yield
+    for pool in _OPEN.values():
+        pool.close()
+    _OPEN.clear()
 
 
 @contextmanager

@@ -28,6 +28,8 @@ from surge_dagster.engine.store.store import Store
 from tests.engine.runs import Output, in_memory
 from tests.small_catalogs import Rows
 
+pytestmark = pytest.mark.processes
+
 QUERIES = 300
 KEYS = ("a", "b", "c")
 
