@@ -25,7 +25,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from surge_dagster.engine.support.unreadable import visible
+from surge_dagster.engine.support.printable import visible
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document as the last line.")]
 Quiet = Annotated[

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from typer.main import get_command
 
-from surge_dagster.commands.cli import app
+from surge_dagster.commands.cli import command_of
 from tests.extras import require
 from tests.pages import DEPLOY, code_blocks, deployed
 
@@ -49,8 +48,7 @@ def test_kubernetes_accepts_the_pod_of_the_encoder_service() -> None:
     [container] = made.containers
 
     program, name, *arguments = container.args
-    commands: Any = get_command(app)
-    given = commands.commands[name].make_context(name, arguments).params
+    given = command_of(name).make_context(name, arguments).params
 
     assert program == "surge-dagster"
     assert given["host"] == "0.0.0.0"

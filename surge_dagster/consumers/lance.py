@@ -30,7 +30,7 @@ from surge_dagster.consumers.target import (
 from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.feed.changes import PartitionChanges
 from surge_dagster.engine.files.rows import matrix_of
-from surge_dagster.engine.support.unreadable import first_line
+from surge_dagster.engine.support.printable import first_line
 from surge_dagster.engine.support.urls import expanded
 
 _MERGED_BYTES = 128 * 1024 * 1024

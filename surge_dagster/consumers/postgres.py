@@ -28,7 +28,7 @@ from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.feed.changes import Changes
 from surge_dagster.engine.files.rows import matrix_of
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.support.unreadable import first_line
+from surge_dagster.engine.support.printable import first_line
 
 if TYPE_CHECKING:
     from psycopg import Connection

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from surge_dagster.commands.cli import COMMANDS
 from surge_dagster.engine.output.current_space import write_current
 from tests.command import EMBED, MODEL, Command
 from tests.spaces import Spaces
@@ -248,17 +249,17 @@ def test_stopped_run_keeps_what_is_encoded_and_says_how_to_continue(
     assert surge.embed()["partitions_failed"] == []
 
 
-def test_every_command_has_help(surge: Command) -> None:
-    for command in (
-        "",
-        "embed",
-        "verify",
-        "switch",
-        "plan",
-        "search",
-        "demo",
-        "catalog demo",
-    ):
-        code, out, error = surge(*command.split(), "--help")
-        assert code == 0, error
-        assert f"Usage: surge-dagster {command}".strip() in " ".join(out.split())
+def test_list_of_commands_needs_nothing_of_the_engine() -> None:
+    listed = (
+        "import sys; from surge_dagster.commands import cli; "
+        "cli.app(['--help'], standalone_mode=False); "
+        "assert not {'numpy', 'pyarrow', 'pydantic'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", listed], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS, "catalog demo"])
+def test_every_command_has_help(surge: Command, command: str) -> None:
+    code, out, error = surge(*command.split(), "--help")
+    assert code == 0, error
+    assert f"Usage: surge-dagster {command}".strip() in " ".join(out.split())

@@ -23,7 +23,7 @@ from surge_dagster.engine.files.rows import matrix_of
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.readers.search import rows_of
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.support.unreadable import first_line
+from surge_dagster.engine.support.printable import first_line
 
 _HEADERS = (["query"], ["query", "id"], ["query", "partition", "id"])
 _REMEDY = "Give it as CSV in UTF-8 with the columns query, or query,id, or query,partition,id."

@@ -42,7 +42,7 @@ from surge_dagster.engine.run.publication import write_rows
 from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
-from surge_dagster.engine.support.unreadable import first_line
+from surge_dagster.engine.support.printable import first_line
 
 
 @dataclass(slots=True)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Literal
 
-from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given
+from surge_dagster.engine.support.printable import first_line
+from surge_dagster.engine.support.unreadable import UNREADABLE, is_systems, not_given
 from surge_dagster.version import __version__
 
 FORMAT = "2"

@@ -30,8 +30,8 @@ from surge_dagster.engine.readers.removed_partitions import recorded_removed, wi
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import named
+from surge_dagster.engine.support.printable import first_line
 from surge_dagster.engine.support.text_hash import TEXT_HASH
-from surge_dagster.engine.support.unreadable import first_line
 
 if TYPE_CHECKING:
     import polars as pl

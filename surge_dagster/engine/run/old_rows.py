@@ -42,8 +42,9 @@ from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.superbatch import PartitionToRead, SpaceTarget, StagedRows
 from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.support.cosines import LOWEST_COSINE, cosines
+from surge_dagster.engine.support.printable import first_line
 from surge_dagster.engine.support.text_hash import HASH_BYTES, TEXT_HASH, text_hashes
-from surge_dagster.engine.support.unreadable import UNREADABLE, first_line
+from surge_dagster.engine.support.unreadable import UNREADABLE
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.support.unreadable import first_line
+from surge_dagster.engine.support.printable import first_line
 
 _ERRORS = (pa.ArrowException, ValueError, OverflowError)
 _NO_WIDTH = "\u00ad\u180e\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"

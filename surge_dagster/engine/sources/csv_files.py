@@ -17,7 +17,7 @@ import pyarrow as pa
 from surge_dagster.engine.sources.file_read import BLOCK_BYTES, FileRead
 from surge_dagster.engine.sources.partition import row_in_words
 from surge_dagster.engine.support.keys import is_text
-from surge_dagster.engine.support.unreadable import first_line
+from surge_dagster.engine.support.printable import first_line
 
 _DELIMITERS = (",", ";", "\t", "|")
 _LONGEST_ROW = 8 * 1024 * 1024

@@ -16,7 +16,7 @@ from surge_dagster.engine.sources.bad_rows import REASON
 from surge_dagster.engine.sources.batching import column_problem, without_rows
 from surge_dagster.engine.store.store import StoredObject
 from surge_dagster.engine.support.keys import printable
-from surge_dagster.engine.support.unreadable import visible
+from surge_dagster.engine.support.printable import visible
 
 BLOCK_BYTES = 2 * 1024 * 1024  # of text that is parsed at a time
 CODECS = {".gz": "gzip", ".zst": "zstd"}

@@ -18,7 +18,8 @@ from surge_dagster.engine.sources.csv_files import read_csv
 from surge_dagster.engine.sources.file_read import CODECS, FileRead, SourceFile
 from surge_dagster.engine.sources.json_files import read_json
 from surge_dagster.engine.sources.parquet_files import read_parquet
-from surge_dagster.engine.support.unreadable import UNREADABLE, first_line, is_systems, not_given
+from surge_dagster.engine.support.printable import first_line
+from surge_dagster.engine.support.unreadable import UNREADABLE, is_systems, not_given
 
 PARQUET_ENDINGS = (".parquet", ".pq")
 

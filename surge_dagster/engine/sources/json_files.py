@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from surge_dagster.engine.sources.file_read import BLOCK_BYTES, FileRead
 from surge_dagster.engine.sources.partition import row_in_words
-from surge_dagster.engine.support.unreadable import first_line
+from surge_dagster.engine.support.printable import first_line
 
 _LONGEST_LINE = 64 * 1024 * 1024
 _BLOCK_ROWS = 8192  # short objects take ten times their text

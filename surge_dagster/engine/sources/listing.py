@@ -33,7 +33,8 @@ from surge_dagster.engine.store.local_store import LocalStore, stored_object
 from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.store.store import Store, StoredObject
 from surge_dagster.engine.support.keys import is_text, printable
-from surge_dagster.engine.support.unreadable import UNREADABLE, visible
+from surge_dagster.engine.support.printable import visible
+from surge_dagster.engine.support.unreadable import UNREADABLE
 from surge_dagster.engine.support.urls import is_object_store, local_path
 
 if TYPE_CHECKING:

@@ -45,15 +45,3 @@ def not_given(what: str, error: OSError, key: str | None = None) -> TransientErr
     said = f"{os.strerror(code)}. {_REMEDIES.get(code, 'Run again when its storage answers.')}"
     where = "" if key is None else f"partition {key!r}: "
     return TransientError(f"{where}{what} could not be read: {said}", key)
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text as a part of a sentence; the error's type if it has
-    no text."""
-    return visible((str(error).splitlines() or [""])[0].rstrip(". ")) or type(error).__name__
-
-
-def visible(text: str) -> str:
-    """Return the text with unprintable characters escaped: names of files and columns may have
-    any."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

@@ -34,7 +34,7 @@ from surge_dagster.engine.sources.partition import Partition, RowBatch
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.store.object_client import CLOUD_SCOPE, GcpOptions
 from surge_dagster.engine.support.keys import joined_key
-from surge_dagster.engine.support.unreadable import first_line
+from surge_dagster.engine.support.printable import first_line
 from surge_dagster.engine.tables.grouping import NO_KEY, no_key_reason, unassigned_key, without_key
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.sources.listing import DELTA_LOG, split_pattern
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.store.object_client import StorageOptions, service_account_key
-from surge_dagster.engine.support.unreadable import first_line
+from surge_dagster.engine.support.printable import first_line
 from surge_dagster.engine.support.urls import is_object_store, local_path
 from surge_dagster.engine.tables.frames import frame_blocks
 from surge_dagster.engine.tables.grouping import Block

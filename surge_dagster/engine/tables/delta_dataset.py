@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from surge_dagster.engine.errors import DataError
-from surge_dagster.engine.support.unreadable import first_line
+from surge_dagster.engine.support.printable import first_line
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds

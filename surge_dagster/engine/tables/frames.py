@@ -28,7 +28,7 @@ from surge_dagster.engine.sources.casting import canonical_type, plain_column
 from surge_dagster.engine.sources.checked_rows import checked_rows
 from surge_dagster.engine.sources.partition import Partition, RowBatch, row_in_words
 from surge_dagster.engine.sources.selection import ColumnSettings, Selection, column_names, selected
-from surge_dagster.engine.support.unreadable import first_line
+from surge_dagster.engine.support.printable import first_line
 from surge_dagster.engine.tables.delta_dataset import delta_dataset
 from surge_dagster.engine.tables.grouping import Block, Gathered, GroupedRows, grouped_partitions
 from surge_dagster.engine.tables.table import key_strings, keys_of

@@ -18,6 +18,7 @@ from surge_dagster.engine.plan.planned_run import learning, plan
 from surge_dagster.engine.plan.planner import Plan
 from surge_dagster.engine.run.report import RunReport
 from surge_dagster.engine.run.thresholds import Thresholds
+from surge_dagster.engine.sources.checked_rows import checked_rows
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.store import open_store
@@ -116,7 +117,9 @@ def with_missing_texts(catalog: Mapping[str, Rows], version: str) -> Iterator[Pa
             "id": pa.array(map(str, range(len(texts)))),
             "text": pa.array(texts, pa.string()),
         }
-        read = partial(Selection(missing_text="skip").rows, key, [pa.record_batch(columns)])
+        read = partial(
+            checked_rows, Selection(missing_text="skip"), key, [pa.record_batch(columns)]
+        )
         yield replace(partition_of(key, [], version=version), rows=len(texts), read=read)
 
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.support.counts import counted
-from surge_dagster.engine.support.unreadable import first_line
+from surge_dagster.engine.support.printable import first_line
 
 
 @pytest.mark.parametrize(
