@@ -89,7 +89,8 @@ def file_columns(settings: Settings, dtype: str, dimension: int | None) -> Mappi
     columns = [dg.TableColumn("id", _OF_SOURCE, "identifies the row within its partition")]
     if settings.include_text:
         columns.append(dg.TableColumn("text", "string", "what was encoded"))
-    columns.append(dg.TableColumn("text_hash", "fixed_size_binary[16]", "BLAKE2b of the text"))
+    hashed = "first half of the SHA-256 of the text"
+    columns.append(dg.TableColumn("text_hash", "fixed_size_binary[16]", hashed))
     columns.append(dg.TableColumn("truncated", "bool", "whether the model reads only a part"))
     if settings.chunks is not None:
         columns.append(dg.TableColumn("document_id", _OF_SOURCE, "the document of the chunk"))

@@ -153,7 +153,7 @@ def test_collecting_tests_imports_no_package_that_takes_seconds(
         ),
         (
             "import surge_dagster as s; s.open_store('/tmp'); s.EmbeddingRun",
-            {"obstore", "boto3", *GOOGLE},
+            {"obstore", "boto3", "polars", *GOOGLE},
         ),
     ],
     ids=[

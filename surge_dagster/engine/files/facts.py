@@ -17,7 +17,7 @@ from surge_dagster.engine.support.printable import first_line
 from surge_dagster.engine.support.unreadable import UNREADABLE, is_systems, not_given
 from surge_dagster.version import __version__
 
-FORMAT = "2"
+FORMAT = "3"
 _FORMAT = b"surge.format"
 _METADATA_DIGEST = b"surge.metadata_digest"
 WRITER = f"surge-dagster {__version__}"

@@ -1,4 +1,4 @@
-"""Output files in Parquet, format 2: id, text, text_hash, carried columns and embedding.
+"""Output files in Parquet, format 3: id, text, text_hash, carried columns and embedding.
 
 Embeddings go from the result matrix to pyarrow's writer without becoming Python objects: a
 contiguous slice becomes a fixed-size list by reference, stored plain (vectors do not compress) and

@@ -32,6 +32,7 @@ def table_of(
     matrix: np.ndarray,
     carried: Sequence[pa.RecordBatch] = (),
     truncated: np.ndarray | None = None,
+    hashes: pa.Array | None = None,
 ) -> pa.Table:
     """Return rows as a table of a file's columns; vectors are not copied.
 
@@ -39,13 +40,14 @@ def table_of(
         matrix: [rows, dimension], contiguous.
         carried: further columns of the source.
         truncated: whether the model reads only a part of each text, bool [rows]; None: of no text.
+        hashes: of the texts (`text_hashes`); None computes them.
     """
     if truncated is None:
         truncated = np.zeros(len(matrix), np.bool_)
     own: dict[str, Any] = {
         "id": pa.chunked_array(list(ids), columns.field("id").type),
         "text": texts,
-        "text_hash": text_hashes(texts),
+        "text_hash": text_hashes(texts) if hashes is None else hashes,
         "truncated": pa.array(truncated),
         "embedding": embedding_array(columns, matrix),
     }

@@ -79,7 +79,7 @@ class Embeddings:
 
         Args:
             partitions: keys in the wanted order, removed ones too; None is all of `keys`.
-            text_hash: also return the column text_hash, 16 bytes of BLAKE2b of each text.
+            text_hash: also return the column text_hash, the first 16 bytes of each text's SHA-256.
 
         Raises:
             ConfigError: a requested partition has no file.

@@ -133,10 +133,19 @@ class Staging:
             return []
 
     def write(
-        self, batch: SuperBatch, segment: Segment, matrix: np.ndarray, vectors: VectorFacts
+        self,
+        batch: SuperBatch,
+        segment: Segment,
+        matrix: np.ndarray,
+        vectors: VectorFacts,
+        hashes: pa.Array,
     ) -> StagedRows:
         """Stage a segment's rows with their vectors [rows, dimension]; they are durable when this
-        returns. Raises `TransientError` or `OSError` if the store does not take it."""
+        returns. Raises `TransientError` or `OSError` if the store does not take it.
+
+        Args:
+            hashes: of all texts of the SuperBatch.
+        """
         digest = ContentDigest()
         sizes: list[np.ndarray] = []
         for rows in _pieces(batch, segment):
@@ -146,7 +155,7 @@ class Staging:
         partition = segment.partition
         stop = segment.first_row + segment.rows
         name = self._name(partition.source, segment.first_row, stop)
-        table = self._table(batch, segment, matrix)
+        table = self._table(batch, segment, matrix, hashes)
         read = ReadPartition(
             segment.rows,
             digest.hexdigest(),
@@ -171,9 +180,11 @@ class Staging:
             segment.first_row, stop, facts.content_digest, vectors, partition.old_rows_version
         )
 
-    def _table(self, batch: SuperBatch, segment: Segment, matrix: np.ndarray) -> pa.Table:
+    def _table(
+        self, batch: SuperBatch, segment: Segment, matrix: np.ndarray, hashes: pa.Array
+    ) -> pa.Table:
         """Return the rows of a segment as a file has them, and which vectors were reused."""
-        table = self._target.table(batch, segment, matrix)
+        table = self._target.table(batch, segment, matrix, hashes)
         reused = pa.array(batch.slot.is_known(segment.start, segment.stop))
         return table.add_column(table.num_columns - 1, _REUSED, reused)
 

@@ -262,8 +262,14 @@ class SpaceTarget:
         """Flush the space's folder: files published before are durable afterwards."""
         self.store.sync(self.space.name)
 
-    def table(self, batch: SuperBatch, segment: Segment, matrix: np.ndarray) -> pa.Table:
-        """Return a segment with its vectors [rows, dimension] as rows of a file."""
+    def table(
+        self, batch: SuperBatch, segment: Segment, matrix: np.ndarray, hashes: pa.Array
+    ) -> pa.Table:
+        """Return a segment with its vectors [rows, dimension] as rows of a file.
+
+        Args:
+            hashes: of all texts of the SuperBatch.
+        """
         return table_of(
             self.columns(segment.id_type, segment.carried_columns),
             segment.ids,
@@ -271,6 +277,7 @@ class SpaceTarget:
             matrix,
             segment.carried,
             batch.slot.truncation(segment.start, segment.stop),
+            hashes[segment.start : segment.stop],
         )
 
     def columns(self, id_type: pa.DataType, carried: pa.Schema | None) -> pa.Schema:

@@ -76,7 +76,7 @@ class FirstIds:
     """The ids of a partition so far, as 64-bit hashes in sorted runs.
 
     It takes 8 bytes for each id, and twice that while runs are merged. Numbers are their own
-    hashes. Of ten million strings two have the same one in one of 400,000 partitions, and the
+    hashes. Of ten million strings two have the same one in one of 100,000 partitions, and the
     second is set aside.
     """
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import secrets
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ SOURCE_VERSION_METADATA = b"surge.source_version"
 Place = Callable[[int], str]  # names a row for messages, such as "row 5 of part-1.csv"
 _SUSPECTS = 4096
 _INT64 = pa.int64()
+_LONGEST_ID = 128  # bytes, of ids that are hashed a column at a time
+_WEIGHTS = np.frombuffer(secrets.token_bytes(8 * (_LONGEST_ID + 1)), np.uint64)
 T = TypeVar("T")
 
 
@@ -374,8 +377,25 @@ def _lengths(offsets: np.ndarray) -> memoryview:
 
 
 def id_keys(ids: pa.Array) -> np.ndarray:
-    """Return a number for each id, int64, which is equal for equal ids within this process."""
-    # An integer stands for itself: Python's hashes of -1 and -2 are equal.
+    """Return a number for each id, int64, which is equal for equal ids within this process.
+
+    An integer stands for itself. A string's key is the sum of its bytes and of its length, each
+    times a random number of its place, modulo 2**64. Whoever writes ids cannot know these numbers,
+    so two ids share a key with a probability of at most 2**-56. Python's own hash would need an
+    object for each id, and has one only if it is long.
+    """
     if ids.type == _INT64:
         return ids.to_numpy(zero_copy_only=True)
-    return np.fromiter(map(hash, ids.to_pylist()), dtype=np.int64, count=len(ids))
+    offsets, values = value_parts(ids)
+    starts = offsets[:-1] - offsets[0]
+    lengths = np.minimum(offsets[1:] - offsets[:-1], _LONGEST_ID + 1)
+    keys = lengths.astype(np.uint64) * _WEIGHTS[-1]
+    for length in np.flatnonzero(np.bincount(lengths)).tolist():
+        rows = np.flatnonzero(lengths == length)
+        if length > _LONGEST_ID:
+            keys[rows] = [hash(ids[row].as_py()) % 2**64 for row in rows.tolist()]
+        else:
+            starting = (len(values) - length + 1, length)  # at each byte
+            texts = np.ndarray(starting, np.uint8, values, strides=(1, 1))[starts[rows]]
+            keys[rows] += texts.astype(np.uint64) @ _WEIGHTS[:length]
+    return keys.view(np.int64)

@@ -1,32 +1,57 @@
-"""The hash of a text, by which rows with equal texts are found without comparing the texts."""
+"""The hash of a text, by which rows with equal texts are found without comparing the texts.
+
+It is the first 16 bytes of SHA-256, so that no text can be made to collide with another one, and
+every language can compute it. hashlib takes 0.46 µs for a text of 47 bytes, with the GIL. The
+expression of polars-hash takes 0.20 µs for a row of a column, almost all of it without the GIL, but
+importing polars takes as long as hashing 300,000 texts. So a few texts go to hashlib.
+"""
 
 from __future__ import annotations
 
-from hashlib import blake2b
+import hashlib
 from itertools import pairwise
 
+import numpy as np
 import pyarrow as pa
 
 from surge_dagster.engine.support.values import value_parts
 
 HASH_BYTES = 16
 TEXT_HASH = pa.binary(HASH_BYTES)
-_ROWS = 4096  # hashed at a time, since each hash is a Python object of 49 bytes until it is joined
+_FEW_ROWS = 8192
+_ROWS = 16_384  # hashed at a time: a row takes 250 bytes until its hash is there
+_NIBBLES = {digit: value for value, digit in enumerate(b"0123456789abcdef")}
+# The byte that two hexadecimal digits stand for, by these digits as a little-endian number.
+_BYTES = np.zeros(1 << 16, np.uint8)
+for _high, _first in _NIBBLES.items():
+    for _low, _second in _NIBBLES.items():
+        _BYTES[_high | _low << 8] = _first << 4 | _second
 
 
 def text_hashes(texts: pa.Array) -> pa.FixedSizeBinaryArray:
-    """The BLAKE2b hash of each text's UTF-8 bytes: 16 bytes that hold against texts made to
-    collide, 0.7 µs a row."""
-    offsets, values = value_parts(texts)
+    """Return the first 16 bytes of the SHA-256 of each text's UTF-8 bytes; no text may be null."""
     hashes = bytearray()
-    for start in range(0, len(texts), _ROWS):
-        ends = (offsets[start : start + _ROWS + 1] - offsets[0]).tolist()
-        first = ends[0]
-        content = bytes(values[first : ends[-1]])
-        hashes += b"".join(
-            [
-                blake2b(content[begin - first : end - first], digest_size=HASH_BYTES).digest()
-                for begin, end in pairwise(ends)
-            ]
-        )
+    if len(texts) < _FEW_ROWS:
+        hashes += _by_text(texts)
+    else:
+        for start in range(0, len(texts), _ROWS):
+            hashes += _by_column(texts[start : start + _ROWS])
     return pa.Array.from_buffers(TEXT_HASH, len(texts), [None, pa.py_buffer(hashes)])  # pyright: ignore[reportReturnType]
+
+
+def _by_text(texts: pa.Array) -> bytes:
+    offsets, values = value_parts(texts)
+    ends = (offsets - offsets[0]).tolist()
+    digests = [hashlib.sha256(values[start:end]).digest() for start, end in pairwise(ends)]
+    return b"".join([digest[:HASH_BYTES] for digest in digests])
+
+
+def _by_column(texts: pa.Array) -> memoryview:
+    import polars as pl
+    import polars_hash
+
+    hashed = pl.DataFrame({"text": texts}).select(polars_hash.col("text").chash.sha2_256())
+    column = hashed.to_series().to_arrow(compat_level=pl.CompatLevel.oldest())
+    _, digits = value_parts(column)
+    pairs = np.frombuffer(digits, "<u2").reshape(len(texts), -1)
+    return _BYTES.take(pairs[:, :HASH_BYTES]).data.cast("B")

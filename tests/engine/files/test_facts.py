@@ -65,11 +65,18 @@ def test_changed_or_missing_entry_is_refused(name: bytes) -> None:
 
 def test_metadata_of_another_program_is_refused() -> None:
     for metadata in (None, {}, {b"pandas": b"{}"}):
-        with pytest.raises(InvalidFile, match="name the format None; expected '2'"):
+        with pytest.raises(InvalidFile, match="name the format None; expected '3'"):
             facts_of(metadata)
     broken = replace(FACTS, rows="ten")  # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidFile, match="cannot be read"):
         facts_of(guarded_metadata(broken))
+
+
+def test_file_of_an_older_format_is_not_read() -> None:
+    older = guarded_metadata(FACTS) | {b"surge.format": b"2"}
+
+    with pytest.raises(InvalidFile, match="name the format '2'; expected '3'"):
+        facts_of(older)
 
 
 def test_metadata_that_lack_an_entry_under_a_right_digest_are_refused(

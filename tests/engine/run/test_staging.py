@@ -38,6 +38,7 @@ from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.store.object_client import StorageOptions
 from surge_dagster.engine.store.object_store import open_object_store
 from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.text_hash import text_hashes
 from tests.engine.runs import read_of
 from tests.engine.store.object_server import BUCKET, ObjectServer
 from tests.small_catalogs import (
@@ -89,7 +90,8 @@ def stage(staging: Staging, rows: Rows, start: int, matrix: np.ndarray) -> Stage
         slot = arena.acquire()
         slot.append(batch.texts)
         found = VectorFacts(start // 10, rows_encoded=len(matrix))
-        return staging.write(SuperBatch(0, slot, (segment,), 0), segment, matrix, found)
+        hashes = text_hashes(batch.texts)
+        return staging.write(SuperBatch(0, slot, (segment,), 0), segment, matrix, found, hashes)
 
 
 def stage_all(

@@ -18,6 +18,7 @@ from surge_dagster.engine.sources.partition import (
     ContentDigest,
     IdSet,
     RowBatch,
+    id_keys,
     refuse_repeated_id,
 )
 from tests.small_catalogs import Rows, partition_of, row_batch_of
@@ -109,6 +110,23 @@ def test_ids_whose_hashes_collide_are_not_refused(monkeypatch: pytest.MonkeyPatc
     repeated = id_set_of(["a", "b"], pa.string()).repeated()
     assert repeated.tolist() == [7]
     refuse_repeated_id(partition_of("k", [("a", "t"), ("b", "t")]), repeated)
+
+
+def test_strings_that_differ_in_length_or_one_byte_have_different_keys() -> None:
+    ids = ["", "a", "a\0", "b", "aé", *("x" * length for length in range(1, 300))]
+
+    keys = id_keys(pa.array(["before", *ids], pa.string())[1:])
+
+    assert len(np.unique(keys)) == len(ids)
+
+
+@pytest.mark.parametrize("text", ["", "id-5", "x" * 200])
+def test_key_of_an_id_does_not_depend_on_its_column(text: str) -> None:
+    alone = id_keys(pa.array([text], pa.string()))
+
+    among_others = id_keys(pa.array(["before", text, "x" * 150], pa.large_string())[1:])
+
+    assert among_others[0] == alone[0]
 
 
 def test_smallest_and_largest_integers_are_different_ids() -> None:
