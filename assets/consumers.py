@@ -1,5 +1,5 @@
-"""The assets `lancedb` and `pgvector`: tables that follow the vectors, with a check that compares
-them with the files.
+"""The assets `lancedb`, `pgvector` and `qdrant`: tables that follow the vectors, with a check that
+compares them with the files.
 
 Each is materialized by the job `hand_over`, which the sensor `hand_over_changes` launches when runs
 have changed embeddings. A hand-over that dies is repeated by the next one, and does nothing twice.
@@ -43,7 +43,11 @@ class HandOverConfig(dg.Config):
 def target_assets(names: CatalogNames, settings: Settings) -> list[dg.AssetsDefinition]:
     """Return the assets of the tables that the settings name."""
     columns = _columns(settings)
-    targets = {names.lancedb: settings.lancedb, names.pgvector: settings.pgvector}
+    targets = {
+        names.lancedb: settings.lancedb,
+        names.pgvector: settings.pgvector,
+        names.qdrant: settings.qdrant,
+    }
     return [_target_asset(names, key, each, columns) for key, each in targets.items() if each]
 
 

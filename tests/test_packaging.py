@@ -125,6 +125,7 @@ def test_collecting_tests_imports_no_package_that_takes_seconds(
         "dagster_webserver",
         "google.cloud.bigquery_storage_v1",
         "lancedb",
+        "qdrant_client",
         "datasets",
         "deltalake",
     }

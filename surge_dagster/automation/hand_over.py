@@ -101,7 +101,7 @@ def _request(
     config = config_of(names.derive_all_op, options)
     if is_of_tables:
         space = space_of_readers(names.resources(context).output.open())
-        tables = [settings.lancedb, settings.pgvector]
+        tables = [settings.lancedb, settings.pgvector, settings.qdrant]
         wanted = [space.name, *(table.target().place for table in tables if table is not None)]
         config = {}
     target = f"{max(ids)} {hashlib.sha256(repr(wanted).encode()).hexdigest()[:12]}"

@@ -53,7 +53,7 @@ from surge_dagster.config.settings_input import (
     warn_of_unknown_variables,
     without_quotes,
 )
-from surge_dagster.consumers.settings import LanceDBSettings, PgVectorSettings
+from surge_dagster.consumers.settings import LanceDBSettings, PgVectorSettings, QdrantSettings
 from surge_dagster.engine.encoder.devices import device_kind, device_names
 from surge_dagster.engine.encoder.pool import DEFAULT_HANG_TIMEOUT_SECONDS, EncoderPool
 from surge_dagster.engine.encoder.speed import LEAST_B_MIN
@@ -303,6 +303,9 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
     )
     pgvector: PgVectorSettings | None = Field(
         None, description="a table of Postgres that follows the vectors"
+    )
+    qdrant: QdrantSettings | None = Field(
+        None, description="a collection of Qdrant that follows the vectors"
     )
     derived: list[DerivedSettings] = Field(
         [],

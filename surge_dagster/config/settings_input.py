@@ -27,6 +27,7 @@ _NOT_SHOWN = (
     "lancedb",
     "output",
     "pgvector",
+    "qdrant",
     "source",
     "storage_options",
 )

@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from filelock import FileLock
 
 from surge_dagster.consumers.target import (
     HandOver,
     Judge,
     OpenFeed,
+    local_folder,
+    lock_of_folder,
     missing_extra,
     other_owner,
     owner_of,
@@ -31,7 +32,6 @@ from surge_dagster.engine.errors import TransientError
 from surge_dagster.engine.feed.changes import PartitionChanges
 from surge_dagster.engine.files.rows import matrix_of
 from surge_dagster.engine.support.printable import first_line
-from surge_dagster.engine.support.urls import expanded
 
 _MERGED_BYTES = 128 * 1024 * 1024
 _DELETED_IDS = 10_000  # of one commit, whose condition has them all
@@ -53,7 +53,7 @@ class LanceTable:
 
     def apply(self, open_feed: OpenFeed, judge: Judge | None = None) -> HandOver:
         with self._errors():
-            lock = self._lock()
+            lock = lock_of_folder(local_folder(self._uri), self._name)
         with lock:
             with self._errors():
                 table = self._open()
@@ -208,14 +208,6 @@ class LanceTable:
         except (OSError, RuntimeError, ValueError) as error:
             reason = f"{self.place} cannot be used: {first_line(error)}"
             raise TransientError(f"{reason}. Run again.") from error
-
-    def _lock(self) -> contextlib.AbstractContextManager[Any]:
-        path = self._uri.removeprefix("file://")
-        if "://" in path:
-            return contextlib.nullcontext()
-        folder = expanded(path)
-        folder.mkdir(parents=True, exist_ok=True)
-        return FileLock(folder / f".{self._name}.lock")
 
 
 class _Pending:

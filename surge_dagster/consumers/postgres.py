@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from surge_dagster.consumers.target import (
+    Distance,
     HandOver,
     Judge,
     OpenFeed,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from psycopg import Connection
 
 Index = Literal["hnsw", "none"]
-Distance = Literal["cosine", "l2", "ip"]
 # Type of the vectors of each dtype, and how many dimensions an hnsw index takes of it at most.
 _VECTORS = {"float32": ("vector", 2000), "float16": ("halfvec", 4000)}
 _TYPES = {  # the names that Postgres itself uses

@@ -1,4 +1,4 @@
-"""Settings of the tables that follow the vectors: `lancedb` and `pgvector`."""
+"""Settings of the tables that follow the vectors: `lancedb`, `pgvector` and `qdrant`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
 from surge_dagster.consumers.lance import LanceTable
-from surge_dagster.consumers.postgres import Distance, Index, PgVectorTable
+from surge_dagster.consumers.postgres import Index, PgVectorTable
+from surge_dagster.consumers.qdrant import QdrantTable
+from surge_dagster.consumers.target import Distance
 
 
 def _resolved(value: Any) -> Any:
@@ -61,4 +63,23 @@ class PgVectorSettings(_Target):
         )
 
 
-TargetSettings = LanceDBSettings | PgVectorSettings
+class QdrantSettings(_Target):
+    """A collection of Qdrant."""
+
+    table: str = Field(
+        "embeddings",
+        pattern=r"^[A-Za-z0-9_.-]+$",
+        description="name that readers use; an alias, which the first hand-over makes",
+    )
+    uri: str = Field(
+        min_length=1, description="URL of a server, or folder of an embedded Qdrant for tests"
+    )
+    api_key: Secret | None = Field(None, description="of the server; a secret")
+    distance: Distance = Field("cosine", description="of the index: cosine, l2 or ip")
+
+    def target(self) -> QdrantTable:
+        api_key = None if self.api_key is None else self.api_key.get_secret_value()
+        return QdrantTable(self.uri, self.table, api_key=api_key, distance=self.distance)
+
+
+TargetSettings = LanceDBSettings | PgVectorSettings | QdrantSettings

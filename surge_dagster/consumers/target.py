@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
+from filelock import FileLock
 
 from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable, SurgeError
 from surge_dagster.engine.feed.changes import Changes, PartitionChanges
+from surge_dagster.engine.support.urls import expanded
 
+Distance = Literal["cosine", "l2", "ip"]
 KindOf = Callable[[pa.Field], str | None]
 Judge = Callable[[Changes, "Target"], Collection[str]]
 
@@ -123,6 +127,20 @@ def require_columns(
                 "If all files have it so, drop that table: the next hand-over makes it again. "
                 "Otherwise give the column one type in the source.",
             )
+
+
+def local_folder(uri: str) -> Path | None:
+    """Return the folder of an embedded database; None for a URL."""
+    path = uri.removeprefix("file://")
+    return None if "://" in path else expanded(path)
+
+
+def lock_of_folder(folder: Path | None, name: str) -> AbstractContextManager[Any]:
+    """Return a lock for one hand-over at a time in a folder, which is made; None has no lock."""
+    if folder is None:
+        return nullcontext()
+    folder.mkdir(parents=True, exist_ok=True)
+    return FileLock(folder / f".{name}.lock")
 
 
 def missing_extra(extra: str, error: ImportError) -> ConfigError:

@@ -85,6 +85,7 @@ class CatalogNames:
         self.current_space = self._asset_key("current_space")
         self.lancedb = self._asset_key("lancedb")
         self.pgvector = self._asset_key("pgvector")
+        self.qdrant = self._asset_key("qdrant")
         self.partitions_name = f"{prefix}catalog"  # of the dynamic partitions
 
         self.embeddings_op = f"{op_prefix}embeddings"  # of the asset, and of the embed job
@@ -135,9 +136,8 @@ class CatalogNames:
         """Return all assets of the catalog, given the labels of its derived spaces."""
         sources = (self.source_partitions, self.superbatches)
         spaces = (self.embeddings, self.next_space, self.current_space)
-        return frozenset(
-            (*sources, *spaces, self.lancedb, self.pgvector, *map(self.derived, labels))
-        )
+        tables = (self.lancedb, self.pgvector, self.qdrant)
+        return frozenset((*sources, *spaces, *tables, *map(self.derived, labels)))
 
     @property
     def run_check(self) -> dg.AssetCheckKey:

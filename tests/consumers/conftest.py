@@ -11,6 +11,7 @@ import pytest
 
 from surge_dagster.consumers.lance import LanceTable
 from surge_dagster.consumers.postgres import PgVectorTable
+from surge_dagster.consumers.qdrant import QdrantTable
 from surge_dagster.consumers.target import Target
 
 
@@ -48,9 +49,12 @@ def new_database(postgres_with_vectors: str) -> Callable[[], str]:
     return make
 
 
-@pytest.fixture(params=["lancedb", "pgvector"])
+@pytest.fixture(params=["lancedb", "pgvector", "qdrant"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
     if request.param == "pgvector":
         return PgVectorTable(request.getfixturevalue("new_database")(), "products")
+    if request.param == "qdrant":
+        pytest.importorskip("qdrant_client", reason="not installed: the extra 'qdrant'")
+        return QdrantTable(str(tmp_path / "qdrant"), "products")
     pytest.importorskip("lancedb", reason="not installed: the extra 'lancedb'")
     return LanceTable(str(tmp_path / "lance"), "products")

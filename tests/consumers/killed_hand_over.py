@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from surge_dagster.consumers import lance
+from surge_dagster.consumers import lance, qdrant
 from surge_dagster.consumers.comparison import compare
 from surge_dagster.consumers.lance import LanceTable, _Pending
 from surge_dagster.consumers.postgres import PgVectorTable
+from surge_dagster.consumers.qdrant import QdrantTable, _Deletions
 from surge_dagster.consumers.target import Target
 from surge_dagster.engine.feed.changes import Changes, PartitionChanges, changes
 
@@ -26,7 +27,8 @@ CONSUMER = "shop"
 
 
 def open_target(kind: str, place: str) -> Target:
-    return LanceTable(place, "products") if kind == "lancedb" else PgVectorTable(place, "products")
+    kinds = {"lancedb": LanceTable, "pgvector": PgVectorTable, "qdrant": QdrantTable}
+    return kinds[kind](place, "products")
 
 
 class Points:
@@ -78,6 +80,10 @@ def main(kind: str, place: str, output: str, at: int) -> None:
     _Pending._merge = points.marked(_Pending._merge)
     PgVectorTable._write_versions = points.marked(PgVectorTable._write_versions)
     PgVectorTable._build_index = points.marked(PgVectorTable._build_index)
+    qdrant._put = points.marked(qdrant._put)
+    _Deletions.flush = points.marked(_Deletions.flush)
+    QdrantTable._make = points.marked(QdrantTable._make)
+    QdrantTable._switch = points.marked(QdrantTable._switch)
     lance._MERGED_BYTES = 10_000  # so that a hand-over of a hundred partitions is several commits
     open_target(kind, place).apply(partial(changes, output, CONSUMER), points.marked(judge))
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
-from typing import Any
 
 import numpy as np
 
 from surge_dagster.consumers.comparison import compare
-from surge_dagster.consumers.lance import LanceTable
 from surge_dagster.consumers.target import HandOver, Target
 from surge_dagster.engine.feed.changes import Changes, changes
+from tests.consumers.tables import table_of
 from tests.engine.feeds import Applied, Output
 
 TEXTS = {f"id-{row}": f"text {row}" for row in range(10)}
@@ -43,36 +41,15 @@ class Follower:
         assert stored_rows(self.target) == expected
 
 
-def stored_rows(target: Any) -> Applied:
+def stored_rows(target: Target) -> Applied:
     """Text and vector of every row that the table of a target has."""
     found: Applied = {}
-    for partition, row, text, vector in stored(target):
+    for partition, row, text, vector in table_of(target).rows(
+        "partition", "id", "text", "embedding"
+    ):
         numbers = np.array(vector, np.float32)
         found.setdefault(partition, {})[row] = (text, numbers.tobytes())
     return found
-
-
-def truncated(target: Any) -> dict[str, bool | None]:
-    """What the table of a target has in its column `truncated`, by id."""
-    if isinstance(target, LanceTable):
-        table = target._open()
-        rows = [] if table is None else table.to_arrow().to_pylist()
-        return dict(map(itemgetter("id", "truncated"), rows))
-    with target._connected() as connection:
-        return dict(connection.execute(target._sql("SELECT id, truncated FROM {table}")).fetchall())
-
-
-def stored(target: Any) -> Iterable[Any]:
-    """Partition, id, text and vector of every row that the table of a target has."""
-    if isinstance(target, LanceTable):
-        table = target._open()
-        rows = [] if table is None else table.to_arrow().to_pylist()
-        return map(itemgetter("partition", "id", "text", "embedding"), rows)
-    with target._connected() as connection:
-        if not target._columns(connection):
-            return []
-        query = "SELECT partition, id, text, embedding::real[] FROM {table}"
-        return connection.execute(target._sql(query)).fetchall()
 
 
 def follow_a_script(follower: Follower) -> Mapping[str, HandOver]:

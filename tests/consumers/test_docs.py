@@ -28,6 +28,7 @@ def test_examples_of_the_page_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_database: Callable[[], str]
 ) -> None:
     pytest.importorskip("lancedb", reason="not installed: the extra 'lancedb'")
+    pytest.importorskip("qdrant_client", reason="not installed: the extra 'qdrant'")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SURGE_MODEL", "hash://16")
     write_catalog(
@@ -58,11 +59,13 @@ def test_examples_of_the_page_run(
     run(loop, names)
     assert len(batches) == 8, "it has confirmed"
 
-    lancedb, pgvector = code_blocks(PAGE, "yaml")
-    for text in (lancedb, re.sub(r'"postgresql:.*?"', lambda _: f'"{new_database()}"', pgvector)):
+    page = re.sub(r'"postgresql:.*?"', lambda _: f'"{new_database()}"', PAGE)
+    for text in code_blocks(page.replace("http://127.0.0.1:6333", "data/qdrant"), "yaml"):
         settings: Settings = load_settings(output="data/embeddings", **yaml.safe_load(text))
         [target] = [
-            table.target() for table in (settings.lancedb, settings.pgvector) if table is not None
+            table.target()
+            for table in (settings.lancedb, settings.pgvector, settings.qdrant)
+            if table is not None
         ]
         assert target.apply(partial(changes, "data/embeddings", target.place)).rows_sent == 5
         assert target.counts() == {"a": 3, "b": 2}

@@ -24,8 +24,11 @@ ROOT = Path(__file__).parents[2]
 def place_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
     if kind == "pgvector":
         return request.getfixturevalue("new_database")()
-    pytest.importorskip("lancedb", reason="not installed: the extra 'lancedb'")
-    return str(folder / "lance")
+    if kind == "qdrant":
+        pytest.importorskip("qdrant_client", reason="not installed: the extra 'qdrant'")
+    else:
+        pytest.importorskip("lancedb", reason="not installed: the extra 'lancedb'")
+    return str(folder / kind)
 
 
 def edit(output: Output, chance: Random, keys: Iterable[str] = "abcd") -> None:
@@ -51,7 +54,7 @@ def kill(kind: str, place: str, output: Output, at: int) -> None:
 
 
 @pytest.mark.parametrize("at", [2, 5, 9, 12])
-@pytest.mark.parametrize("kind", ["lancedb", "pgvector"])
+@pytest.mark.parametrize("kind", ["lancedb", "pgvector", "qdrant"])
 def test_killed_hand_over_is_repeated_by_the_next_one(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str, at: int
 ) -> None:

@@ -20,6 +20,7 @@ from surge_dagster.engine.sources import Selection
 from surge_dagster.engine.store import open_store
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.tables.frames import FrameCatalog
+from tests.consumers.tables import table_of
 from tests.engine.runs import finish_receipts, make_run
 from tests.engine.store.object_server import ObjectServer
 from tests.engine.store.test_object_store import open_store_of
@@ -52,18 +53,9 @@ def hand_over(store: Store, target: Target) -> HandOver:
     return done
 
 
-def found(target: Any, *columns: str) -> list[tuple[Any, ...]]:
+def found(target: Target, *columns: str) -> list[tuple[Any, ...]]:
     """Some columns of a table, sorted."""
-    if isinstance(target, LanceTable):
-        table = target._open()
-        assert table is not None
-        return sorted(zip(*(table.to_arrow()[name].to_pylist() for name in columns), strict=True))
-    import psycopg
-
-    with psycopg.connect(target._dsn) as connection:
-        return sorted(
-            connection.execute(f"SELECT {', '.join(columns)} FROM products".encode()).fetchall()
-        )
+    return sorted(table_of(target).rows(*columns))
 
 
 def test_carried_columns_reach_the_table_also_from_a_later_run_on(

@@ -21,7 +21,8 @@ from surge_dagster.engine.feed.changes import Changes, Sample, changes
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.run.change_feed import confirm_versions
-from tests.consumers.scripts import TEXTS, Follower, follow_a_script, truncated
+from tests.consumers.scripts import TEXTS, Follower, follow_a_script
+from tests.consumers.tables import table_of
 from tests.engine.feeds import Output
 
 
@@ -73,32 +74,27 @@ def test_table_has_which_texts_were_truncated(follower: Follower) -> None:
     follower.output.write("a", {"1": "one", "2": "two"}, truncated=["2"])
     follower.hand_over()
 
-    assert truncated(follower.target) == {"1": False, "2": True}
+    assert truncated(follower) == {"1": False, "2": True}
 
 
 def test_table_without_a_column_gets_it_and_values_of_rows_that_change(follower: Follower) -> None:
     follower.output.write("a", {"1": "one", "2": "two"})
     follower.hand_over()
-    drop_truncated(follower.target)
+    table_of(follower.target).drop_column("truncated")
     follower.output.write("a", {"1": "one", "2": "long"}, truncated=["2"])
 
     assert follower.hand_over().failures == {}
-    assert truncated(follower.target) == {"1": None, "2": True}
+    assert truncated(follower) == {"1": None, "2": True}
 
 
-def drop_truncated(target: Target) -> None:
-    """Leave out the column `truncated`, as in a table of an earlier version."""
-    if isinstance(target, LanceTable):
-        table = target._open()
-        assert table is not None
-        table.drop_columns(["truncated"])
-    else:
-        run(target, "ALTER TABLE products DROP COLUMN truncated")
+def truncated(follower: Follower) -> dict[str, bool | None]:
+    """The column `truncated` by id; None also if the table does not have it."""
+    return dict(table_of(follower.target).rows("id", "truncated"))
 
 
 def test_table_that_was_dropped_is_loaded_again(follower: Follower) -> None:
     load(follower, "a")
-    drop(follower.target)
+    table_of(follower.target).drop()
     assert follower.hand_over().rows_sent == 10
     follower.assert_equal()
 
@@ -107,23 +103,9 @@ def test_wrong_partitions_are_loaded_whole_by_the_next_hand_over(
     follower: Follower,
 ) -> None:
     load(follower, "a", "b")
-    if isinstance(follower.target, LanceTable):
-        table = follower.target._open()
-        assert table is not None
-        table.delete("partition = 'a' AND id = 'id-3'")
-        table.add(
-            table.search()
-            .where("partition = 'b'")
-            .limit(1)
-            .to_arrow()
-            .set_column(0, "partition", [["c"]])
-        )
-    else:
-        run(follower.target, "DELETE FROM products WHERE partition = 'a' AND id = 'id-3'")
-        run(
-            follower.target,
-            "INSERT INTO products SELECT 'c', id, text, truncated, embedding FROM products LIMIT 1",
-        )
+    table = table_of(follower.target)
+    table.delete(("a", "id-3"))
+    table.copy(("b", "id-1"), "c")
     assert set(compare(follower.hand_over().feed, follower.target).wrong) == {"a", "c"}
     assert follower.hand_over(judged=True).rows_sent == 0
     assert follower.hand_over().rows_sent == 10
@@ -133,14 +115,7 @@ def test_wrong_partitions_are_loaded_whole_by_the_next_hand_over(
 
 def test_row_under_another_partition_is_repaired_by_the_next_hand_over(follower: Follower) -> None:
     load(follower, "a", "b")
-    if isinstance(follower.target, LanceTable):
-        table = follower.target._open()
-        assert table is not None
-        # The table then has two rows with this id in one partition.
-        table.update(where="partition = 'a' AND id = 'id-3'", values={"partition": "b"})
-    else:
-        query = "UPDATE products SET partition = 'b', id = 'id-x' "
-        run(follower.target, query + "WHERE partition = 'a' AND id = 'id-3'")
+    table_of(follower.target).move(("a", "id-3"), "b")
 
     follower.hand_over(judged=True)
     assert follower.hand_over(judged=True).rows_sent == 20
@@ -183,8 +158,8 @@ def test_vectors_changed_by_hand_are_all_found_once_a_sample_has_one(
 ) -> None:
     monkeypatch.setattr(comparison, "SAMPLE", Sample(rows=24, of_partition=4))
     load(follower, *"abcdef")
-    for key in "abcde":
-        spoil(follower.target, (key, "id-3"))
+    table = table_of(follower.target)
+    table.spoil(*((key, "id-3") for key in "abcde"))
     random.seed(2)  # draws one of them, and not all
     compared = compare(follower.hand_over().feed, follower.target)
     assert set(compared.wrong) == set("abcde")
@@ -193,7 +168,7 @@ def test_vectors_changed_by_hand_are_all_found_once_a_sample_has_one(
     assert follower.hand_over(judged=True).rows_sent == 0
     assert follower.hand_over().rows_sent == 50
     follower.assert_equal()
-    spoil(follower.target, ("f", "id-3"))
+    table.spoil(("f", "id-3"))
     assert compare(follower.hand_over().feed, follower.target, everything=True).wrong.keys() == {
         "f"
     }
@@ -274,20 +249,7 @@ def test_table_with_rows_of_other_programs_is_refused_and_unchanged(
     follower: Follower, row: dict[str, Any]
 ) -> None:
     follower.output.write("a", TEXTS)
-    if isinstance(follower.target, LanceTable):
-        follower.target._connect().create_table("products", [row])
-    elif "id" in row:
-        run(follower.target, "CREATE EXTENSION vector")
-        run(
-            follower.target,
-            "CREATE TABLE products (partition text, id text, text text, embedding vector(8))",
-        )
-        run(
-            follower.target,
-            "INSERT INTO products VALUES ('x', '1', '', '[1, 1, 1, 1, 1, 1, 1, 1]')",
-        )
-    else:
-        run(follower.target, "CREATE TABLE products (name text)")
+    table_of(follower.target).make(row)
     for _ in range(2):
         with pytest.raises(
             ConfigError, match=r"has rows that no hand-over put there|has no column"
@@ -334,13 +296,6 @@ def test_column_that_the_table_lacks_is_refused_by_name(follower: Follower) -> N
     assert follower.target.counts() == {"a": 10, "c": 1}
 
 
-def drop(target: Target) -> None:
-    if isinstance(target, LanceTable):
-        target._connect().drop_table("products")
-    else:
-        run(target, "DROP TABLE products")
-
-
 def follow_again(follower: Follower, first: Space, rows: dict[str, dict[str, str]]) -> None:
     """Follow the first space of the output, which has these rows."""
     follower.output.space = first
@@ -356,21 +311,3 @@ def fill_another_space(output: Output) -> None:
     )
     output.rows = {}
     output.write("a", {row: f"{text} for another model" for row, text in TEXTS.items()})
-
-
-def spoil(target: Target, *rows: tuple[str, str]) -> None:
-    """Exchange vectors of the table, by partition and id."""
-    where = " OR ".join(f"(partition = '{partition}' AND id = '{row}')" for partition, row in rows)
-    if isinstance(target, LanceTable):
-        table = target._open()
-        assert table is not None
-        table.update(where=where, values={"embedding": [1.0] * 8})
-    else:
-        run(target, f"UPDATE products SET embedding = '{[1] * 8}' WHERE {where}")
-
-
-def run(target: Any, query: str) -> None:
-    import psycopg
-
-    with psycopg.connect(target._dsn, autocommit=True) as connection:
-        connection.execute(query.encode())

@@ -231,6 +231,7 @@ def test_one_key_of_a_component_adds_a_table(monkeypatch: pytest.MonkeyPatch) ->
             "output": "o",
             "lancedb": {"uri": "data/lance-of-shop"},
             "pgvector": {"dsn": "{{ env.PG_DSN }}", "table": "products"},
+            "qdrant": {"uri": "http://127.0.0.1:6333", "api_key": "{{ env.PG_DSN }}"},
         }
     )
 
@@ -242,6 +243,7 @@ def test_one_key_of_a_component_adds_a_table(monkeypatch: pytest.MonkeyPatch) ->
 
     assert dg.AssetKey(["shop", "lancedb"]) in keys
     assert dg.AssetKey(["shop", "pgvector"]) in keys
+    assert dg.AssetKey(["shop", "qdrant"]) in keys
     assert "hunter2" not in repr(made)
 
     in_python = load_settings(pgvector={"dsn": dg.EnvVar("PG_DSN")}).pgvector
