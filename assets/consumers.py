@@ -13,7 +13,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from surge_dagster.assets.embeddings import file_columns
+from surge_dagster.assets.embeddings import files_metadata
 from surge_dagster.config.settings import Settings
 from surge_dagster.consumers.comparison import Comparison, compare
 from surge_dagster.consumers.settings import TargetSettings
@@ -53,7 +53,7 @@ def target_assets(names: CatalogNames, settings: Settings) -> list[dg.AssetsDefi
 
 def _columns(settings: Settings) -> Mapping[str, Any]:
     """Return metadata of a table: its columns."""
-    files = file_columns(settings, settings.dtype, settings.dimension)
+    files = files_metadata(settings, settings.dtype, settings.dimension)
     columns = [dg.TableColumn("partition", "string", "key of the partition")]
     for column in files["dagster/column_schema"].columns:
         if column.name != "text_hash":

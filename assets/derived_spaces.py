@@ -19,7 +19,7 @@ import dagster as dg
 from pydantic import Field
 
 from surge_dagster.assets.checks import log_result
-from surge_dagster.assets.embeddings import file_columns
+from surge_dagster.assets.embeddings import files_metadata
 from surge_dagster.config.nested_settings import DerivedSettings
 from surge_dagster.config.settings import Settings
 from surge_dagster.engine.derived.derive import DeriveRun
@@ -39,7 +39,7 @@ from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.launch import in_backfill, job_of, partition_keys_of
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import from_partition_key, to_partition_key
-from surge_dagster.orchestration.spaces import existing_space
+from surge_dagster.orchestration.spaces import existing_space, report_whole_output
 
 CHECK = "every_partition_is_derived"
 
@@ -96,7 +96,7 @@ def _derived_spec(names: CatalogNames, settings: Settings, wanted: DerivedSettin
         skippable=True,
         group_name=names.group,
         kinds={wanted.dtype},
-        metadata=file_columns(settings, wanted.dtype, wanted.dimension or settings.dimension),
+        metadata=files_metadata(settings, wanted.dtype, wanted.dimension or settings.dimension),
         description=(
             f"The embeddings as {wanted.title}, computed from their float32 files without a model. "
             "A run skips partitions that are up to date."
@@ -175,8 +175,12 @@ def _run(
             # stored in one transaction
             while batch := list(itertools.islice(events, BATCH_EVENTS)):
                 report_events(context.instance, context, batch)
-            failures += run.report.partitions_failed
-            context.log.info(f"{run.report.space}: {run.report.in_words()}")
+            done = run.report.in_words()
+            context.log.info(f"{run.report.space}: {done}")
+            failed = run.report.partitions_failed
+            if run.report.partitions_written or not failed:
+                report_whole_output(context, names.derived(each.label), store, run.space, done)
+            failures += failed
     return failures
 
 

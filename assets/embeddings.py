@@ -12,9 +12,9 @@ partitioned and an unpartitioned asset makes backfills from the UI impossible.
 """
 # Dagster reads annotations when it makes an asset or an op, so they must not be strings here.
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 import dagster as dg
 
@@ -26,8 +26,11 @@ from surge_dagster.assets.checks import (
 )
 from surge_dagster.config.settings import Settings
 from surge_dagster.engine.errors import SurgeError
+from surge_dagster.engine.model.spec import Space
+from surge_dagster.engine.run.report import RunReport
+from surge_dagster.engine.support.urls import to_uri
 from surge_dagster.orchestration.asset_events import CODE_VERSION
-from surge_dagster.orchestration.events import report_events
+from surge_dagster.orchestration.dagster_internals import longest_wait
 from surge_dagster.orchestration.failures import (
     allow_run_retry,
     failure_of,
@@ -41,10 +44,14 @@ from surge_dagster.orchestration.outcome import Outcome, SetAside, Truncation
 from surge_dagster.orchestration.partition_keys import to_partition_key
 from surge_dagster.orchestration.records import failed_on_record
 from surge_dagster.orchestration.refresh import Refresh
+from surge_dagster.orchestration.spaces import report_whole_output
 from surge_dagster.resources import CatalogSource
 from surge_dagster.resources.upstream_asset import asset_key
 
+# Embeds in a run, and returns the results of its checks; the first argument is its op's context.
+Execute: TypeAlias = Callable[[dg.OpExecutionContext, "CatalogRun"], Iterable[dg.AssetCheckResult]]
 _OF_SOURCE = "as in the source"
+_LATE = 1.25  # of the time between two nightly runs: a night that took long is not late yet
 
 
 def source_partitions(names: CatalogNames, catalog: CatalogSource) -> dg.AssetSpec:
@@ -80,8 +87,8 @@ def superbatches(names: CatalogNames) -> dg.AssetSpec:
     )
 
 
-def file_columns(settings: Settings, dtype: str, dimension: int | None) -> Mapping[str, Any]:
-    """Return metadata of an asset whose files have vectors of this type: their columns.
+def files_metadata(settings: Settings, dtype: str, dimension: int | None) -> Mapping[str, Any]:
+    """Return metadata of an asset whose files have vectors of this type: their place and columns.
 
     Definitions load before a catalog exists and without a model. So the types of ids and of further
     columns are "as in the source", and the dimension is shown if a setting has it.
@@ -104,10 +111,13 @@ def file_columns(settings: Settings, dtype: str, dimension: int | None) -> Mappi
     if dimension is not None:
         vector += f"[{dimension}]"
     columns.append(dg.TableColumn("embedding", vector))
-    return {"dagster/column_schema": dg.TableSchema(columns)}
+    return {
+        "dagster/uri": to_uri(settings.output),
+        "dagster/column_schema": dg.TableSchema(columns),
+    }
 
 
-def embeddings(names: CatalogNames, settings: Settings) -> dg.AssetsDefinition:
+def embeddings(names: CatalogNames, settings: Settings, execute: Execute) -> dg.AssetsDefinition:
     """Return the asset with a file per partition, and the checks that end its runs."""
     checks = run_checks(names, settings)
     limit = settings.max_partitions_per_run
@@ -126,8 +136,10 @@ def embeddings(names: CatalogNames, settings: Settings) -> dg.AssetsDefinition:
         context: dg.AssetExecutionContext, config: LaunchConfig
     ) -> Iterator[dg.AssetCheckResult | dg.Output[None]]:
         """Embed the partitions of this run that are missing or stale."""
-        run = _Run(names, settings, context.op_execution_context, config)
-        results = run.embed(partition_keys_of(context))
+        op_context = context.op_execution_context
+        keys = partition_keys_of(context) if config.keys is None else config.keys
+        run = CatalogRun(names, settings, op_context, config, keys)
+        results = list(execute(op_context, run))
         yield from outputs_without_result(checks, results)
         yield from results
         run.end()
@@ -143,7 +155,8 @@ def _embeddings_spec(names: CatalogNames, settings: Settings) -> dg.AssetSpec:
         code_version=CODE_VERSION,
         group_name=names.group,
         kinds={"parquet", "pytorch"},
-        metadata=file_columns(settings, settings.dtype, settings.dimension),
+        metadata=files_metadata(settings, settings.dtype, settings.dimension),
+        freshness_policy=_freshness_policy(settings),
         description=(
             "One Parquet file per partition with id, text and embedding. A run skips "
             "partitions that are up to date, unless its config says `force: true`.\n\n"
@@ -157,8 +170,23 @@ def _embeddings_spec(names: CatalogNames, settings: Settings) -> dg.AssetSpec:
     return spec.with_io_manager_key(names.input_resource)
 
 
+def _freshness_policy(settings: Settings) -> dg.FreshnessPolicy | None:
+    """Return a policy that warns after one nightly run is missed, and fails after two.
+
+    It follows the longest time between two nightly runs, such as a weekend: the deadlines of a cron
+    policy would be missed each Monday until the run has ended. Without `nightly_cron` in the
+    settings the schedule is off, and nothing is overdue.
+    """
+    if "nightly_cron" not in settings.model_fields_set:
+        return None
+    wait = longest_wait(settings.nightly_cron, settings.timezone)
+    if wait is None:
+        return None
+    return dg.FreshnessPolicy.time_window(fail_window=2 * wait, warn_window=_LATE * wait)
+
+
 def embedding_jobs(
-    names: CatalogNames, settings: Settings
+    names: CatalogNames, settings: Settings, execute: Execute
 ) -> tuple[dg.JobDefinition, dg.JobDefinition]:
     """Return the job for the whole catalog, and the job whose config names partitions."""
 
@@ -170,8 +198,8 @@ def embedding_jobs(
     )
     def refresh(context: dg.OpExecutionContext, config: LaunchConfig) -> None:
         """Embed what is missing or stale of what the config names, or of the whole catalog."""
-        run = _Run(names, settings, context, config)
-        for result in run.embed(None):
+        run = CatalogRun(names, settings, context, config, config.keys)
+        for result in list(execute(context, run)):
             log_result(names, context, result)
         run.end()
 
@@ -183,8 +211,13 @@ def embedding_jobs(
     )
 
 
-class _Run:
-    """A run of the asset or of a job, and how it ends in Dagster."""
+class CatalogRun:
+    """A run of the asset or of a job, and how it ends in Dagster.
+
+    Attributes:
+        partition_keys: what the run was launched for, as `source_partitions` shows it; None is the
+            whole catalog.
+    """
 
     def __init__(
         self,
@@ -192,7 +225,9 @@ class _Run:
         settings: Settings,
         context: dg.OpExecutionContext,
         config: LaunchConfig,
+        partition_keys: Sequence[str] | None,
     ) -> None:
+        self.partition_keys = partition_keys
         self._names = names
         self._settings = settings
         self._context = context
@@ -203,11 +238,17 @@ class _Run:
             names.embeddings,
         )
 
-    def embed(self, chosen: Sequence[str] | None) -> list[dg.AssetCheckResult]:
-        """Embed what the run was launched for; return the results of its checks."""
+    @property
+    def report(self) -> RunReport:
+        """The metrics of the run, empty before `embed`."""
+        return self._outcome.report
+
+    def embed(self) -> list[dg.AssetCheckResult]:
+        """Embed what the run was launched for and report it to Dagster; return the results of its
+        checks. Failed partitions are in the report, and fail the run afterwards."""
         try:
             with executing(self._context):
-                self._refresh(chosen)
+                self._refresh()
         except dg.DagsterExecutionInterruptedError as error:
             self._outcome.ended_by = error
             with suppress(Exception):
@@ -220,14 +261,13 @@ class _Run:
         if self._outcome.failures:
             raise failure_of(self._names, self._context, self._outcome)
 
-    def _refresh(self, chosen: Sequence[str] | None) -> None:
+    def _refresh(self) -> None:
         """Fill the outcome; an error that ends the run is reported before it is raised."""
         names = self._names
         context = self._context
         outcome = self._outcome
         try:
-            keys = chosen if self._config.keys is None else self._config.keys
-            Refresh(names, context, self._config, outcome).run(keys)
+            space = Refresh(names, context, self._config, outcome).run(self.partition_keys)
         except Exception as error:
             outcome.ended_by = error
             # also those whose events the run has not received
@@ -240,18 +280,15 @@ class _Run:
             raise
         report_failures(names, context, outcome)
         context.log.info(outcome.sum_up())
-        if not outcome.published and not outcome.failures:
-            self._report_unchanged()
+        if outcome.published or not outcome.failures:
+            self._report_whole_output(space)
 
-    def _report_unchanged(self) -> None:
-        """Report that the asset is up to date, for Dagster's policies and checks of freshness.
-
-        A policy counts only materializations. One without a partition leaves all partitions as they
-        are, and no automation condition follows it.
-        """
-        text = f"Nothing to do: {self._outcome.summary}"
-        event = dg.AssetMaterialization(self._outcome.asset, description=text)
-        report_events(self._context.instance, self._context, [event])
+    def _report_whole_output(self, space: Space) -> None:
+        text = self._outcome.summary
+        if not self._outcome.published:
+            text = f"Nothing to do: {text}"
+        store = self._names.resources(self._context).output.open()
+        report_whole_output(self._context, self._outcome.asset, store, space, text)
 
     def _check_results(self) -> list[dg.AssetCheckResult]:
         failed = failed_on_record(self._outcome.asset, self._context.instance)

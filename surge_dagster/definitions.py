@@ -7,7 +7,8 @@ loaded as a code location is the one catalog of `surge.yaml` and the `SURGE_…`
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import dagster as dg
 
@@ -17,6 +18,8 @@ from surge_dagster.assets.consumers import target_assets
 from surge_dagster.assets.current_space import current_space, next_space, switch_current_space
 from surge_dagster.assets.derived_spaces import derive_job, derived_space
 from surge_dagster.assets.embeddings import (
+    CatalogRun,
+    Execute,
     embedding_jobs,
     embeddings,
     source_partitions,
@@ -29,9 +32,22 @@ from surge_dagster.automation.hand_over import hand_over_changes, hand_over_job
 from surge_dagster.automation.lost_runs import lost_runs
 from surge_dagster.config.nested_settings import GcpSettings
 from surge_dagster.config.settings import Settings, load_settings
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.resources import CatalogSource, EncoderResource, OutputStore
 from surge_dagster.resources.upstream_asset import asset_url
+
+SpecHook: TypeAlias = Callable[[dg.AssetSpec], dg.AssetSpec]
+
+
+def unchanged(spec: dg.AssetSpec) -> dg.AssetSpec:
+    """Return the spec of an asset as the catalog makes it."""
+    return spec
+
+
+def embed_chosen(context: dg.OpExecutionContext, run: CatalogRun) -> list[dg.AssetCheckResult]:
+    """Embed what a run was launched for."""
+    return run.embed()
 
 
 def embedding_catalog(
@@ -56,28 +72,41 @@ def embedding_catalog(
     if isinstance(source, dg.AssetKey | dg.AssetsDefinition | dg.AssetSpec):
         arguments["source"] = asset_url(source)
     settings = settings or load_settings(**arguments)
-    return _definitions(settings, CatalogNames(name))
+    return catalog_definitions(settings, CatalogNames(name))
 
 
-def _definitions(settings: Settings, names: CatalogNames) -> dg.Definitions:
+def catalog_definitions(
+    settings: Settings,
+    names: CatalogNames,
+    *,
+    get_asset_spec: SpecHook = unchanged,
+    execute: Execute = embed_chosen,
+) -> dg.Definitions:
+    """Return the definitions of one catalog, with what a subclass of the component changes.
+
+    Args:
+        get_asset_spec: returns the spec of each asset, given the catalog's own.
+        execute: does the work of each run that embeds.
+    """
     resources = _resources(names, settings)
     checks = catalog_checks(names, settings)
-    refresh, embed = embedding_jobs(names, settings)
+    refresh, embed = embedding_jobs(names, settings, execute)
     tables = target_assets(names, settings)
     follow = [*derive_job(names, settings.derived, resources), *hand_over_job(names, tables)]
     assets = [
         source_partitions(names, resources[names.catalog_resource]),
         superbatches(names),
-        embeddings(names, settings),
+        embeddings(names, settings, execute),
         next_space(names),
         current_space(names),
         *(derived_space(names, settings, each) for each in settings.derived),
     ]
-    owned = dg.map_asset_specs(
-        lambda spec: spec.replace_attributes(owners=settings.owners), [*assets, *tables]
+    mapped = dg.map_asset_specs(
+        lambda spec: _spec(spec.replace_attributes(owners=settings.owners), get_asset_spec),
+        [*assets, *tables],
     )
     return dg.Definitions(
-        assets=owned,
+        assets=mapped,
         asset_checks=[checks],
         jobs=[
             refresh,
@@ -99,6 +128,17 @@ def _definitions(settings: Settings, names: CatalogNames) -> dg.Definitions:
         ],
         resources=resources,
     )
+
+
+def _spec(spec: dg.AssetSpec, get_asset_spec: SpecHook) -> dg.AssetSpec:
+    made = get_asset_spec(spec)
+    if made.key != spec.key or made.partitions_def != spec.partitions_def:
+        raise ConfigError(
+            f"get_asset_spec changed the key or the partitions of the asset "
+            f"{spec.key.to_user_string()}, under which runs report it. Leave them; the attribute "
+            "name is the prefix of all keys."
+        )
+    return made
 
 
 def _resources(names: CatalogNames, settings: Settings) -> dict[str, Any]:

@@ -12,7 +12,7 @@ another is observed first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -20,11 +20,13 @@ import dagster as dg
 import pyarrow as pa
 
 from surge_dagster.engine.errors import SurgeError
+from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.rejected import NONE_LISTED, read_rejected
 from surge_dagster.engine.run.report import Receipt, SuperBatchReport
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted
+from surge_dagster.engine.support.urls import to_uri
 from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.partition_keys import from_partition_key, to_partition_key
 
@@ -160,10 +162,49 @@ def _of_file(receipt: Receipt) -> dict[str, Any]:
         "dagster/partition_row_count": receipt.rows,
         "dimension": receipt.dimension,
         "path": dg.MetadataValue.path(receipt.path),
+        "dagster/uri": to_uri(receipt.path),
         "bytes": receipt.bytes,
         "space": receipt.space,
         "action": receipt.action,
     }
+
+
+def whole_output(
+    asset: dg.AssetKey, store: Store, space: Space, files: Collection[PublishedFile], text: str
+) -> dg.AssetMaterialization:
+    """Return the event of an asset without a partition: what all its files have together.
+
+    Dagster's page of an asset shows rows and columns of the last materialization.
+
+    Args:
+        text: the event's description.
+    """
+    rows = [file.facts.rows for file in files]
+    metadata = {
+        "space_title": space.title,
+        "space": space.name,
+        "partitions": len(rows),
+        "dagster/row_count": sum(rows),
+        "dagster/uri": to_uri(store.location(space.name)),
+        "dagster/column_schema": _columns_of(files, space),
+    }
+    return dg.AssetMaterialization(asset, description=text, metadata=metadata)
+
+
+def _columns_of(files: Collection[PublishedFile], space: Space) -> dg.TableSchema:
+    """Return the columns of files, each with its types; files of one source may differ."""
+    types: dict[str, list[str]] = {}
+    for columns in dict.fromkeys(file.columns for file in files):
+        for column in columns:
+            named = str(column.type)
+            if column.name == "embedding":
+                named = f"{space.dtype}[{space.dimension}]"
+            of_column = types.setdefault(column.name, [])
+            if named not in of_column:
+                of_column.append(named)
+    return dg.TableSchema(
+        [dg.TableColumn(name, " or ".join(sorted(found))) for name, found in types.items()]
+    )
 
 
 def superbatch(

@@ -12,6 +12,8 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import islice, pairwise
 from uuid import uuid4
 
 import dagster as dg
@@ -21,9 +23,12 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
 )
 from dagster._core.definitions.selector import InstigatorSelector
 from dagster._core.scheduler.instigation import InstigatorTick, TickStatus
+from dagster._utils.schedules import cron_string_iterator, is_valid_cron_schedule
 
 # Dagster ignores the marks of a batch unless this variable is above 0; an operator can set it to 0.
 _BATCH_SIZE = "DAGSTER_EVENT_BATCH_SIZE"
+# Over a year of a daily schedule, so that both changes of the clock are among them.
+_TICKS = 400
 _NO_RUN = ""  # Dagster's run id and job name of events that belong to no run
 # the time of each asset's last event of this process, in seconds since 1970
 _latest: dict[dg.AssetKey, float] = {}
@@ -72,6 +77,17 @@ def last_tick(context: dg.SensorEvaluationContext, name: str) -> InstigatorTick 
     ).get_id()
     ended = [TickStatus.SUCCESS, TickStatus.SKIPPED, TickStatus.FAILURE]
     return next(iter(context.instance.get_ticks("", own, limit=1, statuses=ended)), None)
+
+
+def longest_wait(cron: str, timezone: str) -> timedelta | None:
+    """Return the longest time between two ticks of a schedule; None if the cron is not valid, which
+    the schedule reports."""
+    if not is_valid_cron_schedule(cron):
+        return None
+    start = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+    ticks = islice(cron_string_iterator(start, cron, timezone), _TICKS)
+    times = [tick.timestamp() for tick in ticks]
+    return timedelta(seconds=max(later - earlier for earlier, later in pairwise(times)))
 
 
 def latest_target(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> Target | None:

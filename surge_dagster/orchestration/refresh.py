@@ -118,8 +118,12 @@ class Refresh:
         self._store = self._resources.output.open()
         self._in_backfill = in_backfill(context)
 
-    def run(self, partition_keys: Sequence[str] | None) -> None:
-        """Embed what is missing or stale and report it to Dagster; None is the whole catalog."""
+    def run(self, partition_keys: Sequence[str] | None) -> Space:
+        """Embed what is missing or stale and report it to Dagster; return the space.
+
+        Args:
+            partition_keys: None is the whole catalog.
+        """
         _use_jemalloc()
         source = self._resources.open_source()
         self._choose(source, partition_keys)
@@ -135,6 +139,7 @@ class Refresh:
             handle_removed_partitions(
                 self._names, self._context, source, outputs, space, delete=delete
             )
+        return space
 
     def _choose(self, source: Source, partition_keys: Sequence[str] | None) -> None:
         """Enter in the outcome the partitions that the run was launched for, and keys that the

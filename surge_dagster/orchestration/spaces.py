@@ -20,7 +20,12 @@ from surge_dagster.engine.output.freshness import OutputState
 from surge_dagster.engine.output.spaces import find_space, list_spaces, nearest_spaces
 from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.store.store import Store
-from surge_dagster.orchestration.asset_events import DATA_VERSION_TAG, embedding, rows_set_aside
+from surge_dagster.orchestration.asset_events import (
+    DATA_VERSION_TAG,
+    embedding,
+    rows_set_aside,
+    whole_output,
+)
 from surge_dagster.orchestration.dagster_internals import Event
 from surge_dagster.orchestration.events import report_events
 from surge_dagster.orchestration.names import CatalogNames, CatalogResources
@@ -69,6 +74,26 @@ def report_files(names: CatalogNames, context: dg.OpExecutionContext, store: Sto
     report_events(context.instance, context, events)
 
 
+def report_whole_output(
+    context: dg.OpExecutionContext, asset: dg.AssetKey, store: Store, space: Space, text: str
+) -> None:
+    """Report what all files of an asset have together; never raises.
+
+    A run reports it also if it had nothing to do: a freshness policy counts only materializations.
+    One without a partition leaves all partitions as they are, and no automation condition follows
+    it.
+
+    Args:
+        text: what the run did.
+    """
+    try:
+        event = whole_output(asset, store, space, _published(store, space), text)
+    except SurgeError as error:
+        context.log.warning(f"the files of {space.name} could not be counted: {error}")
+        event = dg.AssetMaterialization(asset, description=text)
+    report_events(context.instance, context, [event])
+
+
 def report_readers_space(
     names: CatalogNames,
     context: dg.OpExecutionContext,
@@ -105,7 +130,7 @@ def report_readers_space(
 def _shown_spaces(store: Store, space: Space) -> Mapping[str, Any]:
     """Return metadata of the space that readers use, with a table of all spaces, that one first."""
     spaces = sorted(list_spaces(store), key=lambda each: (each.name != space.name, each.title))
-    rows: list[dg.TableRecord] = []
+    records: list[dg.TableRecord] = []
     for each in spaces:
         row = {
             "current": "✓" if each.name == space.name else "",
@@ -114,24 +139,22 @@ def _shown_spaces(store: Store, space: Space) -> Mapping[str, Any]:
             "model": each.requested.model,
             "path": store.location(each.name),
         }
-        rows.append(dg.TableRecord(row))
+        records.append(dg.TableRecord(row))
+    rows = sum(file.facts.rows for file in _published(store, space))
     return {
         "space_title": space.title,
         "space": space.name,
         "model": space.requested.model,
         "dimension": space.dimension,
         "location": store.location(space.name),
-        "dagster/row_count": dg.MetadataValue.int(_rows(store, space)),
-        "spaces": dg.MetadataValue.table(rows),
+        "dagster/row_count": dg.MetadataValue.int(rows),
+        "spaces": dg.MetadataValue.table(records),
     }
 
 
-def _rows(store: Store, space: Space) -> int:
-    rows = 0
-    for file in OutputState(store, space.name).files().values():
-        if isinstance(file, PublishedFile):
-            rows += file.facts.rows
-    return rows
+def _published(store: Store, space: Space) -> list[PublishedFile]:
+    found = OutputState(store, space.name).files().values()
+    return [file for file in found if isinstance(file, PublishedFile)]
 
 
 def known_space(resources: CatalogResources, store: Store) -> Space | None:

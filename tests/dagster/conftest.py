@@ -60,13 +60,13 @@ class Ran:
     def materialized(
         self, asset: dg.AssetKey = NAMES.embeddings
     ) -> dict[str | None, dg.AssetMaterialization]:
-        """Return materializations by partition key, in the order they were stored; without that of
-        `embeddings` or `next_space` which says that there was nothing to do."""
+        """Return materializations by partition key, in the order they were stored, without that of
+        the whole output, which ends a run."""
         found: dict[str | None, dg.AssetMaterialization] = {}
         for event in self._events(dg.DagsterEventType.ASSET_MATERIALIZATION):
             if event.asset_key == asset:
                 found[event.partition] = event.step_materialization_data.materialization
-        if asset in (NAMES.embeddings, NAMES.next_space):
+        if asset.path[-1].startswith(("embeddings", "next_space")):
             found.pop(None, None)
         return found
 
@@ -154,8 +154,10 @@ class Workbench:
         relative to `root`."""
         given = {"source": "catalog", "output": "output", "model": MODEL}
         settings = load_settings(**given | self.settings)
-        # JSON leaves out secrets
-        name = f"{settings.model_dump_json()} {self.settings.get('alert_webhook')}"
+        # JSON leaves out secrets, and whether a value is the default or was given
+        given_names = sorted(settings.model_fields_set)
+        webhook = self.settings.get("alert_webhook")
+        name = f"{settings.model_dump_json()} {given_names} {webhook}"
         if name not in _DEFINITIONS:
             _DEFINITIONS[name] = embedding_catalog(settings)
         return _DEFINITIONS[name]

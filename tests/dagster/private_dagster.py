@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,33 @@ def stale_status(
     graph = definitions.get_repository_def().asset_graph
     loading = LoadingContextForTest(instance)
     return CachingStaleStatusResolver(instance, graph, loading).get_status(asset, key).value
+
+
+def standard_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries with names and types that Dagster knows, without their prefix."""
+    from dagster._core.definitions.metadata import TableMetadataSet
+    from dagster._core.definitions.metadata.metadata_set import UriMetadataSet
+
+    table = TableMetadataSet.extract(metadata)
+    found = {name.removeprefix("dagster/"): value for name, value in {**table}.items()}
+    uri = UriMetadataSet.extract(metadata).uri
+    return found if uri is None else {**found, "uri": uri}
+
+
+def freshness(
+    instance: dg.DagsterInstance, definitions: dg.Definitions, asset: dg.AssetKey, at: datetime
+) -> str:
+    """Return PASS, WARN, FAIL or UNKNOWN, as Dagster's daemon decides it at a time."""
+    from dagster._core.definitions.freshness_evaluator import FRESHNESS_EVALUATORS_BY_POLICY_TYPE
+    from dagster._core.loader import LoadingContextForTest
+    from dagster._core.test_utils import freeze_time
+
+    node = definitions.get_repository_def().asset_graph.get(asset)
+    assert node.freshness_policy is not None
+    evaluator = FRESHNESS_EVALUATORS_BY_POLICY_TYPE[type(node.freshness_policy)]()
+    loading: Any = LoadingContextForTest(instance)
+    with freeze_time(at):
+        return asyncio.run(evaluator.evaluate_freshness(loading, node)).value
 
 
 def ask_graphql(instance: dg.DagsterInstance, query: str) -> dict[str, Any]:

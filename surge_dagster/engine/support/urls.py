@@ -20,6 +20,13 @@ def is_object_store(url: str | Path) -> bool:
     return bool(mark) and scheme in OBJECT_STORE_SCHEMES
 
 
+def to_uri(place: str) -> str:
+    """Return the URI of a local path; that of an object is its URL."""
+    if is_object_store(place) or place.startswith("file://"):
+        return place
+    return expanded(place).absolute().as_uri()
+
+
 def split_url(url: str, *, what: str) -> SplitResult:
     """Return the parts of a URL; an error does not show it, since it may hold a password."""
     try:
