@@ -2,81 +2,99 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
-from dagster.components.scaffold.scaffold import get_scaffolder
+import yaml
+from dagster.components.testing import DefsFolderSandbox, create_defs_folder_sandbox
 from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
 from surge_dagster import EmbeddingCatalog
+from surge_dagster.component import _Scaffolder, _ScaffoldParams
 from surge_dagster.config.settings import Settings
 from surge_dagster.engine.errors import ConfigError
-from tests.dagster.conftest import Workbench
-
-DEFINITIONS = """
-from pathlib import Path
-import dagster as dg
-
-@dg.definitions
-def defs() -> dg.Definitions:
-    return dg.load_from_defs_folder(path_within_project=Path(__file__).parent)
-"""
-PROJECT = """
-[project]
-name = "my_project"
-version = "1"
-[tool.dg]
-directory_type = "project"
-[tool.dg.project]
-root_module = "my_project"
-"""
 
 
 @pytest.fixture
-def project(tmp_path: Path, bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A `dg` project without catalogs; DAGSTER_HOME is the workbench's."""
-    package = tmp_path / "src" / "my_project"
-    (package / "defs").mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "definitions.py").write_text(DEFINITIONS)
-    (tmp_path / "pyproject.toml").write_text(PROJECT)
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "src"))
-    return tmp_path
+def sandbox() -> Iterator[DefsFolderSandbox]:
+    """A `dg` project without catalogs."""
+    with create_defs_folder_sandbox() as made:
+        yield made
 
 
 def load(**attributes: Any) -> EmbeddingCatalog:
     return EmbeddingCatalog.from_attributes_dict(attributes=attributes)
 
 
+def scaffolded(sandbox: DefsFolderSandbox, **params: str) -> Path:
+    """Scaffold the catalog "shop" as `dg scaffold defs` does, and return its folder."""
+    return sandbox.scaffold_component(EmbeddingCatalog, "shop", scaffold_params=params)
+
+
+def places_of(sandbox: DefsFolderSandbox) -> list[str]:
+    """Load the project, and return source and output of its catalog."""
+    with sandbox.build_all_defs() as definitions:
+        resources = definitions.resources or {}
+        return [resources[key].url for key in ("shop_catalog", "shop_output")]
+
+
 def test_scaffolded_catalog_lies_in_the_project_from_any_working_folder(
-    project: Path, monkeypatch: pytest.MonkeyPatch
+    sandbox: DefsFolderSandbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    folder = project / "src" / "my_project" / "defs" / "shop"
-    folder.mkdir()
+    scaffolded(sandbox)
+    monkeypatch.chdir(tmp_path)
 
-    scaffolder = get_scaffolder(EmbeddingCatalog)
+    data = f"{sandbox.project_root}/data/shop"
+    assert places_of(sandbox) == [f"{data}/catalog", f"{data}/embeddings"]
 
-    assert isinstance(scaffolder, dg.Scaffolder)
 
-    scaffolder.scaffold(
-        dg.ScaffoldRequest(
-            type_name="surge_dagster.EmbeddingCatalog",
-            target_path=folder,
-            scaffold_format="yaml",
-            project_root=project,
-            params=None,  # pyright: ignore[reportArgumentType]
-        )
+def test_scaffolded_catalog_has_the_places_that_were_given(
+    sandbox: DefsFolderSandbox,
+) -> None:
+    scaffolded(sandbox, source="s3://shop/catalog", output="gs://vectors/shop")
+
+    assert places_of(sandbox) == ["s3://shop/catalog", "gs://vectors/shop"]
+
+
+def test_scaffolded_file_sets_what_was_given_and_no_more(sandbox: DefsFolderSandbox) -> None:
+    folder = scaffolded(sandbox, model="intfloat/e5-small", nightly_cron="0 3 * * *")
+
+    written = yaml.safe_load((folder / "defs.yaml").read_text())
+    assert written["attributes"].keys() == {"name", "source", "output", "model", "nightly_cron"}
+
+
+def test_catalog_that_is_appended_to_a_file_has_another_name(
+    sandbox: DefsFolderSandbox,
+) -> None:
+    file = scaffolded(sandbox) / "defs.yaml"
+    params = _ScaffoldParams()  # pyright: ignore[reportCallIssue]
+    request = dg.ScaffoldRequest(
+        "surge_dagster.EmbeddingCatalog", file, "yaml", sandbox.project_root, params, append=True
     )
-    monkeypatch.syspath_prepend(project / "src")
-    monkeypatch.chdir(project / "src")
-    resources = dg.load_from_defs_folder(path_within_project=project).resources or {}
-    places = [resources[key].url for key in ("shop_catalog", "shop_output")]
 
-    assert places == [f"{project}/data/shop/catalog", f"{project}/data/shop/embeddings"]
+    _Scaffolder().scaffold(request)
+
+    names = [each["attributes"]["name"] for each in yaml.safe_load_all(file.read_text())]
+    assert len(set(names)) == 2
+
+
+def test_each_answer_in_the_comments_of_a_scaffolded_file_is_valid(
+    sandbox: DefsFolderSandbox,
+) -> None:
+    lines = (scaffolded(sandbox) / "defs.yaml").read_text().splitlines()
+    answers = [line.removeprefix("  # ") for line in lines if re.match(r"  # \w+: ", line)]
+    schema = Draft202012Validator(EmbeddingCatalog.model().model_json_schema())
+
+    attributes: list[dict[str, Any]] = [yaml.safe_load(answer) for answer in answers]
+
+    assert len(attributes) > 8
+    for each in attributes:
+        assert schema.is_valid({"source": "c", "output": "o", **each}), each
 
 
 def test_attributes_are_the_settings_and_the_name() -> None:
