@@ -36,6 +36,7 @@ import dagster as dg
 from surge_dagster.config.settings import Settings
 from surge_dagster.engine.errors import Cancelled, SurgeError
 from surge_dagster.engine.plan.dividing import cut
+from surge_dagster.engine.support.collector import without_collector
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.discovery import (
     Listing,
@@ -93,7 +94,8 @@ def new_partitions(
     def sensor(
         context: dg.SensorEvaluationContext,
     ) -> list[dg.RunRequest] | dg.RunRequest | dg.SkipReason:
-        return _look(names, settings, context)
+        with without_collector():
+            return _look(names, settings, context)
 
     return sensor
 
