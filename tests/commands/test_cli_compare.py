@@ -40,9 +40,13 @@ def test_labelled_queries_are_judged(surge: Command, spaces: tuple[str, str]) ->
 
 
 def test_tables_show_the_queries_that_change(surge: Command, spaces: tuple[str, str]) -> None:
+    texts = [f"a number {row},b,b-{row}" for row in range(20)]
+    (surge.root / "queries.csv").write_text("\n".join(["query,partition,id", *texts]))
+
     code, out, _ = surge("compare", "out", "--with", spaces[1], "--queries", "queries.csv")
 
     assert code == 0
+    assert "nDCG@10 of the queries that gain most" in out
     assert "nDCG@10 of the queries that lose most" in out
     assert f"{spaces[1]}: no difference can be seen with 20 queries: nDCG@10" in out
 

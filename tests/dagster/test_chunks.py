@@ -12,8 +12,6 @@ from tests.dagster.conftest import NAMES, Workbench, values_of
 from tests.engine.chunks.documents import prose
 from tests.engine.conftest import demo_folder as demo_folder
 
-pytestmark = pytest.mark.usefixtures("hashing_workers")
-
 LONG = prose(Random(1), 30)
 
 
