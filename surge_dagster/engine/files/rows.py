@@ -218,20 +218,30 @@ def invalid_row(
         may_be_zero: whether a row may be all zeros: models without a token for a blank text give it
             such a vector.
     """
+    for row in np.flatnonzero(~has_valid_length(matrix, normalized=normalized)).tolist():
+        vector = matrix[row].astype(np.float32)
+        if not np.isfinite(vector).all():
+            return row, "its vector is not finite"
+        # else its components are finite and only the square of its length is not
+        is_blank = not vector.any() and may_be_zero(row)
+        if normalized and not is_blank:
+            length = float(np.linalg.norm(vector))
+            return row, f"its vector has length {length:.4f}; expected 1"
+    return None
+
+
+def has_valid_length(matrix: np.ndarray, *, normalized: bool) -> np.ndarray:
+    """Return which rows of a [rows, dimension] matrix have length 1 if they are normalized, or else
+    a finite one, bool [rows]; the others may be embeddings only as `invalid_row` says."""
     if matrix.dtype.itemsize == 1:  # every byte is a valid int8 value, and every bit
-        return None
+        return np.ones(len(matrix), np.bool_)
     tolerance = _NORM_TOLERANCE[matrix.dtype]
+    is_valid = np.empty(len(matrix), np.bool_)
     for start in range(0, len(matrix), _CHECKED_ROWS):
         part = matrix[start : start + _CHECKED_ROWS].astype(np.float32, copy=False)
         with np.errstate(over="ignore"):
             lengths = np.sqrt(np.vecdot(part, part))
         # The comparison fails if a component is NaN or infinite.
         valid = np.abs(lengths - 1) <= tolerance if normalized else np.isfinite(lengths)
-        for row in np.flatnonzero(~valid).tolist():
-            if not np.isfinite(part[row]).all():
-                return start + row, "its vector is not finite"
-            # else its components are finite and only the square of its length is not
-            is_blank = not part[row].any() and may_be_zero(start + row)
-            if normalized and not is_blank:
-                return start + row, f"its vector has length {float(lengths[row]):.4f}; expected 1"
-    return None
+        is_valid[start : start + _CHECKED_ROWS] = valid
+    return is_valid

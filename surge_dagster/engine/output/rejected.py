@@ -156,8 +156,10 @@ class RejectedLists:
 
     def remove_old(self, facts: FileFacts) -> None:
         """Remove the list of a published file that has no such rows any more."""
+        if facts.rejected_rows or not self._names:
+            return
         name = list_name(self._space, facts.partition_key)
-        if not facts.rejected_rows and name in self._names:
+        if name in self._names:
             self._store.delete(name)
 
 

@@ -22,7 +22,7 @@ from surge_dagster.engine.errors import DataError, SurgeError, TransientError
 from surge_dagster.engine.files.facts import FileFacts, InvalidFile, VectorFacts
 from surge_dagster.engine.files.formats import PublishedFile
 from surge_dagster.engine.files.parquet import STRING_COPIES, levels_bytes, write_file
-from surge_dagster.engine.files.rows import group_rows, invalid_row, vector_bytes
+from surge_dagster.engine.files.rows import group_rows, has_valid_length, invalid_row, vector_bytes
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.rejected import RejectedLists
 from surge_dagster.engine.run.change_feed import write_changes
@@ -75,6 +75,7 @@ class Publication:
     Attributes:
         hashes: of all texts of the SuperBatch.
         staged: staged rows by the segment's start.
+        has_valid_length: of the vectors of the whole SuperBatch, bool [rows].
     """
 
     encoded: EncodedSuperBatch
@@ -90,10 +91,14 @@ class Publication:
     truncated: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
     hashes: pa.Array = field(init=False)
+    has_valid_length: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
         slot = self.encoded.batch.slot
         self.hashes = text_hashes(slot.texts(0, len(slot)))
+        self.has_valid_length = has_valid_length(
+            slot.matrix(0, len(slot)), normalized=self.target.space.normalize
+        )
 
     def publish(self, segment: Segment, read: ReadPartition) -> None:
         """Write the file of a partition that lies whole in this SuperBatch."""
@@ -154,6 +159,8 @@ class Publication:
         self._require_encoded(segment)
         slot = self.encoded.batch.slot
         matrix = slot.matrix(segment.start, segment.stop)
+        if self.has_valid_length[segment.start : segment.stop].all():
+            return matrix
         texts = slot.texts(segment.start, segment.stop)
         wrong = invalid_row(
             matrix,

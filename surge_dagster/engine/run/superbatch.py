@@ -4,7 +4,7 @@ on their way, and the space that their files go to."""
 from __future__ import annotations
 
 import secrets
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -313,5 +313,8 @@ class SpaceTarget:
             blank_texts=read.blank_texts,
             rejected_rows=read.rejected.rows,
             transient_rows=read.rejected.transient,
-            **asdict(vectors),
+            truncated=vectors.truncated,
+            rows_reused=vectors.rows_reused,
+            rows_encoded=vectors.rows_encoded,
+            oldest_encoded_at=vectors.oldest_encoded_at,
         )

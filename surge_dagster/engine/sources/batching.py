@@ -58,7 +58,9 @@ def together(
             size = batch.nbytes
             rows = len(batch)
         pending.append(batch)
-    if pending:
+    if len(pending) == 1:
+        yield pending[0]
+    elif pending:
         yield pa.concat_batches(pending)
 
 

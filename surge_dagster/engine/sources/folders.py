@@ -94,24 +94,25 @@ class FolderCatalog:
         page_bytes = max(pages)
         if self._files.is_remote:
             page_bytes += _BUCKET_BYTES
-        partition = Partition(
+        rows = None
+        text_bytes = sum(file.size for file in group.files)
+        read_range = None
+        selection = self.selection
+        if not others:
+            rows = sum(footer.rows for footer in footers)
+            text_bytes = sum(footer.row_bytes for footer in footers)
+            if selection.missing_text != "skip" and selection.bad_rows == "refuse":
+                read_range = partial(self._read, group, ends, None)
+        return Partition(
             key=group.key,
             source_version=self._version(group.files, ends),
             read=partial(self._read, group, ends, ahead),
             current_source_version=partial(self._current_version, group),
-            text_bytes=sum(file.size for file in group.files),
+            rows=rows,
+            text_bytes=text_bytes,
             page_bytes=page_bytes,
-            id_bytes=self.selection.id_bytes,
-        )
-        if others:
-            return partition
-        selection = self.selection
-        are_places_known = selection.missing_text != "skip" and selection.bad_rows == "refuse"
-        return replace(
-            partition,
-            rows=sum(footer.rows for footer in footers),
-            text_bytes=sum(footer.row_bytes for footer in footers),
-            read_range=partial(self._read, group, ends, None) if are_places_known else None,
+            id_bytes=selection.id_bytes,
+            read_range=read_range,
         )
 
     def _footers(

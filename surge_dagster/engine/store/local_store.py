@@ -37,15 +37,19 @@ _ATTEMPTS = 100  # to create a temp file before another process removes it or it
 
 class LocalUpload(Upload):
     """An object as a temp file, whose lock ends when `sink` is closed; a hidden folder is created
-    with it."""
+    with it.
+
+    Paths are strings here: a `Path` for each of them costs as much as writing a few rows.
+    """
 
     def __init__(self, root: Path, name: str) -> None:
         self._name = name
-        self._final = root / name
+        self._final = f"{root}/{name}"
+        self._folder = self._final.rpartition("/")[0]
         self._is_hidden = is_hidden(name)
         self._published = False
         with storage_errors(self._final):
-            self._temp, self.sink = _open_temp(self._final.parent, create_folder=self._is_hidden)
+            self._temp, self.sink = _open_temp(self._folder, create_folder=self._is_hidden)
 
     def publish(self, still_wanted: Callable[[], None]) -> StoredObject:
         """See `Upload`.
@@ -65,17 +69,17 @@ class LocalUpload(Upload):
 
     def _rename(self, checked_file: tuple[int, int, int] | None) -> bool:
         """Make the file visible, unless another writer has replaced `checked_file`."""
-        lock = contextlib.nullcontext() if self._is_hidden else _folder_lock(self._final.parent)
+        lock = contextlib.nullcontext() if self._is_hidden else _folder_lock(self._folder)
         with lock:
             is_replaced = not self._is_hidden and self._published_file() != checked_file
             if not is_replaced:
-                self._temp.rename(self._final)
+                os.rename(self._temp, self._final)  # noqa: PTH104
                 self._published = True
         return self._published
 
     def _published_file(self) -> tuple[int, int, int] | None:
         try:
-            status = self._final.stat()
+            status = os.stat(self._final)  # noqa: PTH116
         except FileNotFoundError:
             return None
         return status.st_ino, status.st_size, status.st_mtime_ns
@@ -93,29 +97,32 @@ class LocalUpload(Upload):
         trace: TracebackType | None,
     ) -> None:
         if not self._published:
-            self._temp.unlink(missing_ok=True)
+            Path(self._temp).unlink(missing_ok=True)
         # a published file is on the disk, and another one is discarded
         with contextlib.suppress(OSError):
             self.sink.close()
 
 
 @contextlib.contextmanager
-def _folder_lock(folder: Path) -> Iterator[None]:
+def _folder_lock(folder: str) -> Iterator[None]:
     """Keep other threads and processes out, while a file is checked and renamed."""
-    with (folder / LOCK_NAME).open("wb") as lock:  # closing it ends the lock
+    lock = os.open(f"{folder}/{LOCK_NAME}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)  # ends the lock
 
 
-def _open_temp(folder: Path, *, create_folder: bool) -> tuple[Path, pa.NativeFile]:
+def _open_temp(folder: str, *, create_folder: bool) -> tuple[str, pa.NativeFile]:
     """Create and lock a temp file; other processes may remove an empty folder, and a file that has
     no lock yet."""
-    path = folder / f"{TEMP_PREFIX}{secrets.token_hex(12)}"
+    path = f"{folder}/{TEMP_PREFIX}{secrets.token_hex(12)}"
     for _ in range(_ATTEMPTS):
         try:
             if create_folder:
-                folder.mkdir(parents=True, exist_ok=True)
-            file = pa.OSFile(str(path), "wb")
+                Path(folder).mkdir(parents=True, exist_ok=True)
+            file = pa.OSFile(path, "wb")
         except (FileNotFoundError, FileExistsError):
             if create_folder:
                 continue
@@ -153,7 +160,7 @@ def stored_object(name: str, status: os.stat_result) -> StoredObject:
 
 
 @contextlib.contextmanager
-def storage_errors(target: Path) -> Iterator[None]:
+def storage_errors(target: Path | str) -> Iterator[None]:
     """Turn an OSError into an error that names the file and what to do."""
     try:
         yield
