@@ -30,12 +30,7 @@ for _high, _first in _NIBBLES.items():
 
 def text_hashes(texts: pa.Array) -> pa.FixedSizeBinaryArray:
     """Return the first 16 bytes of the SHA-256 of each text's UTF-8 bytes; no text may be null."""
-    hashes = bytearray()
-    if len(texts) < _FEW_ROWS:
-        hashes += _by_text(texts)
-    else:
-        for start in range(0, len(texts), _ROWS):
-            hashes += _by_column(texts[start : start + _ROWS])
+    hashes = _by_text(texts) if len(texts) < _FEW_ROWS else _by_column(texts)
     return pa.Array.from_buffers(TEXT_HASH, len(texts), [None, pa.py_buffer(hashes)])  # pyright: ignore[reportReturnType]
 
 
@@ -46,12 +41,17 @@ def _by_text(texts: pa.Array) -> bytes:
     return b"".join([digest[:HASH_BYTES] for digest in digests])
 
 
-def _by_column(texts: pa.Array) -> memoryview:
+def _by_column(texts: pa.Array) -> np.ndarray:
     import polars as pl
     import polars_hash
 
-    hashed = pl.DataFrame({"text": texts}).select(polars_hash.col("text").chash.sha2_256())
-    column = hashed.to_series().to_arrow(compat_level=pl.CompatLevel.oldest())
-    _, digits = value_parts(column)
-    pairs = np.frombuffer(digits, "<u2").reshape(len(texts), -1)
-    return _BYTES.take(pairs[:, :HASH_BYTES]).data.cast("B")
+    hashes = np.empty((len(texts), HASH_BYTES), np.uint8)
+    expression = polars_hash.col("text").chash.sha2_256()
+    for start in range(0, len(texts), _ROWS):
+        rows = slice(start, start + _ROWS)
+        hashed = pl.DataFrame({"text": texts[rows]}).select(expression).to_series()
+        _, digits = value_parts(hashed.to_arrow(compat_level=pl.CompatLevel.oldest()))
+        pairs = np.frombuffer(digits, "<u2").reshape(len(hashed), -1)
+        # With this mode numpy writes without a copy of `out`.
+        _BYTES.take(pairs[:, :HASH_BYTES], out=hashes[rows], mode="clip")
+    return hashes

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
+from surge_dagster.engine.support import process_memory
 from surge_dagster.engine.support.process_memory import MemoryGauge, memory_bytes
 
 
@@ -52,10 +56,46 @@ def test_gauge_measures_allocated_memory() -> None:
     assert not gauge._thread.is_alive()
 
 
-def test_process_that_ends_during_a_sample_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    with subprocess.Popen(["true"]) as running:
-        ending = psutil.Process(running.pid)
-    monkeypatch.setattr(psutil.Process, "children", lambda *_, **__: [ending])
-    with MemoryGauge(interval_seconds=60) as gauge:
+def test_gauge_adds_up_this_process_and_its_descendants() -> None:
+    hold = "import time; held = bytearray(b'1') * (100 << 20); print(flush=True); time.sleep(600)"
+    command = f'exec {sys.executable} -c "{hold}" & wait'
+    with (
+        subprocess.Popen(
+            ["sh", "-c", command], stdout=subprocess.PIPE, start_new_session=True
+        ) as shell,
+        MemoryGauge(interval_seconds=60) as gauge,
+    ):
+        assert shell.stdout is not None
+        shell.stdout.readline()
+        before = psutil.Process().memory_info().rss
         gauge._sample()
-    assert gauge.peak_bytes > 0
+        os.killpg(shell.pid, signal.SIGKILL)
+
+    assert gauge.peak_bytes > before / 2 + (100 << 20)
+
+
+def test_gauge_reads_shared_pages_only_if_more_memory_is_resident(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resident = iter([1000, 1000, 900, 1005, 2000, 1500, 2000, 2000])
+    monkeypatch.setattr(process_memory, "_resident_bytes", lambda processes: next(resident))
+    monkeypatch.setattr(process_memory, "_family", lambda pid: [pid])
+    readings: list[int] = []
+    monkeypatch.setattr(process_memory, "_pss_bytes", lambda pid: readings.append(pid) or 700)
+    gauge = MemoryGauge()
+
+    for _ in range(3):
+        gauge._sample()
+    assert len(readings) == 1
+
+    gauge._sample()
+    assert len(readings) == 2
+
+
+def test_process_that_has_ended_takes_no_memory() -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+
+    assert process_memory._resident_bytes([ended.pid]) == 0
+    assert process_memory._pss_bytes(ended.pid) == 0
+    assert list(process_memory._family(ended.pid)) == [ended.pid]
