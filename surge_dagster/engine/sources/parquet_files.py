@@ -30,7 +30,7 @@ _DECODED_BYTES = 16 * 1024 * 1024
 # Memory of reading a row group, as a multiple of its uncompressed size: a page may hold all of it,
 # compressed and uncompressed, and its long texts may come in one batch (measured: 3.0).
 _COPIES = 3
-# In larger row groups the longest value that rows share is read first.
+# In larger row groups the longest value of dictionaries is looked up.
 _UNSEEN_BYTES = 256 * 1024
 _VERSION_BYTES = 250  # a database index has room for little
 # Columns are read with checksums, and in pieces of their pages.
@@ -104,10 +104,8 @@ def _rows(
         return reader.metadata.row_group(group).num_rows
 
     def read(group: int) -> Iterator[pa.RecordBatch]:
-        rows = rows_per_read(reader, source, columns, group)
-        return reader.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
+        return _rows_of_group(reader, source, request.columns, group)
 
-    columns = request.columns
     groups = range(reader.num_row_groups)
     if request.rows is None:
         for group in groups:
@@ -127,21 +125,38 @@ def _recordable(version: str) -> str:
     return hashlib.sha256(raw).hexdigest()[:32]
 
 
+def _rows_of_group(
+    reader: pq.ParquetFile, source: pa.NativeFile, columns: list[str], group: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a row group, so many at a time that what is decoded is bounded.
+
+    How many they are depends on facts of columns, which are safe to read only after their pages. So
+    the first row is read before the others, unless all fit however long the shared values are.
+    """
+    facts = reader.metadata.row_group(group)
+    fits = facts.num_rows * facts.total_byte_size <= _DECODED_BYTES
+    rows = max(1, facts.num_rows) if fits else 1
+    batches = reader.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
+    for first in batches:
+        yield first
+        if not fits:
+            rows = rows_per_read(reader, source, columns, group)
+            reader.reader.set_batch_size(max(1, rows - 1))  # `together` joins the first row to them
+        break
+    yield from batches
+
+
 def rows_per_read(
     reader: pq.ParquetFile, source: pa.NativeFile, columns: list[str], group: int
 ) -> int:
-    """Return how many rows of a row group to read at once, so that what is decoded is bounded."""
+    """Return how many rows of a row group to read at once, so that what is decoded is bounded; call
+    it after one of its rows was read."""
     facts = reader.metadata.row_group(group)
-    stored = max(1, facts.total_byte_size)
-    # The mean deceives if rows share what is stored once; a text is still no longer than all
-    # that is stored.
-    longest = stored
-    if stored > _UNSEEN_BYTES:
-        longest = _longest_shared(reader, source, columns, group)
+    # The mean deceives if rows share what is stored once.
+    by_mean = BATCH_BYTES * facts.num_rows // max(1, facts.total_byte_size)
     # Rows with a longer text are refused in any case.
     least = _DECODED_BYTES // DEFAULT_MAX_TEXT_BYTES
-    by_mean = BATCH_BYTES * facts.num_rows // stored
-    by_longest = max(least, _DECODED_BYTES // longest)
+    by_longest = max(least, _DECODED_BYTES // _longest_shared(reader, source, columns, group))
     return max(1, min(BATCH_ROWS, by_mean, by_longest))
 
 
@@ -150,6 +165,27 @@ def _longest_shared(
 ) -> int:
     """Return the bytes of a row that has the longest shared value in each column, or more."""
     facts = reader.metadata.row_group(group)
+    stored = max(1, facts.total_byte_size)  # no value is longer
+    chunks = (facts.column(place) for place in range(facts.num_columns))
+    shared: list[str] = []
+    for chunk in chunks:
+        if chunk.path_in_schema not in columns or chunk.physical_type != "BYTE_ARRAY":
+            continue
+        if "DELTA_BYTE_ARRAY" in chunk.encodings:  # its texts may begin as others do
+            return stored
+        if chunk.has_dictionary_page:
+            shared.append(chunk.path_in_schema)
+    if not shared:
+        return 1
+    if stored <= _UNSEEN_BYTES:
+        return stored
+    return _longest_in_dictionaries(reader, source, shared, group)
+
+
+def _longest_in_dictionaries(
+    reader: pq.ParquetFile, source: pa.NativeFile, columns: list[str], group: int
+) -> int:
+    """Return the bytes of a row that has the longest value of each of these dictionaries."""
     options = _OPTIONS | {"read_dictionary": columns, "metadata": reader.metadata}
     try:
         with pq.ParquetFile(source, **options) as dictionaries:
@@ -158,16 +194,11 @@ def _longest_shared(
             )
             first = select(next(rows), columns)
     except (*UNREADABLE, KeyError, StopIteration):  # reading itself reports what cannot be read
-        return facts.total_byte_size
+        return max(1, reader.metadata.row_group(group).total_byte_size)
 
-    schema = reader.metadata.schema
-    places = {schema.column(place).path: place for place in range(reader.metadata.num_columns)}
     longest = 1
-    for name, column in zip(columns, first.columns, strict=True):
+    for column in first.columns:
         if isinstance(column, pa.DictionaryArray):
             values = column.dictionary.cast(pa.large_binary())
             longest += int(value_lengths(values).max(initial=0))
-            # Its texts may begin as others do. A column's facts are safe to read after its pages.
-            if "DELTA_BYTE_ARRAY" in facts.column(places[name]).encodings:
-                return facts.total_byte_size
     return longest

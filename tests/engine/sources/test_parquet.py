@@ -3,6 +3,7 @@ catalog."""
 
 from __future__ import annotations
 
+import io
 import os
 import random
 from pathlib import Path
@@ -84,6 +85,14 @@ class TestStreaming:
         with pa.OSFile(path) as source, pq.ParquetFile(source) as reader:
             assert rows_per_read(reader, source, ["id", "text"], 0) > 3_000
 
+    def test_pages_are_looked_at_only_if_they_have_dictionaries(self, tmp_path: Path) -> None:
+        rows = [(str(number), f"{number:07d}" * 80) for number in range(20_000)]
+        plain = write_partition(tmp_path, "plain", rows, use_dictionary=False)
+        shared = write_partition(tmp_path, "shared", rows)
+
+        assert bytes_read_to_choose_rows(plain) == 0
+        assert bytes_read_to_choose_rows(shared) > 0
+
     def test_long_texts_that_stand_together_are_not_read_thousands_at_a_time(
         self, tmp_path: Path
     ) -> None:
@@ -102,6 +111,24 @@ class TestStreaming:
         next(reading)
         reading.close()  # pyright: ignore[reportAttributeAccessIssue]
         assert str(tmp_path) not in str(open_descriptors())
+
+
+def bytes_read_to_choose_rows(path: Path) -> int:
+    """Bytes that are read of a file to choose how many rows are read at once."""
+    with CountedFile(path) as counted, pq.ParquetFile(path) as reader:
+        rows_per_read(reader, pa.PythonFile(counted, "r"), ["id", "text"], 0)
+        return counted.bytes_read
+
+
+class CountedFile(io.FileIO):
+    """A file that counts the bytes that are read of it."""
+
+    bytes_read = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        content = super().read(size)
+        self.bytes_read += len(content)
+        return content
 
 
 def sizes(partition: Partition) -> tuple[int, int]:
