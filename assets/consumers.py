@@ -15,7 +15,7 @@ from pydantic import Field
 
 from surge_dagster.assets.embeddings import files_metadata
 from surge_dagster.config.settings import Settings
-from surge_dagster.consumers.comparison import Comparison, compare
+from surge_dagster.consumers.comparison import Comparison, compare, index_recall
 from surge_dagster.consumers.settings import TargetSettings
 from surge_dagster.consumers.target import HandOver, OpenFeed, Target
 from surge_dagster.engine.errors import SurgeError
@@ -35,7 +35,8 @@ class HandOverConfig(dg.Config):
     compare_everything: bool = Field(
         False,
         description=(
-            "Compare every vector of the table with the files, not a sample: once a week, say."
+            "Compare every vector of the table with the files, not a sample, and measure the "
+            "recall of its index: once a week, say."
         ),
     )
 
@@ -112,6 +113,8 @@ def _apply(target: Target, open_feed: OpenFeed, *, everything: bool) -> tuple[Ha
     def judge(feed: Changes, stored: Target) -> Collection[str]:
         nonlocal compared
         compared = compare(feed, stored, everything=everything)
+        if everything or feed.is_new:
+            compared.index_recall = index_recall(feed, stored)
         return compared.wrong
 
     done = target.apply(open_feed, judge)
@@ -130,7 +133,7 @@ def _failures(done: HandOver, compared: Comparison) -> str:
 
 
 def _metadata(done: HandOver, compared: Comparison) -> dict[str, Any]:
-    return {
+    metadata: dict[str, Any] = {
         "space": done.feed.space.name,
         "partitions": done.partitions,
         "rows_sent": done.rows_sent,
@@ -139,6 +142,9 @@ def _metadata(done: HandOver, compared: Comparison) -> dict[str, Any]:
         "dagster/row_count": compared.rows_found,
         "partitions_failed": len(done.failures),
     }
+    if compared.index_recall is not None:
+        metadata["index_recall_at_10"] = compared.index_recall
+    return metadata
 
 
 def _result(compared: Comparison, failures: Mapping[str, SurgeError]) -> dg.AssetCheckResult:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
 from surge_dagster.consumers.target import Target
-from surge_dagster.engine.errors import DataError, TransientError
+from surge_dagster.engine.compare.recall import recall_of
+from surge_dagster.engine.errors import DataError, SurgeError, TransientError
 from surge_dagster.engine.feed.changes import Changes, Sample
 from surge_dagster.engine.files.rows import matrix_of
+
+log = logging.getLogger(__name__)
 
 # Three samples miss 1 % wrong rows once in 3.5 million times.
 SAMPLE = Sample(rows=500, of_partition=10)
@@ -26,6 +30,7 @@ class Comparison:
         partitions_compared: those whose vectors were in the random sample; None is all.
         wrong: what is wrong, by partition.
         interrupted: why some vectors could not be compared; "" if all were.
+        index_recall: the share of the ten nearest rows that the index finds; None if not measured.
     """
 
     rows_expected: int = 0
@@ -35,6 +40,7 @@ class Comparison:
     partitions_compared: list[str] | None = None
     wrong: dict[str, str] = field(default_factory=dict)
     interrupted: str = ""
+    index_recall: float | None = None
 
 
 def compare(feed: Changes, target: Target, *, everything: bool = False) -> Comparison:
@@ -56,6 +62,24 @@ def compare(feed: Changes, target: Target, *, everything: bool = False) -> Compa
     if everything or _differs(feed, target, compared, SAMPLE):
         _differs(feed, target, compared, None)
     return compared
+
+
+def index_recall(feed: Changes, target: Target) -> float | None:
+    """Return the share of the ten nearest rows that the index of a table finds.
+
+    Reads all files. None if there is no index or no row, if a file cannot be read, or if the
+    distance of the index gives another order than cosine.
+    """
+    distance = target.index_distance
+    files = [file for file in feed.files().values() if file.facts.rows]
+    is_cosine = distance == "cosine" or (distance is not None and feed.space.normalize)
+    if not is_cosine or not files:
+        return None
+    try:
+        return recall_of(feed.store, feed.space, files, target.nearest)
+    except SurgeError as error:
+        log.warning("the recall of %s is not measured: %s", target.place, error)
+        return None
 
 
 def _differs(feed: Changes, target: Target, compared: Comparison, sample: Sample | None) -> bool:

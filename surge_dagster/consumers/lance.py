@@ -4,7 +4,8 @@ A first load is written as one stream in one commit, and gets an index on `parti
 `merge_insert` of up to `_MERGED_BYTES`, which LanceDB keeps in memory, inserts and replaces rows in
 one commit. Deletes are a commit of their own after it, so that readers between the two never miss a
 row; for both in one commit LanceDB would read the whole table into memory. At the end the table is
-compacted, its indexes are extended, and versions older than seven days are dropped.
+compacted, its indexes are extended, and versions older than seven days are dropped. Then the index
+of the vectors is built, if the table does not have it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from surge_dagster.consumers.target import (
+    Distance,
     HandOver,
     Judge,
     OpenFeed,
@@ -28,14 +30,26 @@ from surge_dagster.consumers.target import (
     owner_of,
     require_columns,
 )
-from surge_dagster.engine.errors import TransientError
+from surge_dagster.engine.compare.recall import Found
+from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.feed.changes import PartitionChanges
 from surge_dagster.engine.files.rows import matrix_of
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.printable import first_line
 
 _MERGED_BYTES = 128 * 1024 * 1024
 _DELETED_IDS = 10_000  # of one commit, whose condition has them all
 _KEY = ["partition", "id"]
+Index = Literal["ivf_pq", "hnsw", "none"]
+_INDEX = "embedding_idx"
+# As LanceDB names them.
+_INDEX_TYPES = {"ivf_pq": "IVF_PQ", "hnsw": "IVF_HNSW_SQ"}
+_DISTANCES: dict[Distance, Literal["cosine", "l2", "dot"]] = {
+    "cosine": "cosine",
+    "l2": "l2",
+    "ip": "dot",
+}
+_INDEXED_DTYPES = ("float32", "float16")
 # Metadata of the schema of each table that a hand-over has made.
 _OWNER, _SPACE = b"surge.owner", b"surge.space"
 
@@ -43,9 +57,18 @@ _OWNER, _SPACE = b"surge.owner", b"surge.space"
 class LanceTable:
     """A table of an embedded LanceDB. In a bucket it is not locked against other hand-overs."""
 
-    def __init__(self, uri: str, table: str = "embeddings") -> None:
+    def __init__(
+        self,
+        uri: str,
+        table: str = "embeddings",
+        *,
+        index: Index = "none",
+        distance: Distance = "cosine",
+    ) -> None:
         self._uri = uri
         self._name = table
+        self._index: Index = index
+        self._distance: Distance = distance
 
     @property
     def place(self) -> str:
@@ -58,6 +81,7 @@ class LanceTable:
             with self._errors():
                 table = self._open()
             feed = open_feed()
+            self._require_indexable(feed.space)
             made = {} if table is None else table.schema.metadata or {}
             if table is not None and made.get(_OWNER) != owner_of(feed).encode():
                 owner = made[_OWNER].decode() if _OWNER in made else None
@@ -73,8 +97,11 @@ class LanceTable:
                     before = table.version
                     self._merge(done, table)
                     done.commits = table.version - before
-                if done.commits and (table := self._open()) is not None:
-                    table.optimize()
+                table = self._open()
+                if table is not None:
+                    if done.commits:
+                        table.optimize()
+                    self._index_vectors(table)
             if judge is not None:
                 feed.forget(judge(feed, self))
             feed.confirm()
@@ -100,6 +127,50 @@ class LanceTable:
             for batch in query.to_arrow().to_batches():
                 vectors |= zip(batch.column("id").to_pylist(), matrix_of(batch), strict=True)
             return vectors
+
+    @property
+    def index_distance(self) -> Distance | None:
+        return None if self._index == "none" else self._distance
+
+    def nearest(self, queries: np.ndarray, k: int) -> list[Found]:
+        found: list[Found] = []
+        with self._errors():
+            table = self._open()
+            if table is None:
+                return [[] for _ in queries]
+            for query in queries:
+                search = table.search(query, vector_column_name="embedding")
+                search = search.distance_type(_DISTANCES[self._distance]).limit(k)
+                rows = search.select([*_KEY, "embedding"]).to_arrow().combine_chunks()
+                found.append(
+                    [
+                        ((row["partition"], row["id"]), np.array(row["embedding"], np.float32))
+                        for row in rows.to_pylist()
+                    ]
+                )
+        return found
+
+    def _require_indexable(self, space: Space) -> None:
+        if self._index != "none" and space.dtype not in _INDEXED_DTYPES:
+            raise ConfigError(
+                f"the vectors of the space {space.name} are {space.dtype}, and LanceDB indexes "
+                "float32 and float16 here. Set index to none."
+            )
+
+    def _index_vectors(self, table: Any) -> None:
+        """Build the index of the vectors, if the table does not have it."""
+        if self._index == "none":
+            return
+        stats = table.index_stats(_INDEX)
+        wanted = (_INDEX_TYPES[self._index], _DISTANCES[self._distance])
+        # An index of fewer than 256 rows is not trained, and has none of them.
+        if stats and (stats.index_type, stats.distance_type) == wanted and stats.num_indexed_rows:
+            return
+        from lancedb.index import HnswSq, IvfPq
+
+        kind = IvfPq if self._index == "ivf_pq" else HnswSq
+        config = kind(distance_type=_DISTANCES[self._distance])
+        table.create_index("embedding", config=config, name=_INDEX, replace=True)
 
     def _load(self, done: HandOver, table: Any | None) -> None:
         """Make the table again from the whole feed, in one commit."""

@@ -25,6 +25,7 @@ from surge_dagster.consumers.target import (
     owner_of,
     require_columns,
 )
+from surge_dagster.engine.compare.recall import Found
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.feed.changes import Changes
 from surge_dagster.engine.files.rows import matrix_of
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 Index = Literal["hnsw", "none"]
 # Type of the vectors of each dtype, and how many dimensions an hnsw index takes of it at most.
 _VECTORS = {"float32": ("vector", 2000), "float16": ("halfvec", 4000)}
+_OPERATORS = {"cosine": "<=>", "l2": "<->", "ip": "<#>"}
 _TYPES = {  # the names that Postgres itself uses
     **dict.fromkeys((pa.string(), pa.large_string()), "text"),
     **dict.fromkeys((pa.binary(), pa.large_binary()), "bytea"),
@@ -105,6 +107,25 @@ class PgVectorTable:
             stored = vector.to_numpy()
             vectors[row] = stored.astype(stored.dtype.newbyteorder("="))
         return vectors
+
+    @property
+    def index_distance(self) -> Distance | None:
+        return None if self._index == "none" else self._distance
+
+    def nearest(self, queries: np.ndarray, k: int) -> list[Found]:
+        found: list[Found] = []
+        with self._connected() as connection:
+            query = self._sql(
+                "SELECT partition, id, embedding FROM {table} "
+                "ORDER BY embedding {operator} %b::{kind} LIMIT %s",
+                operator=_OPERATORS[self._distance],
+                kind=self._columns(connection)["embedding"],
+            )
+            cursor = connection.cursor(binary=True)
+            for vector in queries:
+                rows = cursor.execute(query, [vector, k]).fetchall()
+                found.append([((key, row), near.to_numpy()) for key, row, near in rows])
+        return found
 
     def _apply(self, connection: Connection[Any], open_feed: OpenFeed) -> HandOver:
         run = connection.execute

@@ -10,7 +10,7 @@ come twice.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from math import isfinite
@@ -33,6 +33,7 @@ from surge_dagster.consumers.target import (
     owner_of,
     require_columns,
 )
+from surge_dagster.engine.compare.recall import Found
 from surge_dagster.engine.errors import ConfigError, DataError, TransientError
 from surge_dagster.engine.feed.changes import Changes, PartitionChanges
 from surge_dagster.engine.files.rows import matrix_of
@@ -137,6 +138,33 @@ class QdrantTable:
                     if (point.payload or {}).get("partition") == partition:
                         vectors[rows[str(point.id)]] = np.array(point.vector, dtype)
         return vectors
+
+    @property
+    def index_distance(self) -> Distance | None:
+        return self._distance
+
+    def nearest(self, queries: np.ndarray, k: int) -> list[Found]:
+        found: list[Found] = []
+        with self._connected() as client:
+            current = self._current(client)
+            if current is None:
+                return [[] for _ in queries]
+            has_bytes = self._known(client, current)["id"] == str(pa.binary())
+            for query in queries:
+                points = client.query_points(
+                    current,
+                    query.tolist(),
+                    limit=k,
+                    with_payload=["partition", "id"],
+                    with_vectors=True,
+                ).points
+                rows: list[tuple[Hashable, np.ndarray]] = []
+                for point in points:
+                    payload = point.payload or {}
+                    row = bytes.fromhex(payload["id"]) if has_bytes else payload["id"]
+                    rows.append(((payload["partition"], row), np.array(point.vector, np.float32)))
+                found.append(rows)
+        return found
 
     def _current(self, client: QdrantClient) -> str | None:
         """Return the collection that readers use; None if there is none."""

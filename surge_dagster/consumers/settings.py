@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
+from surge_dagster.consumers.lance import Index as LanceIndex
 from surge_dagster.consumers.lance import LanceTable
 from surge_dagster.consumers.postgres import Index, PgVectorTable
 from surge_dagster.consumers.qdrant import QdrantTable
@@ -40,8 +41,11 @@ class LanceDBSettings(_Target):
         min_length=1, description="folder of the database, or a URL that LanceDB takes"
     )
 
+    index: LanceIndex = Field("none", description="index of the vectors: ivf_pq, hnsw or none")
+    distance: Distance = Field("cosine", description="that the index is for: cosine, l2 or ip")
+
     def target(self) -> LanceTable:
-        return LanceTable(self.uri, self.table)
+        return LanceTable(self.uri, self.table, index=self.index, distance=self.distance)
 
 
 class PgVectorSettings(_Target):

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from filelock import FileLock
 
+from surge_dagster.engine.compare.recall import Found
 from surge_dagster.engine.errors import ConfigError, DataError, StoreUnavailable, SurgeError
 from surge_dagster.engine.feed.changes import Changes, PartitionChanges
 from surge_dagster.engine.support.urls import expanded
@@ -92,6 +93,17 @@ class Target(Protocol):
 
     def vectors(self, partition: str, ids: Sequence[object]) -> dict[object, np.ndarray]:
         """Return the vectors of those of some rows that the table has, by id."""
+        ...
+
+    @property
+    def index_distance(self) -> Distance | None: ...  # of the index of the vectors; None: no index
+
+    def nearest(self, queries: np.ndarray, k: int) -> list[Found]:
+        """Return what the index finds for each query with the database's own defaults.
+
+        Args:
+            queries: float32 [queries, dimension].
+        """
         ...
 
 

@@ -60,6 +60,16 @@ class QdrantServer:
         points, following = self.stored.scroll(name, with_vectors=with_vector, **given)
         return {"points": _as_json(points), "next_page_offset": following}
 
+    def query(self, name: str, **given: Any) -> Any:
+        asked = models.QueryRequest(**given)
+        return self.stored.query_points(
+            name,
+            asked.query,
+            limit=asked.limit or 10,
+            with_payload=given["with_payload"],
+            with_vectors=given["with_vector"],
+        )
+
     def delete(self, name: str, **selector: Any) -> Any:
         return self.stored.delete(name, models.FilterSelector(**selector))
 
@@ -92,6 +102,7 @@ _ROUTES: dict[str, Callable[..., Any]] = {
     r"POST /collections/([^/]+)/facet": QdrantServer.facet,
     r"PUT /collections/([^/]+)/points": QdrantServer.upsert,
     r"POST /collections/([^/]+)/points": QdrantServer.retrieve,
+    r"POST /collections/([^/]+)/points/query": QdrantServer.query,
     r"POST /collections/([^/]+)/points/scroll": QdrantServer.scroll,
     r"POST /collections/([^/]+)/points/delete": QdrantServer.delete,
 }

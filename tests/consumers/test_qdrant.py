@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from surge_dagster.consumers import qdrant
+from surge_dagster.consumers.comparison import index_recall
 from surge_dagster.consumers.qdrant import QdrantTable
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, TransientError
@@ -54,6 +55,13 @@ def test_collection_of_a_server_follows_the_files(tmp_path: Path, server: Qdrant
     target = QdrantTable(server.url, "products", api_key=API_KEY)
 
     follow_a_script(Follower(Output(tmp_path / "out"), target))
+
+
+def test_recall_of_a_server_is_measured(tmp_path: Path, server: QdrantServer) -> None:
+    target = QdrantTable(server.url, "products", api_key=API_KEY)
+    done = load(Follower(Output(tmp_path / "out"), target), "a", "b")
+
+    assert index_recall(done.feed, target) == 1
 
 
 def test_request_of_a_server_has_less_than_it_takes(tmp_path: Path, server: QdrantServer) -> None:

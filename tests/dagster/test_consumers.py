@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import dagster as dg
 import pyarrow as pa
@@ -66,6 +67,26 @@ def test_comparison_of_all_vectors_is_requested_in_the_run_config(
 
     assert check.passed
     assert check.description == "6 rows, 6 expected; all 6 vectors compared"
+
+
+def test_recall_of_an_index_is_measured_at_the_first_load_and_on_request(
+    bench: Workbench, table: LanceTable
+) -> None:
+    bench.settings["lancedb"] = bench.settings["lancedb"] | {"index": "hnsw"}
+    bench.fill("ab", 20)
+    assert bench.refresh().success
+    on_request = config_of("lancedb", {"compare_everything": True})
+
+    recalls: list[Any] = []
+    for config in ({}, {}, on_request):
+        ran = bench.run(NAMES.hand_over_job, config)
+        metadata = values_of(ran.materialized(NAMES.lancedb)[None])
+        recalls.append(metadata.get("index_recall_at_10"))
+
+    first, later, requested = recalls
+    assert first == pytest.approx(1, abs=0.05)
+    assert later is None
+    assert requested == first
 
 
 def test_partition_that_cannot_be_handed_over_fails_the_run_by_name(

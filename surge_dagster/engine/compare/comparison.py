@@ -169,10 +169,17 @@ class _Side:
         return batch.column("text_hash")[row].as_py()
 
     def blocks(self, queries: int) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """Yield all rows; a block, its vectors and its scores take at most 64 MiB."""
-        row_bytes = 8 * (queries + self.space.dimension)
-        rows = max(1, min(_MOST_BLOCK_ROWS, _BLOCK_BYTES // row_bytes))
-        return rows_of(self.store, self.space, self.files, self.columns, rows)
+        return blocks_of(self.store, self.space, self.files, self.columns, queries)
+
+
+def blocks_of(
+    store: Store, space: Space, files: Sequence[PublishedFile], columns: list[str], queries: int
+) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yield all rows of files for a number of queries, with the key of their partition; a block,
+    its vectors and its scores take at most 64 MiB."""
+    row_bytes = 8 * (queries + space.dimension)
+    rows = max(1, min(_MOST_BLOCK_ROWS, _BLOCK_BYTES // row_bytes))
+    return rows_of(store, space, files, columns, rows)
 
 
 def _sides(store: Store, first: Space, second: Space) -> list[_Side]:

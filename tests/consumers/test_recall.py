@@ -1,0 +1,156 @@
+"""Indexes of the vectors, and how many of the nearest rows they find."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from surge_dagster.consumers.comparison import index_recall
+from surge_dagster.consumers.lance import Index, LanceTable
+from surge_dagster.consumers.target import Distance, Target
+from surge_dagster.engine.compare.recall import Found
+from surge_dagster.engine.errors import ConfigError
+from tests.consumers.scripts import TEXTS, Follower
+from tests.consumers.tables import table_of
+from tests.engine.feeds import DIMENSION, Output
+
+ROWS = 600
+
+
+def filled(root: Path) -> Output:
+    """An output with two partitions of many rows."""
+    output = Output(root)
+    for key in "ab":
+        output.write(key, {f"{key}-{row}": f"text {row} of {key}" for row in range(ROWS // 2)})
+    return output
+
+
+class Remembering(LanceTable):
+    """A table that keeps the queries and results of all searches."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.searches: list[tuple[np.ndarray, list[Found]]] = []
+
+    def nearest(self, queries: np.ndarray, k: int) -> list[Found]:
+        found = super().nearest(queries, k)
+        self.searches.append((queries, found))
+        return found
+
+
+@pytest.fixture
+def lance(tmp_path: Path) -> Path:
+    pytest.importorskip("lancedb", reason="not installed: the extra 'lancedb'")
+    return tmp_path / "lance"
+
+
+def stats_of(target: LanceTable) -> tuple[str, str, int]:
+    """Type, distance and number of rows of the index."""
+    table = target._open()
+    assert table is not None
+    stats = table.index_stats("embedding_idx")
+    assert stats is not None
+    return stats.index_type, stats.distance_type, stats.num_indexed_rows
+
+
+def test_search_of_a_small_table_finds_the_nearest_rows(tmp_path: Path, target: Target) -> None:
+    output = Output(tmp_path / "out", "float16")
+    output.write("a", {str(row): f"text {row}" for row in range(100)})
+
+    feed = Follower(output, target).hand_over().feed
+
+    if isinstance(target, LanceTable):
+        assert index_recall(feed, target) is None, "it has no index"
+        target._index = "hnsw"  # it has none yet either, and so searches all rows
+    assert index_recall(feed, target) == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("index", "distance", "stats"),
+    [
+        ("ivf_pq", "cosine", ("IVF_PQ", "cosine", ROWS)),
+        ("hnsw", "l2", ("IVF_HNSW_SQ", "l2", ROWS)),
+        ("hnsw", "ip", ("IVF_HNSW_SQ", "dot", ROWS)),
+    ],
+)
+def test_index_of_lancedb_has_all_rows(
+    tmp_path: Path, lance: Path, index: Index, distance: Distance, stats: tuple[str, str, int]
+) -> None:
+    target = LanceTable(str(lance), "products", index=index, distance=distance)
+
+    Follower(filled(tmp_path / "out"), target).hand_over()
+
+    assert stats_of(target) == stats
+
+
+def test_index_of_lancedb_follows_later_changes(tmp_path: Path, lance: Path) -> None:
+    target = LanceTable(str(lance), "products", index="ivf_pq")
+    follower = Follower(filled(tmp_path / "out"), target)
+    follower.hand_over()
+    follower.output.write("c", TEXTS)
+
+    follower.hand_over()
+
+    assert stats_of(target) == ("IVF_PQ", "cosine", ROWS + len(TEXTS))
+
+
+def test_index_of_lancedb_is_built_for_another_setting(tmp_path: Path, lance: Path) -> None:
+    follower = Follower(filled(tmp_path / "out"), LanceTable(str(lance), "products"))
+    follower.hand_over()
+    other = LanceTable(str(lance), "products", index="hnsw", distance="l2")
+
+    Follower(follower.output, other).hand_over()
+
+    assert stats_of(other) == ("IVF_HNSW_SQ", "l2", ROWS)
+
+
+def test_index_of_bytes_is_refused(tmp_path: Path, lance: Path) -> None:
+    output = filled(tmp_path / "out")
+    bits = output.space.derive("binary")
+
+    with pytest.raises(ConfigError, match="LanceDB indexes float32 and float16"):
+        LanceTable(str(lance), index="hnsw")._require_indexable(bits)
+
+
+def test_recall_of_an_index_equals_an_independent_computation(tmp_path: Path, lance: Path) -> None:
+    target = Remembering(str(lance), "products", index="ivf_pq")
+    feed = Follower(filled(tmp_path / "out"), target).hand_over().feed
+
+    measured = index_recall(feed, target)
+
+    rows = table_of(target).rows("partition", "id", "embedding")
+    names = [(key, row) for key, row, _ in rows]
+    vectors = np.array([vector for _, _, vector in rows], np.float64)
+    assert vectors.shape == (ROWS, DIMENSION)
+    shares: list[float] = []
+    for query, found in zip(*target.searches[0], strict=True):
+        own, *nearest = np.argsort(-(vectors @ query), kind="stable")[:11]
+        others = [name for name, _ in found if name != names[own]][:10]
+        shares.append(len({names[place] for place in nearest} & set(others)) / 10)
+    assert measured == pytest.approx(np.mean(shares), abs=1e-6)
+    assert len(shares) == 200
+    assert 0.1 < float(np.mean(shares)) < 0.999
+
+
+def test_recall_is_not_measured_for_vectors_of_other_lengths_and_distances(
+    tmp_path: Path, lance: Path
+) -> None:
+    output = filled(tmp_path / "out")
+    target = LanceTable(str(lance), "products", index="hnsw", distance="ip")
+    feed = Follower(output, target).hand_over().feed
+    feed.space = replace(feed.space, normalize=False)
+
+    assert index_recall(feed, target) is None
+
+
+def test_recall_is_not_measured_of_files_that_cannot_be_read(tmp_path: Path, lance: Path) -> None:
+    output = filled(tmp_path / "out")
+    target = LanceTable(str(lance), "products", index="hnsw")
+    feed = Follower(output, target).hand_over().feed
+    (output.store.root / output.name("a")).write_bytes(b"x")
+
+    assert index_recall(feed, target) is None
