@@ -38,7 +38,7 @@ install = $(BIN)/python -m pip install --disable-pip-version-check --progress-ba
   2> >(sed '/^WARNING: /d' >&2) | sed -un -e '/\.metadata /d' -e 's,^Installing collected.*,  … downloaded; installing,p' \
     -e 's,^ *\(Downloading\|Using cached\|Processing\) \([^ ]*/\)\?\([^ ]*\(whl\|gz\)\)\( ([0-9.]* [kMG]*B)\)\?.*,  \3\5,p'
 
-.PHONY: help venv demo ui test test-processes soak lint eval eval-full bench bench-main-road bench-chunks bench-cluster bench-dagster bench-derive bench-output bench-resume bench-sources bench-nightly bench-serve gpu gpu-carry clean
+.PHONY: help venv demo ui test test-processes soak lint eval eval-full bench bench-main-road bench-chunks bench-cluster bench-dagster bench-derive bench-output bench-resume bench-sources bench-nightly bench-serve bench-http gpu gpu-carry clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -132,6 +132,9 @@ bench-nightly: $(TEST_STAMP) ## what a night costs that changes little
 
 bench-serve: $(TEST_STAMP) ## queries beside bulk work: latency over load, promises kept, what each leaves to the other
 	@$(BIN)/python -m benchmarks.serve $(ARGS)
+
+bench-http: $(TEST_STAMP) ## runs with an encoder behind HTTP, next to 64 concurrent calls of the openai client
+	@$(BIN)/python -m benchmarks.http_encoder $(ARGS)
 
 bench-cluster: $(TEST_STAMP) ## a run over a Ray cluster of hosts that are namespaces, beside the sum of their speeds; needs root
 	@$(BIN)/python -m benchmarks.cluster $(ARGS)

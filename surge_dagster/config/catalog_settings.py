@@ -172,6 +172,13 @@ class CatalogSettings(BaseModel):
                 f"long_text is {self.long_text!r}, and of texts in chunks none is too long. Leave "
                 "long_text or chunks out."
             )
+        if spec.endpoint is not None and self.long_text != "truncate":
+            spec.endpoint.require_tokenizer("long_text")
+            if spec.max_length is None:
+                raise ConfigError(
+                    f"long_text is {self.long_text!r}, and an encoder behind HTTP does not say how "
+                    "many tokens it reads. Set max_length."
+                )
         return without_long_texts(in_chunks(source, spec), spec, self.long_text)
 
     def open_frames(

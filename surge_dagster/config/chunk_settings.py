@@ -10,10 +10,14 @@ from pydantic_settings import NoDecode
 
 from surge_dagster.config.settings_input import json_object
 from surge_dagster.engine.chunks.splitting import splitter_digest
+from surge_dagster.engine.endpoint.endpoint import Endpoint
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.chunk_rule import ChunkRule
+from surge_dagster.engine.model.digest import file_sha256
 
-_NAMES = tuple(field.name for field in fields(ChunkRule) if field.name != "splitter")
+_NAMES = tuple(
+    field.name for field in fields(ChunkRule) if field.name not in ("splitter", "tokenizer")
+)
 _NUMBERS = ("tokens", "overlap")
 _SWITCHES = {"on": True, "true": True, "": False, "off": False, "false": False, "none": False}
 _EXPECTED = (
@@ -82,13 +86,19 @@ ChunkSettings = Annotated[
 ]
 
 
-def chunk_rule(settings: dict[str, Any] | None) -> ChunkRule | None:
+def chunk_rule(settings: dict[str, Any] | None, endpoint: Endpoint | None) -> ChunkRule | None:
     """Return the rule of checked settings.
 
+    Args:
+        endpoint: whose tokenizer counts; None: that of the model.
+
     Raises:
-        ConfigError: the library that cuts is not installed.
+        ConfigError: the library that cuts is not installed, or the endpoint has no tokenizer.
     """
     if settings is None:
         return None
     digest = splitter_digest(settings.get("format", "text"))
-    return ChunkRule(**settings, splitter=digest)
+    tokenizer = ""
+    if endpoint is not None:
+        tokenizer = file_sha256(endpoint.require_tokenizer("chunks"))
+    return ChunkRule(**settings, splitter=digest, tokenizer=tokenizer)

@@ -57,4 +57,4 @@ def spec_to_load(
             f"the output {store.url!r} names the model {model!r}, which the settings do not. If "
             "you trust the output, load it with --yes, or `load_models: true` in a job's config."
         )
-    return loadable
+    return settings.reaching(loadable)

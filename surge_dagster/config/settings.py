@@ -213,14 +213,41 @@ class EncoderSettings(EndpointSettings):
             )
         return value
 
+    @model_validator(mode="after")
+    def _require_one_machine(self) -> Self:
+        """Refuse a cluster whose machines would each have the limits of an endpoint."""
+        if self.cluster != "none" and self.encoder_url is not None:
+            raise ValueError(
+                "an encoder behind HTTP needs no cluster: leave cluster or encoder_url out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _require_price(self) -> Self:
+        if self.max_cost is not None and self.price_per_million_tokens is None:
+            raise ValueError(
+                "max_cost limits the cost of tokens: set price_per_million_tokens, or leave it out"
+            )
+        return self
+
     def encoding_spec(self) -> EncodingSpec:
         names = [field.name for field in fields(EncodingSpec)]
         values = {
             name: getattr(self, name) for name in names if name in EncoderSettings.model_fields
         }
-        values["chunks"] = chunk_rule(self.chunks)
-        values["endpoint"] = self.endpoint()
+        endpoint = self.endpoint()
+        values["chunks"] = chunk_rule(self.chunks, endpoint)
+        values["endpoint"] = endpoint
         return EncodingSpec(**values)
+
+    def reaching(self, spec: EncodingSpec) -> EncodingSpec:
+        """Return a spec that an output names, with the server of these settings if its model is
+        behind HTTP: an output does not name one."""
+        endpoint = self.endpoint()
+        if endpoint is None or spec.endpoint is None:
+            return spec
+        shaping = {"fields": spec.endpoint.fields, "query_fields": spec.endpoint.query_fields}
+        return replace(spec, endpoint=replace(endpoint, **shaping))
 
     def prices(self) -> Prices:
         return Prices(self.price_per_hour, self.price_per_million_tokens, self.max_cost)
@@ -436,14 +463,6 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
             raise ValueError(
                 "a run over a cluster has all machines, so max_runs is 1 with cluster, not "
                 f"{self.max_runs}"
-            )
-        if self.cluster != "none" and self.encoder_url is not None:
-            raise ValueError(
-                "an encoder behind HTTP needs no cluster: leave cluster or encoder_url out"
-            )
-        if self.max_cost is not None and self.price_per_million_tokens is None:
-            raise ValueError(
-                "max_cost limits the cost of tokens: set price_per_million_tokens, or leave it out"
             )
         spec = self.encoding_spec()
         if spec.model.startswith(HASH_SCHEME):

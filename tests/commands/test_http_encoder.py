@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
+from tokenizers import Tokenizer
 
 from surge_dagster.config.settings import load_settings
 from surge_dagster.engine.endpoint.endpoint import Endpoint
@@ -172,7 +174,7 @@ def test_queries_have_the_fields_of_documents_if_none_are_given() -> None:
         ({"encoder_fields": '{"input": 1}'}, "the fields input of a request are set by"),
         ({"encoder_concurrency": 0}, "encoder_concurrency"),
         ({"cluster": "auto"}, "an encoder behind HTTP needs no cluster"),
-        ({"chunks": "tokens=64"}, "chunks needs a local model"),
+        ({"chunks": "tokens=64"}, "chunks needs exact counts of tokens, which an encoder behind"),
     ],
 )
 def test_setting_that_cannot_be_used_is_refused(given: dict[str, Any], problem: str) -> None:
@@ -182,6 +184,107 @@ def test_setting_that_cannot_be_used_is_refused(given: dict[str, Any], problem: 
     assert problem in str(refused.value)
     assert "secret" not in str(refused.value)
     assert "Ab12" not in str(refused.value)
+
+
+WORDS = "red green blue black white brown large small round flat warm cold"
+
+
+def test_chunks_are_cut_by_the_tokenizer(
+    surge: Command, server: FaultServer, demo_folder: Path
+) -> None:
+    document = f"{WORDS}. " * 20
+    surge.write("a", 2, text=[document, "red hat"])
+    options = ("--model", MODEL, "--encoder-url", server.url, "--tokenizer", demo_folder)
+    embed = ("embed", "catalog", "out", *options, "--chunks", "tokens=32")
+
+    surge.json(*embed)
+
+    [space] = list_spaces(open_store(surge.root / "out"))
+    found = read_embedded(surge.root / "out", space.name, "a")
+    assert found.texts is not None
+    assert "".join(found.texts[:-1]) == document
+    assert found.ids[-2:] == [f"a-0#{len(found.ids) - 2}", "a-1#0"]
+    tokenizer = Tokenizer.from_file(str(demo_folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    assert 24 <= max(len(tokenizer.encode(text).ids) for text in found.texts) <= 32
+    assert np.array_equal(found.matrix, server.vectors(found.texts))
+
+
+def test_search_of_chunks_needs_no_tokenizer(
+    surge: Command, server: FaultServer, demo_folder: Path
+) -> None:
+    surge.write("a", 3)
+    options = ("--model", MODEL, "--encoder-url", server.url)
+    chunks = ("--tokenizer", demo_folder, "--chunks", "tokens=32")
+    space = surge.json("embed", "catalog", "out", *options, *chunks)["space"]
+
+    code, out, error = surge("search", "a number 2", "out", "-k", 1, "--space", space, *options)
+
+    assert code == 0, error
+    assert "a-2" in out
+
+
+def test_chunks_of_another_tokenizer_are_another_space(
+    server: FaultServer, demo_folder: Path, tmp_path: Path
+) -> None:
+    content = (demo_folder / "tokenizer.json").read_text()
+    (tmp_path / "tokenizer.json").write_text(content + "\n")
+    settings: dict[str, Any] = {"model": MODEL, "encoder_url": server.url, "chunks": "tokens=32"}
+
+    first, second = (
+        load_settings(**settings, tokenizer=str(folder)).encoding_spec().resolve()
+        for folder in (demo_folder, tmp_path)
+    )
+
+    assert first.spec_sha256 != second.spec_sha256
+
+
+def test_chunks_of_unknown_size_are_refused(demo_folder: Path) -> None:
+    settings = {"model": "m", "encoder_url": "http://h/v1", "tokenizer": str(demo_folder)}
+
+    with pytest.raises(ConfigError, match="Set tokens of chunks, or max_length"):
+        load_settings(**settings, chunks="on")
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({}, "long_text needs exact counts of tokens"),
+        ({"tokenizer": "demo"}, "does not say how many tokens it reads. Set max_length"),
+    ],
+)
+def test_long_texts_of_unknown_length_are_refused_before_the_run(
+    surge: Command,
+    server: FaultServer,
+    demo_folder: Path,
+    given: dict[str, Any],
+    problem: str,
+) -> None:
+    surge.write("a", 3)
+    options = ["--model", MODEL, "--encoder-url", server.url, "--long-text", "refuse"]
+    if given:
+        options += ["--tokenizer", str(demo_folder)]
+
+    error = surge.error("embed", "catalog", "out", *options)
+
+    assert problem in error
+    assert server.bodies == []
+
+
+def test_texts_that_are_too_long_for_the_server_are_set_aside(
+    surge: Command, server: FaultServer, demo_folder: Path
+) -> None:
+    surge.write("a", 3, text=["red hat", WORDS, "blue hat"])
+    options = ("--model", MODEL, "--encoder-url", server.url, "--tokenizer", demo_folder)
+
+    report = surge.json(
+        "embed", "catalog", "out", *options, "--long-text", "set_aside", "--max-length", 8
+    )
+
+    assert report["rejected_rows"] == 1
+    assert WORDS not in server.encoded
+    assert "red hat" in server.encoded
 
 
 PRICES = ("--price-per-million-tokens", 1_000_000)
@@ -215,6 +318,22 @@ def test_max_cost_ends_a_run_before_it_is_passed(surge: Command, server: FaultSe
     assert sent <= 9_000
 
 
+def test_max_cost_is_not_passed_by_denser_texts(surge: Command, server: FaultServer) -> None:
+    """The server counts characters: of the first texts a third of their bytes."""
+    surge.write("a", 400, text=[f"東京の夜景は美しい {row}" for row in range(400)])
+    surge.write("b", 400, text=[f"a night in the town of the hat {row}" for row in range(400)])
+    options = ("--model", MODEL, "--encoder-url", server.url, *PRICES, "--max-cost", 12_000)
+    bounds = ("--b-min", 100, "--first-b-min", 100, "--b-max", 300)
+    surge.json("plan", "catalog", "out", *options)
+    server.encoded.clear()
+
+    surge.error("embed", "catalog", "out", *options, *bounds, expected=1)
+
+    rows = {text: count for text, count in server.encoded.items() if text[-1].isdigit()}
+    assert set(rows.values()) == {1}
+    assert 11_900 < sum(map(len, rows)) <= 12_000
+
+
 def test_plan_says_that_a_run_will_reach_max_cost(surge: Command, server: FaultServer) -> None:
     surge.write("a", 200)
     options = ("--model", MODEL, "--encoder-url", server.url, *PRICES, "--max-cost", 100)
@@ -222,6 +341,22 @@ def test_plan_says_that_a_run_will_reach_max_cost(surge: Command, server: FaultS
     _, out, _ = surge("plan", "catalog", "out", *options)
 
     assert "a run ends before its tokens cost more than max_cost, 100" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"max_cost": 1}, "set price_per_million_tokens"),
+        ({"cluster": "auto"}, "an encoder behind HTTP needs no cluster"),
+    ],
+)
+def test_resource_refuses_limits_that_it_could_not_keep(
+    given: dict[str, Any], problem: str
+) -> None:
+    settings: dict[str, Any] = {"model": "m", "encoder_url": "http://h/v1"}
+
+    with pytest.raises(ValidationError, match=problem):
+        EncoderResource(**settings, **given)
 
 
 def test_max_cost_without_a_price_is_refused() -> None:

@@ -14,7 +14,6 @@ from surge_dagster.engine.store import open_store
 from tests.consumers.scripts import stored_rows
 from tests.engine.chunks.documents import prose, splitter
 from tests.engine.chunks.test_chunk_runs import Listed
-from tests.engine.conftest import demo_folder as demo_folder
 from tests.engine.runs import finish, make_run
 from tests.small_catalogs import partition_of
 

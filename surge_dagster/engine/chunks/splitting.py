@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from tokenizers import Tokenizer
 
 from surge_dagster.engine.chunks.boundaries import sections
+from surge_dagster.engine.encoder.worker.tokenization import tokenizer_of
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.model.chunk_rule import ChunkFormat
-from surge_dagster.engine.model.digest import json_sha256
-from surge_dagster.engine.model.folder import tokenizer_file
+from surge_dagster.engine.model.chunk_rule import ChunkFormat, ChunkRule
+from surge_dagster.engine.model.digest import file_sha256, json_sha256
 from surge_dagster.engine.model.spec import Space
 
 if TYPE_CHECKING:
@@ -122,8 +122,7 @@ class Splitter:
 
     def __init__(self, space: Space) -> None:
         rule = space.requested.chunks
-        file = tokenizer_file(Path(space.model_path))
-        assert rule is not None and file is not None  # else the spec was refused
+        assert rule is not None
         self.tokens = rule.tokens or space.max_length
         digest = splitter_digest(rule.format)
         if rule.splitter != digest:
@@ -135,7 +134,7 @@ class Splitter:
         self._rule = rule
         self._prompt = space.document_prompt
         self._kind = _kinds()[rule.format]
-        self._tokenizer = Tokenizer.from_file(str(file))
+        self._tokenizer = Tokenizer.from_file(str(_tokenizer_of(space, rule)))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
 
@@ -256,6 +255,21 @@ class Splitter:
         while batch := [self._prompt + text for text in islice(remaining, _COUNTED_AT_ONCE)]:
             for encoded in self._tokenizer.encode_batch_fast(batch):
                 yield len(encoded.ids)
+
+
+def _tokenizer_of(space: Space, rule: ChunkRule) -> Path:
+    """Return the file of the tokenizer that counts."""
+    endpoint = space.requested.endpoint
+    if endpoint is not None:
+        endpoint.require_tokenizer("chunks")
+    file = tokenizer_of(space)
+    assert file is not None  # else the spec was refused
+    if endpoint is not None and file_sha256(file) != rule.tokenizer:
+        raise ConfigError(
+            f"{file} is not the tokenizer that cut the chunks of the space {space.name}. Restore "
+            "it, or write to another output."
+        )
+    return file
 
 
 def _between(starts: Sequence[int], stop: int) -> list[Chunk]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.support.counts import counted
 
 # Five queries that all gain are no evidence: that happens by chance once in sixteen times.
@@ -129,6 +130,25 @@ class Comparison:
     rank_correlation: float
     differing: tuple[ComparedQuery, ...]
     judged: Judged | None
+
+    def shortfall(self, min_ratio: float) -> str:
+        """Return why the second space is not to replace the first one; "" if its nDCG@10 reaches
+        this ratio of the first one's.
+
+        Raises:
+            ConfigError: the queries have no labels.
+        """
+        if self.judged is None:
+            raise ConfigError(
+                "the queries have no labels, and min_ndcg_ratio needs them. Add the column id."
+            )
+        ndcg = self.judged.ndcg
+        if ndcg.second >= min_ratio * ndcg.first:
+            return ""
+        return (
+            f"nDCG@10 of {self.second} is less than {min_ratio} of the current one; nothing was "
+            f"switched. Compare them, or lower min_ndcg_ratio.\n{self.in_words()}"
+        )
 
     def in_words(self) -> str:
         """Return the result for people, and what it rests on, in lines."""

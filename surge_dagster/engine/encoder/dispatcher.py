@@ -181,6 +181,10 @@ class Dispatcher:
             self.ready_messages.setdefault(worker.seat.index, message)
             if len(self.ready_messages) == len(self._seats):
                 self.started.set()
+        elif message["op"] == "part":
+            portion = worker.portion_of(message["portion"])
+            start, stop = message["start"], message["stop"]
+            portion.call.add_part(portion, start, stop, message["tokens"], message["reason"])
         elif message["op"] == "done":
             portion = worker.assigned.pop(0)
             self._losses[worker.seat.index] = 0

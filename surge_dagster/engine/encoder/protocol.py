@@ -47,8 +47,8 @@ def receive(connection: socket.socket) -> tuple[Message, list[int]] | None:
     """The next message and its descriptors; None at the end of the connection."""
     try:
         content, descriptors, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, 1)
-    except ConnectionResetError:
-        return None
+    except ConnectionResetError:  # comes once, before what the other side has sent
+        content, descriptors, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, 1)
     if not content:
         return None
     return json.loads(content.decode(errors="surrogatepass")), descriptors

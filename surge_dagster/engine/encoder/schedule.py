@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -52,12 +52,27 @@ QUEUED_PORTIONS = PortionSizes(texts=131_072, largest=8 << 20, smallest=512 << 1
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """Rows of a call that one worker encodes together; `quarantined` ones without others."""
+    """Rows of a call that one worker encodes together; `quarantined` ones without others.
+
+    Attributes:
+        answered: ranges of rows that are answered before the portion ends.
+    """
 
     call: EncodeCall
     start: int
     stop: int
     quarantined: QuarantinedRows | None = None
+    answered: list[tuple[int, int]] = field(default_factory=list)
+
+    def unanswered(self) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of the other rows."""
+        first = self.start
+        for start, stop in sorted(self.answered):
+            if first < start:
+                yield first, start
+            first = stop
+        if first < self.stop:
+            yield first, self.stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,22 +209,44 @@ class EncodeCall:
         """
         self.ended_at = max(ended_at, self.ended_at or ended_at)
         self.costs = self.costs.plus(costs)
-        self.finished_rows += portion.stop - portion.start
-        first = portion.start
-        for place, reason in sorted(refused):
-            row = portion.start + place
+        reasons = {portion.start + place: reason for place, reason in refused}
+        for start, stop in portion.unanswered():
+            self._finish(start, stop, reasons)
+
+    def add_part(
+        self, portion: Portion, start: int, stop: int, tokens: int, reason: str = ""
+    ) -> None:
+        """Count texts of a portion that are answered before the others.
+
+        Args:
+            start, stop: in the portion.
+            reason: why they have no vector; "" if they have.
+        """
+        start += portion.start
+        stop += portion.start
+        portion.answered.append((start, stop))
+        self.costs = self.costs.plus(Costs(tokens=tokens, padded_tokens=tokens))
+        self._finish(start, stop, dict.fromkeys(range(start, stop), reason) if reason else {})
+
+    def _finish(self, start: int, stop: int, refused: Mapping[int, str]) -> None:
+        """Count rows that have their vectors, but for the refused ones."""
+        self.finished_rows += stop - start
+        first = start
+        for row in sorted(refused.keys() & range(start, stop)):
             self.encoded.append((first, row))
-            self.quarantine.refuse(row, reason)
+            self.quarantine.refuse(row, refused[row])
             first = row + 1
-        self.encoded.append((first, portion.stop))
+        self.encoded.append((first, stop))
 
     def lose(self, portion: Portion, reason: str, *, was_killed: bool = False) -> None:
-        """Quarantine the rows of a portion whose worker was lost; see `Quarantine.narrow`."""
+        """Quarantine the unanswered rows of a portion whose worker was lost; see
+        `Quarantine.narrow`."""
         if self.abandoned:
             return
         self.replays += 1
-        if portion.quarantined is None:
-            self.quarantine.add(portion.start, portion.stop)
+        if portion.quarantined is None or portion.answered:
+            for start, stop in portion.unanswered():
+                self.quarantine.add(start, stop)
         else:
             failed = self.quarantine.narrow(portion.quarantined, reason, was_killed=was_killed)
             self.finished_rows += failed

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -124,6 +125,14 @@ class WorkerProcess:
             "holds_ids": portion.call.holds_ids,
         }
         self._send(described)
+
+    def portion_of(self, place: Sequence[int]) -> Portion:
+        """Return the assigned portion of this arena, slot and first row."""
+        for portion in self.assigned:
+            slot = portion.call.slot
+            if [slot.arena.key, slot.index, portion.start] == list(place):
+                return portion
+        raise ValueError(f"{self.name} answers a portion that it does not have: {place}")
 
     def drop_arena(self, key: int) -> None:
         if key in self.known_arenas:

@@ -10,6 +10,7 @@ a status means:
 | 429, 502 to 504, 529, a lost connection | tried again after `Retry-After` or a growing pause |
 | other 5xx, 424, no answer in time | tried again; after five times `InputsRefused` |
 | any other, such as 401, 403, 404 | `ConfigError`, and nothing else is sent |
+| a certificate that is not trusted | `ConfigError`, and nothing is sent |
 
 A server that encodes nothing for `patience_seconds`, or asks for a longer pause, ends the run.
 """
@@ -148,6 +149,8 @@ class EndpointClient:
         except TimeoutError:
             return _Trouble(f"no answer within {seconds:g} s", is_suspicious=True)
         except httpx.TransportError as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise self._end(self._untrusted(error)) from None
             return _Trouble(f"{type(error).__name__}: {error}")
         if response.status_code == 200:
             self._failing_since = None
@@ -185,6 +188,13 @@ class EndpointClient:
                 f"the encoder at {self._endpoint.url} refuses requests for {self.model!r} "
                 f"({reason}). Check encoder_url, model, and the key that encoder_api_key_env names."
             )
+        )
+
+    def _untrusted(self, error: Exception) -> ConfigError:
+        return ConfigError(
+            f"the certificate of the encoder at {self._endpoint.url} is not trusted here "
+            f"({error}). Correct encoder_url, or name the file of its authority in the environment "
+            "variable SSL_CERT_FILE."
         )
 
     def _pause(self, trouble: _Trouble, tries: int) -> None:

@@ -6,9 +6,11 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.support.urls import expanded
 
 # Fields of a request's body that this package sets.
 _OWN_FIELDS = frozenset({"model", "input", "encoding_format", "dimensions", "stream"})
@@ -71,6 +73,37 @@ class Endpoint:
                 f"{model!r} was encoded behind HTTP, and an output does not name the server. Set "
                 "encoder_url."
             )
+
+    def tokenizer_file(self) -> Path | None:
+        """Return the tokenizer.json that counts tokens; None if there is none.
+
+        Raises:
+            ConfigError: it is not where `tokenizer` says.
+        """
+        if self.tokenizer is None:
+            return None
+        file = expanded(self.tokenizer)
+        if file.is_dir():
+            file = file / "tokenizer.json"
+        if not file.is_file():
+            raise ConfigError(
+                f"tokenizer is {self.tokenizer!r}; expected a tokenizer.json, or a folder with one"
+            )
+        return file
+
+    def require_tokenizer(self, what: str) -> Path:
+        """Return `tokenizer_file`.
+
+        Args:
+            what: the setting that needs it.
+        """
+        file = self.tokenizer_file()
+        if file is None:
+            raise ConfigError(
+                f"{what} needs exact counts of tokens, which an encoder behind HTTP does not give: "
+                f"set tokenizer to the model's tokenizer.json, or leave {what} out."
+            )
+        return file
 
     def api_key(self) -> str | None:
         """Return the key; None if the server needs none."""

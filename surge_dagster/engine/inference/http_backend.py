@@ -6,6 +6,9 @@ request that the server refuses is cut in two until a single text is left. That 
 its reason is in `Rows.refused`, and it is not sent again. If both halves are accepted, the request
 was too large, and later ones are no larger than a half.
 
+Each answer is reported to the pool at once: of a lost worker only the requests under way are sent
+again.
+
 All of it runs in one event loop in a thread of its own, so nothing is locked.
 """
 
@@ -189,6 +192,7 @@ class HttpBackend:
             size = sum(len(text.encode()) for text in portion.texts[start:stop])
             self._tokens_per_byte = tokens / max(1, size)
         portion.used_tokens += tokens
+        portion.rows.report(start, stop, tokens, "")
 
 
 @dataclass(slots=True)
@@ -207,6 +211,7 @@ class _Portion:
 
     def refuse(self, place: int, reason: str) -> None:
         self.rows.refused[place] = reason
+        self.rows.report(place, place + 1, 0, reason)
         if len(self.rows.refused) > _MOST_REFUSED:
             raise EndpointDown(
                 f"the encoder gave no vectors for {len(self.rows.refused)} of {len(self.texts):,} "

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
 
 from surge_dagster.engine.errors import ConfigError
 
@@ -21,6 +21,7 @@ class ChunkRule:
         format: "markdown" prefers to cut before headings.
         column: of a text template: only this column is cut, and each chunk repeats the rest.
         splitter: digest of what the installed splitter makes of certain texts.
+        tokenizer: SHA-256 of the tokenizer.json that counts for an encoder behind HTTP.
     """
 
     tokens: int | None = None
@@ -28,6 +29,7 @@ class ChunkRule:
     format: ChunkFormat = "text"
     column: str | None = None
     splitter: str = ""
+    tokenizer: str = ""
 
     def __post_init__(self) -> None:
         for name in ("tokens", "overlap"):
@@ -44,6 +46,13 @@ class ChunkRule:
             raise ConfigError(f"chunks: format is text or markdown, not {self.format!r}")
         if self.column is not None and not (isinstance(self.column, str) and self.column):
             raise ConfigError(f"chunks: column is the name of a column, not {self.column!r}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the rule as part of a space's identity."""
+        values = asdict(self)
+        if not self.tokenizer:
+            del values["tokenizer"]
+        return values
 
     def require_overlap(self, tokens: int) -> None:
         """Raise `ConfigError` if the overlap leaves a chunk of so many tokens no room."""

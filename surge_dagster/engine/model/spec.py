@@ -88,10 +88,10 @@ class EncodingSpec:
             raise ConfigError(f"dimension is at least 1, not {self.dimension}")
         if self.endpoint is not None:
             self._require_no_local_model()
+            self._require_known_length()
 
     def _require_no_local_model(self) -> None:
         of_local_models = {
-            "chunks": self.chunks is not None,
             "trust_remote_code": self.trust_remote_code is not None,
             f"the model {self.model!r}": self.model.startswith(HASH_SCHEME),
         }
@@ -102,11 +102,30 @@ class EncodingSpec:
                 "Leave one of them out."
             )
 
+    def _require_known_length(self) -> None:
+        """Refuse chunks of unknown size: a server does not say how many tokens its model reads."""
+        if self.chunks is None:
+            return
+        tokens = self.chunks.tokens or self.max_length
+        if tokens is None:
+            raise ConfigError(
+                "chunks: an encoder behind HTTP does not say how many tokens it reads. Set tokens "
+                "of chunks, or max_length."
+            )
+        if self.max_length is not None and tokens > self.max_length:
+            raise ConfigError(
+                f"chunks: tokens is {tokens}, and max_length is {self.max_length}. Lower tokens or "
+                "raise max_length."
+            )
+        self.chunks.require_overlap(tokens)
+
     def as_dict(self) -> dict[str, Any]:
         """The request as space.json records it: without what does not shape a vector."""
         values = asdict(self)
         if self.chunks is None:
             del values["chunks"]
+        else:
+            values["chunks"] = self.chunks.as_dict()
         if self.endpoint is None:
             del values["endpoint"]
         else:
@@ -394,7 +413,7 @@ class Space:
         if self.derived:
             resolved["derived"] = self.derived.to_json()
         if self.requested.chunks is not None:
-            resolved["chunks"] = asdict(self.requested.chunks)
+            resolved["chunks"] = self.requested.chunks.as_dict()
         return resolved
 
     def derive(

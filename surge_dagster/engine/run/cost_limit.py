@@ -1,22 +1,15 @@
 """CostLimit: ends a run before its tokens cost more than they may.
 
-The tokens of a SuperBatch are known when it is answered, so before that they are estimated with a
-margin: as many per byte as in the answers so far, and a quarter more. SuperBatches that are
-answered count with their own tokens. Equal texts count as if each was sent.
+The tokens of a text are known when it is answered. Before that it counts with the most that it can
+have: a token for each of its bytes and those of the prompt, and a few around them. That is several
+times too much, so near the limit the texts of a SuperBatch are sent in parts: what the answer to a
+part has left is for the next one.
 """
 
 from __future__ import annotations
 
-from collections import deque
-
 import numpy as np
 
-from surge_dagster.engine.encoder.arena import Slot
-from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.errors import MaxCostReached
-
-_MARGIN = 1.25
-_FIRST_MARGIN = 2.0  # of the tokens per byte of earlier runs
 _TOKENS_AROUND_TEXT = 4
 
 
@@ -25,53 +18,55 @@ class CostLimit:
 
     Args:
         max_cost: of all tokens, in the currency of the price.
-        tokens_per_byte: of earlier runs, or of the start.
+        prompt_bytes: sent with each text.
     """
 
-    def __init__(
-        self, price_per_million_tokens: float, max_cost: float, tokens_per_byte: float
-    ) -> None:
+    def __init__(self, price_per_million_tokens: float, max_cost: float, prompt_bytes: int) -> None:
         self._price = price_per_million_tokens / 1e6
         self._max_cost = max_cost
-        self._first_per_byte = _FIRST_MARGIN * tokens_per_byte
-        self._answered_per_byte = 0.0
+        self._bytes_around_text = prompt_bytes + _TOKENS_AROUND_TEXT
+        self._most_per_byte = 1.0
         self._spent = 0
-        self._expected = deque[tuple[int, int]]()  # bytes and tokens of SuperBatches under way
+        self._bytes_under_way = 0
+        self._is_near = False
 
-    def take(self, slot: Slot, first_key: str) -> None:
-        """Count a SuperBatch that is about to be sent.
+    def fits(self, sizes: np.ndarray) -> bool:
+        """Whether texts of these bytes can be sent in one part while others are under way."""
+        return not self._is_near and self._fitting(sizes) == len(sizes)
+
+    def take(self, sizes: np.ndarray) -> int:
+        """Return how many of the texts, from the first one on, may be sent now, and count them."""
+        count = self._fitting(sizes)
+        self._is_near = self._is_near or count < len(sizes)
+        self._bytes_under_way += self._bytes(sizes[:count])
+        return count
+
+    def answered(self, sizes: np.ndarray, tokens: int) -> None:
+        """Count texts that were taken with their own tokens, or none if they were not sent."""
+        size = self._bytes(sizes)
+        self._bytes_under_way -= size
+        self._spent += tokens
+        expected = self._most_per_byte * size
+        if tokens > expected:  # of a server that puts a prompt of its own before each text
+            self._most_per_byte *= tokens / expected
+
+    def message(self, first_key: str) -> str:
+        """Return why nothing else is sent.
 
         Args:
-            first_key: its first partition.
-
-        Raises:
-            MaxCostReached: its tokens may cost more than is left.
+            first_key: the partition of the first text that is left.
         """
-        size, texts = _to_send(slot)
-        per_byte = _MARGIN * self._answered_per_byte or self._first_per_byte
-        tokens = round(per_byte * size) + _TOKENS_AROUND_TEXT * texts
-        under_way = sum(expected for _, expected in self._expected)
-        cost = self._price * (self._spent + under_way + tokens)
-        if cost > self._max_cost:
-            raise MaxCostReached(
-                f"max_cost is {self._max_cost:g}: {self._spent:,} tokens have cost "
-                f"{self._price * self._spent:.6g}, and with the next {texts:,} texts the cost may "
-                f"be {cost:.6g}. What is published stays; the partitions from {first_key!r} on are "
-                "left. To encode them, run again: max_cost counts for each run."
-            )
-        self._expected.append((size, tokens))
+        return (
+            f"max_cost is {self._max_cost:g}: {self._spent:,} tokens have cost "
+            f"{self._price * self._spent:.6g}, and the next text may cost more than is left. What "
+            f"is published stays; the partitions from {first_key!r} on are left. To encode them, "
+            "run again: max_cost counts for each run."
+        )
 
-    def answered(self, costs: Costs) -> None:
-        """Count the oldest SuperBatch under way with its own tokens."""
-        size, _ = self._expected.popleft()
-        self._spent += costs.tokens
-        if size:
-            self._answered_per_byte = max(self._answered_per_byte, costs.tokens / size)
+    def _fitting(self, sizes: np.ndarray) -> int:
+        sent = self._bytes_under_way + np.cumsum(sizes + self._bytes_around_text)
+        costs = self._price * (self._spent + self._most_per_byte * sent)
+        return int(np.searchsorted(costs, self._max_cost, side="right"))
 
-
-def _to_send(slot: Slot) -> tuple[int, int]:
-    """Return the bytes and the number of the texts without a vector."""
-    count = len(slot)
-    is_missing = ~slot.is_known(0, count)
-    sizes = np.diff(slot.offsets[: count + 1])
-    return int(sizes[is_missing].sum()), int(np.count_nonzero(is_missing))
+    def _bytes(self, sizes: np.ndarray) -> int:
+        return int((sizes + self._bytes_around_text).sum())

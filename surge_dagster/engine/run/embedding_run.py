@@ -358,7 +358,7 @@ class EmbeddingRun:
         price = self.prices.per_million_tokens
         if price is None or self.prices.max_cost is None:
             return None
-        return CostLimit(price, self.prices.max_cost, self.pool.speed.tokens_per_byte)
+        return CostLimit(price, self.prices.max_cost, len(self.pool.space.prompt.encode()))
 
     def _describe_space(self) -> None:
         self.report.space = self.space.name

@@ -53,13 +53,21 @@ class SuperBatchCall:
 
     Args:
         batch: its slot belongs to this until the call has ended.
+        limit: of what all rows of the run may cost; near it the rows are submitted in parts.
 
     Attributes:
         metrics: the costs so far, and the texts that cannot be encoded.
     """
 
-    def __init__(self, pool: EncoderPool, batch: SuperBatch, memory: RunMemory) -> None:
+    def __init__(
+        self,
+        pool: EncoderPool,
+        batch: SuperBatch,
+        memory: RunMemory,
+        limit: CostLimit | None = None,
+    ) -> None:
         self.batch = batch
+        self._limit = limit
         self.metrics = EncodeMetrics()
         self._pool = pool
         self._slot = batch.slot
@@ -86,12 +94,16 @@ class SuperBatchCall:
 
         Raises:
             EncoderError: the pool failed.
+            MaxCostReached: the next row may cost more than is left.
         """
         while self._call is not None:
             if self._call.result(timeout_seconds) is None:
                 return None
             self._take_vectors(self._call)
-            self._submit(self._waiting_rows())
+            if len(self._unsent):
+                self._submit(self._unsent)
+            else:
+                self._submit(self._waiting_rows())
         return self.metrics
 
     def abandon(self) -> None:
@@ -106,12 +118,26 @@ class SuperBatchCall:
         return bool(self._has_vector[segment.start : segment.stop].all())
 
     def _submit(self, rows: np.ndarray) -> None:
-        """Let the pool encode these rows of the slot, if there are any."""
+        """Let the pool encode these rows of the slot, if there are any, or as many as may be."""
         self._call = None
+        count = len(rows)
+        if self._limit is not None and count:
+            count = self._limit.take(self._sizes(rows))
+            if not count:
+                raise MaxCostReached(self._limit.message(self._key_of(rows[0])))
+        self._unsent = rows[count:]
+        rows = rows[:count]
         self._call_rows = rows
         if len(rows):
             has_all = len(rows) == len(self._slot)
             self._call = self._pool.submit(self._slot, self._borders, None if has_all else rows)
+
+    def _sizes(self, rows: np.ndarray) -> np.ndarray:
+        return text_sizes(self._slot)[rows]
+
+    def _key_of(self, row: int) -> str:
+        place = int(np.searchsorted(self._borders, row, side="right")) - 1
+        return self.batch.segments[place].partition.key
 
     def _take_vectors(self, call: EncodeCall) -> None:
         """Count what a call has encoded, and give equal rows the same vectors."""
@@ -119,6 +145,8 @@ class SuperBatchCall:
             self._has_vector[self._call_rows[first:stop]] = True
         self._copy_vectors()
         metrics = call.metrics
+        if self._limit is not None:
+            self._limit.answered(self._sizes(self._call_rows), metrics.costs.tokens)
         failed = (*metrics.failed, *self._failed_repeats(metrics.failed))
         self.metrics = self.metrics.plus(replace(metrics, failed=failed))
 
@@ -149,6 +177,11 @@ class SuperBatchCall:
             segment = self.batch.segments[place]
             is_waiting[segment.start : segment.stop] = False
         return np.flatnonzero(is_waiting)
+
+
+def text_sizes(slot: Slot) -> np.ndarray:
+    """Return the bytes of each text of a slot, int64."""
+    return np.diff(slot.offsets[: len(slot) + 1])
 
 
 def _repeats(slot: Slot, rows: np.ndarray, ledger: Ledger) -> tuple[np.ndarray, np.ndarray]:
@@ -288,39 +321,37 @@ def encoded_superbatches(
     calls: deque[SuperBatchCall] = deque()
     measures = _Measures(begun, pool.speed)
     has_more = True
+    waiting: SuperBatch | None = None
     encoded = 0
     error: Exception | None = None
     try:
-        while (has_more or calls) and not memory.stop.stopping.is_set():
-            wants_more = has_more and len(calls) < _CONCURRENT_CALLS
+        while (has_more or waiting or calls) and not memory.stop.stopping.is_set():
+            wants_more = has_more and waiting is None and len(calls) < _CONCURRENT_CALLS
             if wants_more and batches.is_ready(wait=not calls):
-                batch = batches.take()
-                has_more = batch is not None
-                if batch is not None:
-                    _require_within(limit, batch, memory)
-                    calls.append(SuperBatchCall(pool, batch, memory))
+                waiting = batches.take()
+                has_more = waiting is not None
+            if waiting is not None and (not calls or _fits(limit, waiting)):
+                calls.append(SuperBatchCall(pool, waiting, memory, limit))
+                waiting = None
             if calls and calls[0].result(_POLL_SECONDS) is not None:
                 encoded += calls[0].batch.texts
-                if limit is not None:
-                    limit.answered(calls[0].metrics.costs)
                 yield measures.of(calls.popleft())
             memory.in_flight.encoded = encoded + sum(call.finished_texts for call in calls)
     except Exception as caught:
         error = caught
+    if waiting is not None:
+        memory.release(waiting, waiting.texts)
     yield from _encoded_so_far(calls, memory)
     if error is not None:
         raise error
 
 
-def _require_within(limit: CostLimit | None, batch: SuperBatch, memory: RunMemory) -> None:
-    """Count a SuperBatch, or give its memory back and raise `MaxCostReached`."""
+def _fits(limit: CostLimit | None, batch: SuperBatch) -> bool:
+    """Whether all texts of a SuperBatch may be sent while others are under way."""
     if limit is None:
-        return
-    try:
-        limit.take(batch.slot, batch.segments[0].partition.key if batch.segments else "")
-    except MaxCostReached:
-        memory.release(batch, batch.texts)
-        raise
+        return True
+    is_missing = ~batch.slot.is_known(0, len(batch.slot))
+    return limit.fits(text_sizes(batch.slot)[is_missing])
 
 
 def _encoded_so_far(calls: deque[SuperBatchCall], memory: RunMemory) -> Iterator[EncodedSuperBatch]:

@@ -36,7 +36,8 @@ class FaultServer:
     """The state of a server; tests change it between requests.
 
     Attributes:
-        faults: of the next requests: None, a status, "reset", "fewer", "garbage" or "shuffled".
+        faults: of the next requests: None, a status, "reset", "fewer", "garbage", "shuffled", or
+            "held", which is answered when `lasting_fault` is another one.
         lasting_fault: of all requests after those.
         retry_after: the header of 429 and 503.
         seed: of the model; another one is another model.
@@ -86,6 +87,9 @@ class FaultServer:
             cycle: Any = request.receive  # a method of uvicorn's, which has the connection
             cycle.__self__.transport.abort()
             return Response()
+        while fault == "held":
+            await asyncio.sleep(0.01)
+            fault = "held" if self.lasting_fault == "held" else None
         if isinstance(fault, int):
             headers = {} if self.retry_after is None else {"Retry-After": self.retry_after}
             return JSONResponse({"error": {"message": "as told"}}, fault, headers)

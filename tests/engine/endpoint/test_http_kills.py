@@ -33,6 +33,8 @@ def test_20_killed_workers_cost_no_row(server: FaultServer, tmp_path: Path) -> N
 
     with EncoderPool(EncodingSpec(MODEL, endpoint=endpoint)) as pool:
         output = Output(pool, tmp_path / "out")
+        pool.start()
+        server.bodies.clear()
         for _ in output.run(in_memory(catalog)):
             if kills < KILLS:
                 until(lambda: pool.ready_workers)
@@ -41,6 +43,9 @@ def test_20_killed_workers_cost_no_row(server: FaultServer, tmp_path: Path) -> N
 
     assert kills == KILLS
     output.check_all(catalog)
+    texts = {text for rows in catalog.values() for _, text in rows}
+    sent = sum(text in texts for body in server.bodies for text in body["input"])
+    assert sent <= len(texts) + KILLS * 4 * 10
 
 
 def test_20_killed_runs_send_again_at_most_what_was_in_flight(

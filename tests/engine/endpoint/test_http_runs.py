@@ -210,19 +210,47 @@ def test_only_the_worker_gets_the_key(
         assert b"OTHER_API_KEY" not in environment
 
 
-def test_killed_worker_costs_no_row(
-    server: FaultServer, new_pool: MakePool, tmp_path: Path
+@pytest.mark.parametrize("answered", [0, 7, 20])
+def test_killed_worker_costs_only_the_requests_under_way(
+    server: FaultServer, new_pool: MakePool, tmp_path: Path, answered: int
 ) -> None:
     pool = _started(new_pool(server), server)
     output = Output(pool, tmp_path / "out")
     catalog = numbered_catalog([60] * 8)
+    server.faults.extend([None] * answered)
+    server.lasting_fault = "held"
     run = output.run(in_memory(catalog))
+    ended = in_background(lambda: list(run), "consumer")
+    until(lambda: len(server.bodies) == answered + 4 and server.under_way == 4)
 
-    for number, _ in enumerate(run):
-        if number == 2:
-            os.kill(pool.worker_pids[0], signal.SIGKILL)
+    os.kill(pool.worker_pids[0], signal.SIGKILL)
+    server.lasting_fault = None
 
+    ended.result(60)
     output.check_all(catalog)
+    texts = {text for rows in catalog.values() for _, text in rows}
+    sent = [text for body in server.bodies for text in body["input"] if text in texts]
+    assert len(sent) <= len(texts) + 4 * 10
+    assert run.report.costs.tokens == sum(map(len, texts))
+
+
+def test_stopped_run_publishes_what_is_answered(
+    server: FaultServer, new_pool: MakePool, tmp_path: Path
+) -> None:
+    pool = _started(new_pool(server, patience_seconds=10_000.0), server)
+    output = Output(pool, tmp_path / "out")
+    catalog = numbered_catalog([60] * 4)
+    server.faults.extend([None] * 14)
+    server.lasting_fault = 503
+    server.retry_after = "600"
+    run = output.run(in_memory(catalog), grace_seconds=2.0)
+    ended = in_background(lambda: list(run), "consumer")
+    until(lambda: len(server.bodies) > 14)
+
+    run.stop()
+    ended.result(30)
+
+    assert len(output.keys()) == 2
 
 
 def test_speed_is_measured_with_few_words_and_once(server: FaultServer, new_pool: MakePool) -> None:

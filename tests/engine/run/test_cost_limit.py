@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, cast
-
 import numpy as np
 import pytest
 
@@ -19,60 +16,60 @@ from tests.small_catalogs import numbered_catalog
 PRICE = 1e6  # so that a token costs 1
 
 
-@dataclass(frozen=True)
-class _Slot:
-    """Texts of 100 bytes, of which the last ones have vectors."""
-
-    texts: int
-    known: int = 0
-
-    @property
-    def offsets(self) -> np.ndarray:
-        return 100 * np.arange(self.texts + 1)
-
-    def is_known(self, start: int, stop: int) -> np.ndarray:
-        return np.arange(start, stop) >= self.texts - self.known
-
-    def __len__(self) -> int:
-        return self.texts
+def _texts(count: int, size: int = 96) -> np.ndarray:
+    """Bytes of texts, of which each has at most four tokens more."""
+    return np.full(count, size)
 
 
-def _take(limit: CostLimit, texts: int, known: int = 0) -> None:
-    limit.take(cast(Any, _Slot(texts, known)), "a")
+def test_texts_count_with_a_token_for_each_byte() -> None:
+    limit = CostLimit(PRICE, 1_050, 0)
+
+    assert limit.take(_texts(20)) == 10
 
 
-def test_first_superbatch_counts_twice_the_tokens_of_earlier_runs() -> None:
-    _take(CostLimit(PRICE, 540, 0.25), 10)
+def test_prompt_counts_for_each_text() -> None:
+    limit = CostLimit(PRICE, 1_050, 100)
 
-    with pytest.raises(MaxCostReached, match="0 tokens have cost 0, and with the next 10 texts"):
-        _take(CostLimit(PRICE, 539, 0.25), 10)
-
-
-def test_answered_superbatches_count_with_their_own_tokens() -> None:
-    limit = CostLimit(PRICE, 1_000, 0.25)
-    for _ in range(5):
-        _take(limit, 10)
-        limit.answered(Costs(tokens=100))
-
-    with pytest.raises(MaxCostReached, match="500 tokens have cost 500"):
-        _take(limit, 40)
+    assert limit.take(_texts(20)) == 5
 
 
-def test_superbatches_under_way_count() -> None:
-    limit = CostLimit(PRICE, 1_000, 0.25)
-    _take(limit, 10)
+def test_answered_texts_count_with_their_own_tokens() -> None:
+    limit = CostLimit(PRICE, 1_000, 0)
+    limit.take(_texts(20))
 
-    with pytest.raises(MaxCostReached):
-        _take(limit, 10)
+    limit.answered(_texts(10), 200)
+
+    assert limit.take(_texts(20)) == 8
 
 
-def test_texts_with_a_vector_cost_nothing() -> None:
-    limit = CostLimit(PRICE, 540, 0.25)
+def test_texts_under_way_count() -> None:
+    limit = CostLimit(PRICE, 1_000, 0)
+    limit.take(_texts(4))
 
-    _take(limit, 1_000, known=990)
+    assert limit.fits(_texts(6))
+    assert not limit.fits(_texts(7))
 
-    with pytest.raises(MaxCostReached, match="the next 1 texts"):
-        _take(limit, 1)
+
+def test_nothing_is_sent_beside_a_superbatch_in_parts() -> None:
+    limit = CostLimit(PRICE, 1_000, 0)
+    limit.take(_texts(10))
+    limit.answered(_texts(10), 0)
+    assert limit.take(_texts(20)) == 10
+    limit.answered(_texts(10), 0)
+
+    assert not limit.fits(_texts(1))
+
+
+def test_server_that_counts_more_tokens_than_bytes_is_expected_to_go_on() -> None:
+    limit = CostLimit(PRICE, 10_000, 0)
+    limit.take(_texts(10))
+    limit.answered(_texts(10), 2_000)
+
+    assert limit.take(_texts(100)) == 40
+
+
+def test_tokens_without_a_price_have_no_limit() -> None:
+    assert CostLimit(0.0, 1, 0).take(_texts(1_000)) == 1_000
 
 
 def test_run_ends_before_the_limit_and_the_next_one_goes_on(output: Output) -> None:
@@ -84,10 +81,9 @@ def test_run_ends_before_the_limit_and_the_next_one_goes_on(output: Output) -> N
         list(run)
 
     assert run.report.cost is not None
-    assert 2_000 < run.report.cost <= 4_000
+    assert 3_900 < run.report.cost <= 4_000
     published = output.keys()
     assert published
-    assert run.report.texts_encoded == 60 * len(published)
 
     again = output.embed(in_memory(catalog))
     assert again.report.texts_encoded == 60 * (30 - len(published))

@@ -20,6 +20,8 @@ from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.model.spec import Space
 
 Progress = Callable[[], None]
+# First text of a portion, the one after the last, their tokens, and why they have no vector or "".
+Report = Callable[[int, int, int, str], None]
 
 
 # Of the hash backend.
@@ -52,6 +54,10 @@ class BackendSettings:
     token_budget: int | None = None
 
 
+def _ignore(start: int, stop: int, tokens: int, reason: str) -> None:
+    """Take a report that nobody needs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """The rows that the results of a portion's texts go to; rows between them belong to others.
@@ -62,12 +68,15 @@ class Rows:
         places: the row of each text, int64 [texts].
         refused: why a text has no vector, by its place in `places`; the backend adds it, and does
             not encode the text again.
+        report: a backend whose texts cost money calls it as soon as some of them are answered: they
+            are not encoded again if the worker is lost before its portion ends.
     """
 
     matrix: np.ndarray
     truncated: np.ndarray
     places: np.ndarray
     refused: dict[int, str] = field(default_factory=dict)
+    report: Report = _ignore
 
     @classmethod
     def of_all(cls, matrix: np.ndarray, truncated: np.ndarray) -> Rows:

@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -51,6 +52,25 @@ class _Work:
     rows: Rows
     prepared: Any
     tokenize_seconds: float
+    answered: _Answered
+
+
+class _Answered:
+    """Sends the pool which texts of a portion are answered before the others.
+
+    Attributes:
+        tokens: of these texts.
+    """
+
+    def __init__(self, send: Callable[[protocol.Message], None], encode: protocol.Message) -> None:
+        self.tokens = 0
+        self._send = send
+        self._portion = [encode["arena"], encode["slot"], encode["start"]]
+
+    def report(self, start: int, stop: int, tokens: int, reason: str) -> None:
+        self.tokens += tokens
+        message = {"op": "part", "portion": self._portion, "start": start, "stop": stop}
+        self._send(message | {"tokens": tokens, "reason": reason})
 
 
 class _PoolEnded(Exception):
@@ -121,7 +141,13 @@ class Worker:
         return LaunchedPortion(is_done=lambda: True, finish=lambda: costs)
 
     def _answer(self, work: _Work, launched: LaunchedPortion) -> None:
-        costs = replace(launched.finish(), tokenize_seconds=work.tokenize_seconds)
+        costs = launched.finish()
+        costs = replace(
+            costs,
+            tokens=costs.tokens - work.answered.tokens,
+            padded_tokens=costs.padded_tokens - work.answered.tokens,
+            tokenize_seconds=work.tokenize_seconds,
+        )
         # The worker takes the time, because the pool may read this answer late. All processes share
         # this clock.
         ended_at = time.monotonic()
@@ -189,8 +215,9 @@ class Worker:
             started = time.perf_counter()
             prepared = _prepare(backend, rows, arrays, message["holds_ids"])
             self._tick()
-            results = Rows(arrays.matrix, arrays.truncated, rows)
-            self._prepared.put(_Work(results, prepared, time.perf_counter() - started))
+            answered = _Answered(self._send, message)
+            results = Rows(arrays.matrix, arrays.truncated, rows, report=answered.report)
+            self._prepared.put(_Work(results, prepared, time.perf_counter() - started, answered))
 
     def _tick(self) -> None:
         self._progress += 1

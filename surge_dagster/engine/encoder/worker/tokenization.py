@@ -29,11 +29,9 @@ import pyarrow as pa
 import pyarrow.compute
 from tokenizers import Tokenizer
 
-from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.digest import json_sha256
 from surge_dagster.engine.model.folder import tokenizer_file
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.support.urls import expanded
 
 compute: Any = pyarrow.compute  # its functions are made when it is imported
 _CHARACTERS_PER_TOKEN = 8
@@ -243,29 +241,21 @@ class WordCache:
         return [known[word] for word in words]
 
 
-def load_tokenizer(space: Space, truncation_side: str = "right") -> TextTokenizer | None:
-    """Return the tokenizer of a model's folder, or the one that counts for an endpoint; None if
-    there is no fast one."""
-    file = _tokenizer_of(space)
-    if file is None:
-        return None
-    return TextTokenizer(TokenizerFacts(file.read_text("utf-8"), truncation_side), space)
-
-
-def _tokenizer_of(space: Space) -> Path | None:
+def tokenizer_of(space: Space) -> Path | None:
+    """Return the tokenizer.json of a model's folder, or the one that counts for an endpoint; None
+    if there is none."""
     endpoint = space.requested.endpoint
     if endpoint is None:
         return tokenizer_file(Path(space.model_path))
-    if endpoint.tokenizer is None:
+    return endpoint.tokenizer_file()
+
+
+def load_tokenizer(space: Space, truncation_side: str = "right") -> TextTokenizer | None:
+    """Return the tokenizer of `tokenizer_of`; None if there is no fast one."""
+    file = tokenizer_of(space)
+    if file is None:
         return None
-    file = expanded(endpoint.tokenizer)
-    if file.is_dir():
-        file = file / "tokenizer.json"
-    if not file.is_file():
-        raise ConfigError(
-            f"tokenizer is {endpoint.tokenizer!r}; expected a tokenizer.json, or a folder with one"
-        )
-    return file
+    return TextTokenizer(TokenizerFacts(file.read_text("utf-8"), truncation_side), space)
 
 
 def digest_of_tokens(tokens: list[Any]) -> str:
