@@ -4,8 +4,9 @@
 
 - serialization: a matrix of 384 columns with ids and texts through the engine's file writer, to
   tmpfs and to the disk of the folder for temporary files.
-- tiny: partitions of ten texts that lie ready in memory, with an encoder that takes no time. Only
-  the path from the aggregator to the published file counts.
+- tiny: a folder with a Parquet file of two texts for each partition, and an encoder that takes no
+  time: the path from the source's files to the published ones. Processor seconds are those of the
+  run's process, without its worker.
 - bound: the ledger stays within its limit for any input, and the process's memory follows the
   ledger. Each case is a run in its own process: one huge partition before, amid and after
   thousands of small ones, texts of 1 MB, a store that stalls, and under a smaller limit Parquet
@@ -53,7 +54,6 @@ from benchmarks.paced_runs import (
     drawn_texts,
     embed,
     paced_pool,
-    ready_partitions,
 )
 from surge_dagster import EmbeddingRun, open_source
 from surge_dagster.engine.files.facts import FileFacts, desired_version
@@ -68,7 +68,8 @@ from surge_dagster.engine.support.process_memory import MemoryGauge
 _MEMORY = Path("/dev/shm")
 _ROWS = (10_000, 100_000, 500_000)
 _QUICK_ROWS = (1_000,)
-_TINY_TEXTS = 10
+_TINY_TEXTS = 2
+_TINY_MILLISECONDS = 1.2
 
 _LIMIT_BYTES = 1024**3
 _FILES_LIMIT_BYTES = 250_000_000
@@ -157,21 +158,42 @@ def write_output(
 
 
 def measure_tiny(arguments: argparse.Namespace, disk: Path) -> Document:
-    """Return the partitions per second of runs on tmpfs and on a disk."""
+    """Return the partitions per second, and the processor time of each, of runs from files to files
+    on tmpfs and on a disk."""
     partitions = arguments.tiny_partitions
-    source = ready_partitions(partitions, _TINY_TEXTS)
     with paced_pool() as pool, temporary_folder(_MEMORY) as memory:
+        for folder in (memory, disk):
+            _write_tiny_catalog(folder / "catalog", partitions)
 
-        def run(folder: Path) -> float:
+        def run(folder: Path) -> tuple[float, float]:
             shutil.rmtree(folder / "tiny", ignore_errors=True)
-            report = embed(pool, source, LocalStore(folder / "tiny"))
-            return report.partitions_written / report.wall_seconds
+            begun = time.process_time()
+            report = embed(pool, open_source(folder / "catalog"), LocalStore(folder / "tiny"))
+            processor_seconds = time.process_time() - begun
+            return partitions / report.wall_seconds, 1000 * processor_seconds / partitions
 
         run(memory)  # warms up
         sides = {"tmpfs": partial(run, memory), "disk": partial(run, disk)}
-        rates = in_turns(sides, arguments.rounds)
-    medians = {name: median(values) for name, values in rates.items()}
-    return {"partitions": partitions, "partitions_per_second": medians}
+        turns = in_turns(sides, arguments.rounds)
+    return {
+        "partitions": partitions,
+        "partitions_per_second": {
+            name: median(rate for rate, _ in values) for name, values in turns.items()
+        },
+        "processor_milliseconds": {
+            name: median(processor for _, processor in values) for name, values in turns.items()
+        },
+    }
+
+
+def _write_tiny_catalog(folder: Path, partitions: int) -> None:
+    texts = drawn_texts(partitions * _TINY_TEXTS)
+    for number in range(partitions):
+        path = folder / f"category={number:06d}" / "0.parquet"
+        path.parent.mkdir(parents=True)
+        rows = texts.slice(number * _TINY_TEXTS, _TINY_TEXTS)
+        ids = [f"{number}-{row}" for row in range(_TINY_TEXTS)]
+        pq.write_table(pa.table({"id": ids, "text": rows}), path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,9 +344,11 @@ def lines(document: Document) -> Iterator[str]:
 
     if "tiny" in document:
         tiny = document["tiny"]
-        yield f"{tiny['partitions']:,} partitions of {_TINY_TEXTS} texts, partitions per second:"
+        yield f"{tiny['partitions']:,} partitions of {_TINY_TEXTS} texts"
+        yield f"{'':20}{'per second':>12}{'processor ms of each':>24}"
         for name, rate in tiny["partitions_per_second"].items():
-            yield f"{name:20}{rate:>10,.0f}"
+            processor = tiny["processor_milliseconds"][name]
+            yield f"{name:20}{rate:>12,.0f}{processor:>24.2f}"
 
     if "bound" in document:
         yield f"{'memory':28}{'partitions':>12}{'texts':>12}{'limit, ledger, above start MB':>32}"
@@ -339,6 +363,11 @@ def targets(document: Document) -> Iterator[Target]:
     for size in document.get("serialization", ()):
         name = f"{size['rows']:,} rows, checks before writing, share"
         yield at_most(name, 0.05, size["validation_share"])
+
+    if "tiny" in document:
+        for place, processor in document["tiny"]["processor_milliseconds"].items():
+            name = f"processor ms of a partition of two texts, {place}"
+            yield at_most(name, _TINY_MILLISECONDS, processor)
 
     for case in document.get("bound", ()):
         name = case["case"]
@@ -361,7 +390,7 @@ def main() -> None:
     options = Options(__doc__)
     options.add_names("--scenarios", _SCENARIOS)
     options.add_size("--rounds", 3, 1, "times that the sides take turns")
-    options.add_size("--tiny-partitions", 20_000, 100, "of ten texts")
+    options.add_size("--tiny-partitions", 5_000, 100, "of two texts")
     options.add_names("--cases", _CASES, quick=[_STALLS])
     options.add_size("--bound-texts", 500_000, 2_000, "of the largest partition")
     options.add_size("--bound-partitions", 2_000, 20, "small ones next to it")

@@ -186,18 +186,6 @@ def drawn_partitions(sizes: Sequence[int], mean_bytes: int = 47) -> Iterator[Par
         yield _partition(number, size, partial(_draw, number, size, mean_bytes))
 
 
-def ready_partitions(count: int, texts: int) -> list[Partition]:
-    """Return partitions drawn before the run, because drawing a few texts takes longer than
-    embedding them."""
-    ids = pa.array([f"{row}" for row in range(texts)], pa.string())
-    drawn = drawn_texts(count * texts)
-
-    def read(start: int) -> Iterator[RowBatch]:
-        yield RowBatch(ids, drawn.slice(start, texts))  # pyright: ignore[reportArgumentType]
-
-    return [_partition(number, texts, partial(read, number * texts)) for number in range(count)]
-
-
 def embed(
     pool: EncoderPool,
     partitions: Iterable[Partition],

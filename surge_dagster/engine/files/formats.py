@@ -62,7 +62,7 @@ def read_published_file(store: Store, name: str) -> PublishedFile:
             with store.open(name, end.stored) as source:
                 footer = pq.read_metadata(source)
         columns = footer.schema.to_arrow_schema().remove_metadata()
-        return PublishedFile(end.stored, read_facts(footer), _shared(columns))
+        return PublishedFile(end.stored, read_facts(footer, columns), _shared(columns))
 
 
 @lru_cache(maxsize=64)

@@ -92,7 +92,7 @@ class OutputFile:
             source, pre_buffer=False, buffer_size=buffer_size, page_checksum_verification=True
         )
         self.columns = self._file.schema_arrow.remove_metadata()
-        self.facts = read_facts(self._file.metadata)
+        self.facts = read_facts(self._file.metadata, self.columns)
         self.groups = self._file.num_row_groups
 
     def read(
@@ -128,10 +128,13 @@ class OutputFile:
         return self._file.metadata.row_group(group).total_byte_size
 
 
-def read_facts(footer: pq.FileMetaData) -> FileFacts:
+def read_facts(footer: pq.FileMetaData, columns: pa.Schema | None = None) -> FileFacts:
     """Return the facts in the footer of an output file, compared with its rows and its columns.
 
     Readers give as many rows as the row groups state, whatever the file as a whole does.
+
+    Args:
+        columns: those of the footer, if the caller has read them.
     """
     facts = facts_of(footer.metadata)
     groups = (footer.row_group(group).num_rows for group in range(footer.num_row_groups))
@@ -141,7 +144,8 @@ def read_facts(footer: pq.FileMetaData) -> FileFacts:
                 f"its metadata promise {facts.rows:,} rows and it has {rows:,}", "rows"
             )
 
-    columns = footer.schema.to_arrow_schema()
+    if columns is None:
+        columns = footer.schema.to_arrow_schema()
     require_dimension(columns, facts.dimension)
     require_carried(facts.carried_columns, columns)
     return facts
