@@ -110,7 +110,7 @@ def files_metadata(settings: Settings, dtype: str, dimension: int | None) -> Map
     vector = dtype
     if dimension is not None:
         vector += f"[{dimension}]"
-    columns.append(dg.TableColumn("embedding", vector))
+    columns.append(dg.TableColumn("embedding", vector, "the vector of the text"))
     return {
         "dagster/uri": to_uri(settings.output),
         "dagster/column_schema": dg.TableSchema(columns),
