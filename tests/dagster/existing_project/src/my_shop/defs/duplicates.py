@@ -23,7 +23,7 @@ def duplicates(embeddings: pl.LazyFrame) -> pl.DataFrame:
 
 
 @dg.asset(ins={"embeddings": EMBEDDINGS}, group_name="search")
-def catalog_size(embeddings: pl.LazyFrame) -> dg.MaterializeResult[None]:
+def catalog_size(embeddings: pl.LazyFrame) -> dg.MaterializeResult:
     """How many articles have a vector."""
     rows = embeddings.select(pl.len()).collect().item()
     return dg.MaterializeResult(metadata={"dagster/row_count": rows})
