@@ -35,6 +35,7 @@ from surge_dagster.engine.run.report import Failure, Receipt
 from surge_dagster.engine.run.run_memory import RunMemory
 from surge_dagster.engine.run.superbatch import EncodedSuperBatch, Segment, SuperBatch
 from surge_dagster.engine.support.ledger import Ledger
+from surge_dagster.engine.support.text_hash import hash_keys
 from surge_dagster.engine.support.timeline import Span
 from surge_dagster.engine.support.waiting import in_background
 
@@ -74,7 +75,7 @@ class SuperBatchCall:
         self._borders = np.array([segment.start for segment in batch.segments])
         self._has_vector = self._slot.is_known(0, len(self._slot)).copy()
         missing = np.flatnonzero(~self._has_vector)
-        self._repeats, self._originals = _repeats(self._slot, missing, memory.ledger)
+        self._repeats, self._originals = _repeats(batch.hashes, missing, memory.ledger)
         self._call: EncodeCall | None = None
         self._submit(np.setdiff1d(missing, self._repeats, assume_unique=True))
 
@@ -184,15 +185,20 @@ def text_sizes(slot: Slot) -> np.ndarray:
     return np.diff(slot.offsets[: len(slot) + 1])
 
 
-def _repeats(slot: Slot, rows: np.ndarray, ledger: Ledger) -> tuple[np.ndarray, np.ndarray]:
+def _repeats(
+    hashes: pa.FixedSizeBinaryArray, rows: np.ndarray, ledger: Ledger
+) -> tuple[np.ndarray, np.ndarray]:
     """Return which of these rows have the text of an earlier one, and for each the first row with
     it; none if the comparison has no memory."""
-    size = 4 * slot.text_bytes + 64 * len(rows)
+    size = 64 * len(rows)
     if len(rows) < 2 or not ledger.try_reserve(size):
         return _NO_ROWS, _NO_ROWS
     try:
-        texts = slot.texts(0, len(slot)).take(pa.array(rows))
-        codes = pc.dictionary_encode(texts).indices.to_numpy()  # pyright: ignore[reportAttributeAccessIssue]
+        keys = hash_keys(hashes)[rows]
+        ordered = np.sort(keys)  # takes a tenth of the time of finding equal hashes
+        twice = ordered[1:][ordered[1:] == ordered[:-1]]
+        rows = rows[np.isin(keys, twice)]
+        codes = pc.dictionary_encode(hashes.take(pa.array(rows))).indices.to_numpy()  # pyright: ignore[reportAttributeAccessIssue]
         first = np.unique(codes, return_index=True)[1]
         originals = rows[first[codes]]
         is_repeat = originals != rows

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from surge_dagster.engine.sources.partition import id_keys
-from surge_dagster.engine.support.text_hash import TEXT_HASH
+from surge_dagster.engine.support.text_hash import TEXT_HASH, hash_keys
 
 NO_ROW = -1
 # per row, once a value is looked up: the sorted keys and the rows that they belong to
@@ -70,7 +70,6 @@ class OldValues:
 def _keys(values: pa.Array) -> np.ndarray:
     """Return a number for each value, int64; different values seldom share one."""
     if values.type == TEXT_HASH:
-        offset = values.offset * TEXT_HASH.byte_width
-        return np.frombuffer(values.buffers()[1], np.int64, 2 * len(values), offset)[::2]
+        return hash_keys(values)
     starts = range(0, len(values), _KEYS_AT_A_TIME)
     return np.concatenate([id_keys(values[start : start + _KEYS_AT_A_TIME]) for start in starts])

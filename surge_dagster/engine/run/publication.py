@@ -46,7 +46,6 @@ from surge_dagster.engine.sources.bad_rows import id_text
 from surge_dagster.engine.sources.casting import is_blank
 from surge_dagster.engine.sources.partition import RejectedRow, row_in_words
 from surge_dagster.engine.store.store import StoredObject, Upload
-from surge_dagster.engine.support.text_hash import text_hashes
 from surge_dagster.engine.support.timeline import Lane
 
 # Memory of a row group while it is held and written; together with what reading takes, less than
@@ -73,7 +72,6 @@ class Publication:
     uses it.
 
     Attributes:
-        hashes: of all texts of the SuperBatch.
         staged: staged rows by the segment's start.
         has_valid_length: of the vectors of the whole SuperBatch, bool [rows].
     """
@@ -90,12 +88,10 @@ class Publication:
     upload: Lane = field(default_factory=Lane)
     truncated: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
-    hashes: pa.Array = field(init=False)
     has_valid_length: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
         slot = self.encoded.batch.slot
-        self.hashes = text_hashes(slot.texts(0, len(slot)))
         self.has_valid_length = has_valid_length(
             slot.matrix(0, len(slot)), normalized=self.target.space.normalize
         )
@@ -107,7 +103,7 @@ class Publication:
         partition = segment.partition
         begun = time.perf_counter()
         matrix = self._valid_vectors(segment)
-        table = target.table(batch, segment, matrix, self.hashes)
+        table = target.table(batch, segment, matrix)
         facts = target.facts(partition, read, segment.vector_facts(batch.slot, _now()))
         with target.create(partition.key) as upload:
             write_file(upload.sink, table.schema, facts, [table])
@@ -131,7 +127,7 @@ class Publication:
         matrix = self._valid_vectors(segment)
         vectors = segment.vector_facts(batch.slot, _now())
         checked = time.perf_counter()
-        staged = self.staging.write(batch, segment, matrix, vectors, self.hashes)
+        staged = self.staging.write(batch, segment, matrix, vectors)
         with self.lock:
             self.staged[segment.start] = staged
             self._count(begun, checked, vectors.truncated)

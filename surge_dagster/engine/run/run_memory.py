@@ -22,6 +22,7 @@ from surge_dagster.engine.sources.partition import (
     read_rows,
 )
 from surge_dagster.engine.support.ledger import Ledger
+from surge_dagster.engine.support.text_hash import text_hashes
 from surge_dagster.engine.support.waiting import TURN_SECONDS, StopSignal
 
 
@@ -155,13 +156,15 @@ class RunMemory:
                     yield batch
 
     def booked(self, batch: SuperBatch) -> SuperBatch:
-        """Book the memory for encoding and writing a SuperBatch, and return it with that."""
+        """Book the memory for encoding and writing a SuperBatch; return it with that, and with the
+        hashes of its texts."""
         # Of texts that moved on to the next slot, `held_bytes` counts more than the SuperBatch has.
         result = self.plan.result.of_rows(
             batch.texts, min(batch.held_bytes, self.bounds.b_max_bytes)
         )
         self.reserve(result - batch.vector_bytes)
-        return replace(batch, vector_bytes=result)
+        hashes = text_hashes(batch.slot.texts(0, batch.texts))
+        return replace(batch, vector_bytes=result, hashes=hashes)
 
     def release(self, batch: SuperBatch, texts: int) -> None:
         """Give back the slot and the bytes of a SuperBatch that was written, and its `texts` rows

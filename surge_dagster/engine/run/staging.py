@@ -133,19 +133,10 @@ class Staging:
             return []
 
     def write(
-        self,
-        batch: SuperBatch,
-        segment: Segment,
-        matrix: np.ndarray,
-        vectors: VectorFacts,
-        hashes: pa.Array,
+        self, batch: SuperBatch, segment: Segment, matrix: np.ndarray, vectors: VectorFacts
     ) -> StagedRows:
         """Stage a segment's rows with their vectors [rows, dimension]; they are durable when this
-        returns. Raises `TransientError` or `OSError` if the store does not take it.
-
-        Args:
-            hashes: of all texts of the SuperBatch.
-        """
+        returns. Raises `TransientError` or `OSError` if the store does not take it."""
         digest = ContentDigest()
         sizes: list[np.ndarray] = []
         for rows in _pieces(batch, segment):
@@ -155,7 +146,7 @@ class Staging:
         partition = segment.partition
         stop = segment.first_row + segment.rows
         name = self._name(partition.source, segment.first_row, stop)
-        table = self._table(batch, segment, matrix, hashes)
+        table = self._table(batch, segment, matrix)
         read = ReadPartition(
             segment.rows,
             digest.hexdigest(),
@@ -180,11 +171,9 @@ class Staging:
             segment.first_row, stop, facts.content_digest, vectors, partition.old_rows_version
         )
 
-    def _table(
-        self, batch: SuperBatch, segment: Segment, matrix: np.ndarray, hashes: pa.Array
-    ) -> pa.Table:
+    def _table(self, batch: SuperBatch, segment: Segment, matrix: np.ndarray) -> pa.Table:
         """Return the rows of a segment as a file has them, and which vectors were reused."""
-        table = self._target.table(batch, segment, matrix, hashes)
+        table = self._target.table(batch, segment, matrix)
         reused = pa.array(batch.slot.is_known(segment.start, segment.stop))
         return table.add_column(table.num_columns - 1, _REUSED, reused)
 

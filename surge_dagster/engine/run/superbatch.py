@@ -4,7 +4,8 @@ on their way, and the space that their files go to."""
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,7 @@ from surge_dagster.engine.run.change_feed import RowChanges
 from surge_dagster.engine.run.report import Action, Failure, failure_of
 from surge_dagster.engine.sources.partition import Partition, PartitionRange, RowBatch
 from surge_dagster.engine.store.store import Store, Upload
+from surge_dagster.engine.support.text_hash import TEXT_HASH
 from surge_dagster.engine.support.timeline import Span
 
 
@@ -201,6 +203,7 @@ class SuperBatch:
         vector_bytes: booked in addition: vectors that rows had from the start, then all that
             encoding and writing it take.
         read_seconds: see `Costs`.
+        hashes: of its texts (`text_hashes`).
     """
 
     index: int
@@ -209,6 +212,7 @@ class SuperBatch:
     held_bytes: int
     vector_bytes: int = 0
     read_seconds: float = 0.0
+    hashes: pa.Array = field(default_factory=partial(pa.array, [], TEXT_HASH), repr=False)
 
     @property
     def texts(self) -> int:
@@ -262,14 +266,8 @@ class SpaceTarget:
         """Flush the space's folder: files published before are durable afterwards."""
         self.store.sync(self.space.name)
 
-    def table(
-        self, batch: SuperBatch, segment: Segment, matrix: np.ndarray, hashes: pa.Array
-    ) -> pa.Table:
-        """Return a segment with its vectors [rows, dimension] as rows of a file.
-
-        Args:
-            hashes: of all texts of the SuperBatch.
-        """
+    def table(self, batch: SuperBatch, segment: Segment, matrix: np.ndarray) -> pa.Table:
+        """Return a segment with its vectors [rows, dimension] as rows of a file."""
         return table_of(
             self.columns(segment.id_type, segment.carried_columns),
             segment.ids,
@@ -277,7 +275,7 @@ class SpaceTarget:
             matrix,
             segment.carried,
             batch.slot.truncation(segment.start, segment.stop),
-            hashes[segment.start : segment.stop],
+            batch.hashes[segment.start : segment.stop],
         )
 
     def columns(self, id_type: pa.DataType, carried: pa.Schema | None) -> pa.Schema:

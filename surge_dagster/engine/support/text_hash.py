@@ -34,6 +34,12 @@ def text_hashes(texts: pa.Array) -> pa.FixedSizeBinaryArray:
     return pa.Array.from_buffers(TEXT_HASH, len(texts), [None, pa.py_buffer(hashes)])  # pyright: ignore[reportReturnType]
 
 
+def hash_keys(hashes: pa.Array) -> np.ndarray:
+    """Return the first half of each hash, int64; two texts that share it can be made."""
+    offset = hashes.offset * HASH_BYTES
+    return np.frombuffer(hashes.buffers()[1], np.int64, 2 * len(hashes), offset)[::2]
+
+
 def _by_text(texts: pa.Array) -> bytes:
     offsets, values = value_parts(texts)
     ends = (offsets - offsets[0]).tolist()

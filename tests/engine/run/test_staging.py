@@ -90,8 +90,8 @@ def stage(staging: Staging, rows: Rows, start: int, matrix: np.ndarray) -> Stage
         slot = arena.acquire()
         slot.append(batch.texts)
         found = VectorFacts(start // 10, rows_encoded=len(matrix))
-        hashes = text_hashes(batch.texts)
-        return staging.write(SuperBatch(0, slot, (segment,), 0), segment, matrix, found, hashes)
+        superbatch = SuperBatch(0, slot, (segment,), 0, hashes=text_hashes(batch.texts))
+        return staging.write(superbatch, segment, matrix, found)
 
 
 def stage_all(

@@ -19,6 +19,7 @@ from surge_dagster.engine.encoder.worker.backends import hash_vectors
 from surge_dagster.engine.run.encoding import SuperBatchCall
 from surge_dagster.engine.run.superbatch import PartitionToRead, Segment, SuperBatch
 from surge_dagster.engine.support.ledger import Ledger
+from surge_dagster.engine.support.text_hash import text_hashes
 from tests.engine.encoder.faulty_pools import faulty_pool
 from tests.engine.runs import read_of
 from tests.small_catalogs import DIMENSION, partition_of
@@ -49,8 +50,9 @@ def batch_of(
         segments.append(Segment(partition, start, start + len(each), 0, (), read_of([])))
     with pool.arena(slots=1, max_texts=len(texts), max_bytes=1 << 16) as arena:
         slot = arena.acquire()
-        slot.append(pa.array(texts, pa.large_string()), known=known)
-        yield SuperBatch(0, slot, tuple(segments), 0)
+        column = pa.array(texts, pa.large_string())
+        slot.append(column, known=known)
+        yield SuperBatch(0, slot, tuple(segments), 0, hashes=text_hashes(column))
 
 
 def known(rows: list[int], vectors: np.ndarray) -> KnownVectors:
