@@ -38,7 +38,7 @@ install = $(BIN)/python -m pip install --disable-pip-version-check --progress-ba
   2> >(sed '/^WARNING: /d' >&2) | sed -un -e '/\.metadata /d' -e 's,^Installing collected.*,  … downloaded; installing,p' \
     -e 's,^ *\(Downloading\|Using cached\|Processing\) \([^ ]*/\)\?\([^ ]*\(whl\|gz\)\)\( ([0-9.]* [kMG]*B)\)\?.*,  \3\5,p'
 
-.PHONY: help venv demo ui test test-processes soak lint eval eval-full bench bench-main-road bench-chunks bench-cluster bench-dagster bench-derive bench-output bench-resume bench-sources bench-nightly bench-serve bench-http gpu gpu-carry clean
+.PHONY: help venv demo ui test test-processes soak lint eval eval-full bench bench-main-road bench-chunks bench-cluster bench-dagster bench-derive bench-lock bench-output bench-resume bench-sources bench-nightly bench-serve bench-http gpu gpu-carry clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -120,6 +120,9 @@ bench-output: $(TEST_STAMP) ## serialization, tiny partitions and the bound on m
 
 bench-sources: $(TEST_STAMP) ## grouping a table in no order, and feeding runs from a sorted one, a disk and a bucket
 	@$(BIN)/python -m benchmarks.sources $(ARGS)
+
+bench-lock: $(TEST_STAMP) ## how long hashing, ids and reading hold the interpreter lock; texts/s into a null encoder
+	@$(BIN)/python -m benchmarks.lock $(ARGS)
 
 bench-derive: $(TEST_STAMP) ## rows per second of derived spaces, from memory and from files
 	@$(BIN)/python -m benchmarks.derive $(ARGS)
