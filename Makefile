@@ -103,10 +103,10 @@ eval-full: $(TEST_STAMP) ## the same with 2, 10 and 50 million texts, in hours
 bench: $(BENCH_STAMP) ## this engine beside sentence-transformers and whatever other peers install
 	@$(BIN)/python -m benchmarks.encode $(ARGS)
 
-gpu: $(TEST_STAMP) ## what a GPU makes of this engine, in eight minutes
+gpu: $(TEST_STAMP) ## what a GPU makes of this engine, in ten minutes
 	@$(BIN)/python -m benchmarks.gpu $(ARGS)
 
-gpu-carry: $(TEST_STAMP) ## a folder of 50 MB that does the same on a machine with torch alone: gpu-carry/
+gpu-carry: $(TEST_STAMP) ## a folder of 50 MB that does the same on a machine with torch and little else: gpu-carry/
 	@$(BIN)/python -m benchmarks.gpu_models gpu-carry $(ARGS)
 
 bench-main-road: $(TEST_STAMP) ## ten runs as a new user starts them, and runs that a signal stops

@@ -7,25 +7,60 @@ from __future__ import annotations
 
 import shutil
 import sys
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-# Hidden size, inner size, layers, heads.
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a transformer, under the names that transformers' configs have for them."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+
+    def quick(self) -> Shape:
+        """Return the same kind of model, small."""
+        return replace(
+            self,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+        )
+
+
+@dataclass(frozen=True)
+class CausalShape(Shape):
+    """A decoder, whose text's vector is that of its last token."""
+
+    num_key_value_heads: int
+    head_dim: int
+
+    def quick(self) -> Shape:
+        return replace(super().quick(), num_key_value_heads=2, head_dim=16)
+
+
 SHAPES = {
-    "minilm": (384, 1536, 6, 12),
-    "bge-base": (768, 3072, 12, 12),
-    "e5-large": (1024, 4096, 24, 16),
+    "minilm": Shape(384, 1536, 6, 12),
+    "bge-base": Shape(768, 3072, 12, 12),
+    "e5-large": Shape(1024, 4096, 24, 16),
+    # As https://huggingface.co/Qwen/Qwen3-Embedding-0.6B/blob/main/config.json has it.
+    "qwen3-0.6b": CausalShape(1024, 3072, 28, 16, 8, 128),
 }
 _ROOT = Path(__file__).parent.parent
 
 
 def make_model(
     folder: Path,
-    shape: tuple[int, int, int, int],
+    shape: Shape,
     tokenizer_of: Path,
     device: str = "cpu",
     kind: str = "float32",
 ) -> None:
-    """Write a BERT of this shape with random weights; speed depends on the shape only."""
+    """Write a BERT or Qwen3 of this shape with random weights; speed depends on the shape only."""
     import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import (
@@ -33,25 +68,26 @@ def make_model(
         Pooling,
         Transformer,
     )
-    from transformers import BertConfig, BertModel
+    from transformers import BertConfig, BertModel, Qwen3Config, Qwen3Model
 
-    hidden, inner, layers, heads = shape
     plain = folder.with_name(f"{folder.name}-plain")
     torch.manual_seed(0)
-    config = BertConfig(
-        hidden_size=hidden,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-    )
+    sizes: dict[str, Any] = asdict(shape)
     with torch.device(device):
-        BertModel(config).to(getattr(torch, kind)).save_pretrained(plain)
+        if isinstance(shape, CausalShape):
+            pooling = "lasttoken"
+            # The vocabulary is that of the tokenizer, a fifth of Qwen3's, which costs no time.
+            model = Qwen3Model(Qwen3Config(vocab_size=30_522, pad_token_id=0, **sizes))
+        else:
+            pooling = "mean"
+            model = BertModel(BertConfig(**sizes))
+        model.to(getattr(torch, kind)).save_pretrained(plain)
     for pattern in ("*token*", "vocab*"):
         for file in tokenizer_of.glob(pattern):
             shutil.copy(file, plain)
     modules = [
         Transformer(str(plain), max_seq_length=512),
-        Pooling(hidden, "mean"),
+        Pooling(shape.hidden_size, pooling),
         Normalize(),
     ]
     SentenceTransformer(modules=modules, device="cpu").save(str(folder))

@@ -17,7 +17,6 @@ from benchmarks.gpu_models import SHAPES, make_model
 from benchmarks.paced_runs import drawn_texts
 from surge_dagster import EncoderPool, EncodingSpec
 
-_QUICK_SHAPE = (64, 128, 2, 4)
 MEAN_TOKENS = (11, 57, 256)
 _BYTES_OF_TOKENS = {11: 47, 57: 260, 256: 1_280}
 # Of an H100 or H200 SXM by NVIDIA's data sheet: dense fp16 and bf16, floating-point operations per
@@ -80,7 +79,7 @@ class Bench:
             return str(own)
         folder = self.folder / name
         if not folder.exists():
-            shape = _QUICK_SHAPE if self.quick else SHAPES[name]
+            shape = SHAPES[name].quick() if self.quick else SHAPES[name]
             make_model(folder, shape, own, str(self.device), "float16")
         return str(folder)
 

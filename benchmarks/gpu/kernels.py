@@ -36,7 +36,9 @@ def ceilings(bench: Bench) -> None:
         bench.say("ceilings", product=f"{side}^3", dtype=str(kind), tflops=flops / 1e12)
 
     rows = bench.size(65_536, 512)
-    for name, (hidden, inner, *_) in SHAPES.items():
+    for name, sizes in SHAPES.items():
+        hidden = sizes.hidden_size
+        inner = sizes.intermediate_size
         for inputs, outputs in ((hidden, hidden), (hidden, inner), (inner, hidden)):
             one = bench.random(rows, inputs)
             seconds = bench.timed(partial(linear, one, bench.random(outputs, inputs)), 0.1)

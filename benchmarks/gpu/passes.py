@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.bench import MEAN_TOKENS, SHEET_FLOPS, Bench
-from benchmarks.gpu_models import SHAPES
+from benchmarks.gpu_models import SHAPES, CausalShape
 from benchmarks.harness import seconds_of
 from surge_dagster import EncodingSpec
 from surge_dagster.engine.encoder.worker import parity
@@ -34,20 +34,23 @@ from surge_dagster.engine.model.spec import Space
 
 def passes(bench: Bench) -> None:
     """Forward passes of ids that are on the host: padded (torch) and packed, by the backends' own
-    `forward`."""
+    `forward`; on a GPU packed ones in bf16 too."""
     max_length = None if bench.quick else 512
-    for name in bench.first_if_quick(list(SHAPES)):
+    cases = [("padded", bench.precision), ("packed", bench.precision)]
+    if bench.on_cuda:
+        cases.append(("packed", "bf16"))
+    for name in SHAPES:
         space = EncodingSpec(bench.model(name), max_length=max_length).resolve()
         reference = parity.load_reference(space, str(bench.device))
         expected = parity.reference_vectors(reference, space, parity.PARITY_TEXTS)
         encoder: Any = reference[0].model
-        config = encoder.config
-        weights = _matrix_weights(encoder)
+        is_causal = isinstance(SHAPES[name], CausalShape)
+        costs = PassCosts(encoder.config, _matrix_weights(encoder), is_causal)
         del reference, encoder
-        for kind in ("padded", "packed"):
-            if bench.has_time(20, f"passes: {name} {kind}"):
-                names = {"model": name, "precision": bench.precision, "passes": kind}
-                _measure_passes(bench, space, names, expected, PassCosts(config, weights))
+        for kind, precision in cases:
+            if bench.has_time(20, f"passes: {name} {kind} {precision}"):
+                names = {"model": name, "precision": precision, "passes": kind}
+                _measure_passes(bench, space, names, expected, costs)
                 if bench.on_cuda:
                     torch.cuda.empty_cache()
 
@@ -68,9 +71,12 @@ class PassCosts:
         weights: of its layers' matrices.
     """
 
-    def __init__(self, config: Any, weights: int) -> None:
+    def __init__(self, config: Any, weights: int, is_causal: bool) -> None:
         self.vocabulary: int = config.vocab_size
-        self._attended: int = config.hidden_size * config.num_hidden_layers
+        head: int = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+        self._attended = head * config.num_attention_heads * config.num_hidden_layers
+        if is_causal:
+            self._attended //= 2  # a token attends to those before it
         self._weights = weights
 
     def operations(self, lengths: np.ndarray) -> float:

@@ -28,6 +28,7 @@ def pool(bench: Bench) -> None:
         ("minilm", "torch", 1),
         ("bge-base", "auto", 1),
         ("e5-large", "auto", 1),
+        ("qwen3-0.6b", "auto", 1),
         ("minilm", "auto", 2),
     ]
     # The first case is the last one of a full run, because later stages go on with its pool.
@@ -46,7 +47,7 @@ def pool(bench: Bench) -> None:
             token_budget=facts.calibration.read("token_budget"),
             detail=facts.device_reason,
         )
-        share = {"minilm": 1, "bge-base": 4, "e5-large": 10}[name]
+        share = {"minilm": 1, "bge-base": 4, "e5-large": 10, "qwen3-0.6b": 15}[name]
         for mean, full in ((11, 1_500_000), (57, 300_000), (256, 60_000)):
             _time_pool(bench, encoders, mean, bench.size(full // share, 300), names)
 
