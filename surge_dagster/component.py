@@ -17,13 +17,14 @@ environment, from `surge.yaml` or is the default.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Self, Union
+from typing import Annotated, Any, Self, Union, get_type_hints
 
 import dagster as dg
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, create_model
@@ -53,6 +54,7 @@ _QUESTIONS: dict[str, dict[str, Any]] = {
     "Which model? A model of sentence-transformers, or an OpenAI-compatible server": {
         "model": "sentence-transformers/all-MiniLM-L6-v2",
         "encoder_url": "https://api.openai.com/v1",
+        "encoder_api_key_env": "OPENAI_API_KEY",
     },
     "When? A cron turns the schedule on, and gives embeddings a freshness policy": {
         "nightly_cron": "0 2 * * *",
@@ -121,8 +123,9 @@ class _Attributes(dg.Model):
 
 
 @cache
-def _attributes() -> type[BaseModel]:
-    """Return the model of the attributes: the name, and each setting as a value or a template."""
+def _attributes(kind: type[EmbeddingCatalog]) -> type[BaseModel]:
+    """Return the model of the attributes: the name, each setting as a value or a template, and the
+    fields of a subclass."""
     fields: dict[str, Any] = {}
     for name, setting in Settings.model_fields.items():
         annotation: Any = setting.rebuild_annotation()
@@ -134,7 +137,19 @@ def _attributes() -> type[BaseModel]:
             annotation,
             Field(default, description=setting.description, examples=setting.examples),
         )
-    return create_model("EmbeddingCatalogAttributes", __base__=_Attributes, **fields)
+    hints = get_type_hints(kind, include_extras=True)
+    for own in _own_fields(kind):
+        is_required = (
+            own.default is dataclasses.MISSING and own.default_factory is dataclasses.MISSING
+        )
+        annotation = Union[hints[own.name], _Template]  # noqa: UP007
+        fields[own.name] = (annotation, ... if is_required else None)
+    return create_model(f"{kind.__name__}Attributes", __base__=_Attributes, **fields)
+
+
+def _own_fields(kind: type[EmbeddingCatalog]) -> list[dataclasses.Field[Any]]:
+    """Return the fields that a subclass adds."""
+    return [each for each in dataclasses.fields(kind) if each.name not in ("settings", "name")]
 
 
 @dg.scaffold_with(_Scaffolder)
@@ -142,11 +157,15 @@ def _attributes() -> type[BaseModel]:
 class EmbeddingCatalog(dg.Component, dg.Resolvable):
     """Embeddings of one partitioned catalog: its assets, jobs, sensor, schedules and checks.
 
-    A subclass changes the specs of the assets, or what happens around each run that embeds:
+    A subclass changes the specs of the assets, or what happens around each run that embeds. Its
+    fields are attributes, too:
 
+        @dataclass(frozen=True)
         class ShopCatalog(EmbeddingCatalog):
+            domain: str = "shop"
+
             def get_asset_spec(self, spec):
-                return super().get_asset_spec(spec).merge_attributes(tags={"domain": "shop"})
+                return super().get_asset_spec(spec).merge_attributes(tags={"domain": self.domain})
 
             def execute(self, context, run):
                 yield from super().execute(context, run)
@@ -171,7 +190,7 @@ class EmbeddingCatalog(dg.Component, dg.Resolvable):
 
     @classmethod
     def model(cls) -> type[BaseModel]:
-        return _attributes()
+        return _attributes(cls)
 
     @classmethod
     def resolve_from_model(cls, context: dg.ResolutionContext, model: BaseModel) -> Self:
@@ -184,7 +203,12 @@ class EmbeddingCatalog(dg.Component, dg.Resolvable):
                 "variable"
             )
         name = given.pop("name", None)
-        return cls(load_settings(**given), name)
+        own: dict[str, Any] = {}
+        for each in _own_fields(cls):
+            value = given.pop(each.name, None)
+            if value is not None:
+                own[each.name] = value
+        return cls(load_settings(**given), name, **own)
 
     def get_asset_spec(self, spec: dg.AssetSpec) -> dg.AssetSpec:
         """Return the spec of an asset of the catalog.

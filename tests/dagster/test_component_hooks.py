@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from dagster.components.testing import DefsFolderSandbox, create_defs_folder_sandbox
 from dagster.components.testing.test_cases import TranslationTestCase, test_cases
 from dagster.components.testing.utils import component_defs
+from pydantic import ValidationError
 
 from surge_dagster import EmbeddingCatalog
 from surge_dagster.assets.embeddings import CatalogRun
@@ -156,6 +158,36 @@ def test_subclass_changes_the_spec_of_every_asset(tmp_path: Path) -> None:
 
     assert {spec.tags.get("domain") for spec in specs} == {"shop"}
     assert {tuple(spec.owners) for spec in specs} == {("team:a",)}
+
+
+@dataclass(frozen=True)
+class OfDomain(EmbeddingCatalog):
+    """A catalog with attributes of its own."""
+
+    domain: str = "shop"
+    levels: list[int] = field(default_factory=lambda: [1])
+
+
+@pytest.mark.parametrize(
+    ("given", "domain", "levels"),
+    [({}, "shop", [1]), ({"domain": "{{ env.DOMAIN }}", "levels": [1, 2]}, "garden", [1, 2])],
+)
+def test_fields_of_a_subclass_are_attributes(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], domain: str, levels: list[int]
+) -> None:
+    monkeypatch.setenv("DOMAIN", "garden")
+
+    made = OfDomain.from_attributes_dict(attributes={"source": "c", "output": "o", **given})
+
+    assert made.domain == domain
+    assert made.levels == levels
+    assert made.settings.source == "c"
+
+
+@pytest.mark.parametrize("wrong", [{"levels": "many"}, {"domains": "shop"}])
+def test_wrong_attribute_of_a_subclass_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        OfDomain.from_attributes_dict(attributes={"source": "c", "output": "o", **wrong})
 
 
 @pytest.mark.parametrize("kind", [Renamed, Repartitioned])
