@@ -141,7 +141,8 @@ class LanceTable:
             for query in queries:
                 search = table.search(query, vector_column_name="embedding")
                 search = search.distance_type(_DISTANCES[self._distance]).limit(k)
-                rows = search.select([*_KEY, "embedding"]).to_arrow().combine_chunks()
+                # Without `_distance`, LanceDB warns at each search.
+                rows = search.select([*_KEY, "embedding", "_distance"]).to_arrow().combine_chunks()
                 found.append(
                     [
                         ((row["partition"], row["id"]), np.array(row["embedding"], np.float32))
