@@ -94,3 +94,39 @@ def test_model_that_only_the_output_names_is_not_loaded(
     error = surge.error("compare", "out", "--with", spaces[1], "--sample", 3)
 
     assert "names the model '/somewhere', which the settings do not" in error
+
+
+def test_switch_refuses_a_space_that_finds_less(surge: Command, spaces: tuple[str, str]) -> None:
+    first, second = spaces
+    gate = ("--queries", "queries.csv", "--min-ndcg-ratio", 1.01)
+
+    error = surge.error("switch", "catalog", "out", "--space", second, *gate, expected=1)
+
+    assert f"nDCG@10 of {second} is less than 1.01 of the current one; nothing was" in error
+    current = json.loads((surge.root / "out" / "current_space.json").read_text())
+    assert current["space"] == first
+
+
+def test_switch_takes_a_space_that_finds_as_much(surge: Command, spaces: tuple[str, str]) -> None:
+    gate = ("--queries", "queries.csv", "--min-ndcg-ratio", 0.9)
+
+    code, out, error = surge("switch", "catalog", "out", "--space", spaces[1], *gate)
+
+    assert code == 0, error
+    assert "nDCG@10" in out
+    assert f"{spaces[1]} is now the current space" in out
+
+
+@pytest.mark.parametrize(
+    ("gate", "problem"),
+    [
+        (("--min-ndcg-ratio", 0.9), "--min-ndcg-ratio and --queries go together"),
+        (("--queries", "plain.csv", "--min-ndcg-ratio", 0.9), "the queries have no labels"),
+    ],
+)
+def test_gate_of_a_switch_needs_labelled_queries(
+    surge: Command, spaces: tuple[str, str], gate: tuple[object, ...], problem: str
+) -> None:
+    (surge.root / "plain.csv").write_text("query\nred\n")
+
+    assert problem in surge.error("switch", "catalog", "out", "--space", spaces[1], *gate)

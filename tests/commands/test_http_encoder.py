@@ -81,6 +81,16 @@ def test_search_sends_the_query_with_its_fields(embedded: Embedded, server: Faul
     assert "a-7" in out
 
 
+def test_spaces_of_a_server_are_compared(embedded: Embedded) -> None:
+    smaller = embedded.surge.json(*embedded.embed, "--dimension", 8)["space"]
+    encoder = ("--encoder-url", embedded.options[3], "--yes")
+
+    found = embedded.surge.json("compare", "out", "--with", smaller, "--sample", 20, *encoder)
+
+    assert found["second"] == smaller
+    assert found["rows"] == 33
+
+
 def test_search_without_the_url_says_what_to_set(embedded: Embedded) -> None:
     assert "Set encoder_url" in embedded.surge.error("search", "a number 7", "out", "--yes")
 

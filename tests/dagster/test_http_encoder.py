@@ -79,3 +79,27 @@ def test_server_that_encodes_nothing_fails_the_run_for_a_retry(
     assert not ran.success
     assert "encoder_patience is 2 s" in _failure_of(ran)
     assert _tags_of(ran)[RETRY_TAG] == "true"
+
+
+def test_run_check_shows_what_the_tokens_cost(bench: Workbench, server: FaultServer) -> None:
+    bench.settings |= {"price_per_million_tokens": 1_000_000}
+    bench.write("a", 5)
+
+    ran = bench.refresh()
+
+    tokens = sum(len(text) for _, text in numbered_rows("a", 5))
+    assert ran.checks()[NAMES.run_check.name].metadata["cost"].value == tokens
+
+
+def test_max_cost_fails_the_run_without_a_retry(bench: Workbench, server: FaultServer) -> None:
+    bench.settings |= {"price_per_million_tokens": 1_000_000, "max_cost": 500}
+    for key in "abcd":
+        bench.write(key, 20)
+
+    ran = bench.refresh()
+
+    assert not ran.success
+    assert "max_cost is 500" in _failure_of(ran)
+    assert _tags_of(ran)[RETRY_TAG] == "false"
+    texts = {text for key in "abcd" for _, text in numbered_rows(key, 20)}
+    assert 400 < sum(len(text) * server.encoded[text] for text in texts) <= 500

@@ -229,8 +229,11 @@ class EncoderPool:
         """Return `speed`, measured if it never was, or `anew`, which forgets what runs showed."""
         if self._speeds is None:
             devices = ",".join(self._choice.devices)
-            most_words = None if self._endpoint is None else _MOST_WORDS_OF_ENDPOINT
-            self._speeds = SpeedRecord(self.calibration, devices, self.workers, most_words)
+            limits: dict[str, int] = {}
+            if self._endpoint is not None:
+                limits["most_words"] = _MOST_WORDS_OF_ENDPOINT
+                limits["texts_at_once"] = self._endpoint.concurrency * self._endpoint.batch
+            self._speeds = SpeedRecord(self.calibration, devices, self.workers, **limits)
         self._speed = self._speeds.measure(self._time, anew=anew)
         return self._speed
 

@@ -139,14 +139,19 @@ def speed_of(
     start: Sequence[Call],
     of_runs: Sequence[Call] = (),
     workers: int = 1,
+    texts_at_once: int | None = None,
 ) -> Speed:
     """Return the speed that follows from the three calls of a start and from those of runs.
 
     Args:
         of_runs: oldest first.
+        texts_at_once: that a server may have at a time; larger calls take several times as long as
+            one of the start.
     """
     few, many, long = start
     costs = _costs_of_start(few, many, long)
+    if texts_at_once is not None:
+        costs[1] = max(costs[1], costs[0] / texts_at_once)
     largest = max((call.texts for call in of_runs), default=0.0)
     learned = [call for call in of_runs if call.texts >= largest / RAMP][-_NEWEST_CALLS:]
     if learned:
@@ -229,6 +234,7 @@ class SpeedRecord:
     Args:
         devices: of the workers; other devices have another record.
         most_words: of a call of the start; None follows from the devices.
+        texts_at_once: see `speed_of`.
     """
 
     def __init__(
@@ -237,7 +243,9 @@ class SpeedRecord:
         devices: str,
         workers: int,
         most_words: int | None = None,
+        texts_at_once: int | None = None,
     ) -> None:
+        self._texts_at_once = texts_at_once
         self._calibration = calibration
         self._workers = workers
         of_devices = _MOST_WORDS_OF_GPU if "cuda" in devices else _MOST_WORDS
@@ -268,7 +276,7 @@ class SpeedRecord:
 
     def read(self) -> Speed:
         of_runs = [*self._kept(self._small_name), *self._kept(self._runs_name)]
-        return speed_of(self._start, of_runs, self._workers)
+        return speed_of(self._start, of_runs, self._workers, self._texts_at_once)
 
     def _kept(self, name: str) -> list[Call]:
         return [Call(*row) for row in self._calibration.observations(name)]

@@ -65,6 +65,8 @@ class EndpointClient:
     Args:
         dimensions: that each request asks for; None leaves it to the model.
         fields: of `Endpoint.fields`, for the task.
+        follows_another: another client, such as that of a worker that was killed, may have sent
+            what the limits allow, so the first request waits.
         transport: in place of the network, for tests.
     """
 
@@ -74,6 +76,8 @@ class EndpointClient:
         model: str,
         fields: str,
         dimensions: int | None,
+        *,
+        follows_another: bool = False,
         transport: Any = None,
     ) -> None:
         try:
@@ -86,7 +90,7 @@ class EndpointClient:
         self.dimensions = dimensions
         self._endpoint = endpoint
         self._fields = fields
-        self._limits = _Limits(endpoint)
+        self._limits = _Limits(endpoint, is_full=follows_another)
         self._ended: Exception | None = None
         self._not_before = 0.0
         self._failing_since: float | None = None
@@ -232,9 +236,13 @@ class _Limits:
 
     Requests are spaced evenly, and the bucket of tokens is refilled at the limit less its size: so
     no minute has more than the limit, whenever it begins.
+
+    Args:
+        is_full: what may be sent at once was sent.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, *, is_full: bool) -> None:
+        self._is_full = is_full
         self._requests: Any = None
         self._tokens: Any = None
         self._bucket = 0.0
@@ -251,8 +259,14 @@ class _Limits:
             self._tokens = AsyncLimiter(self._bucket, _MINUTE_SECONDS * self._bucket / refill)
 
     async def take(self, tokens: int) -> None:
+        if self._is_full:
+            self._is_full = False
+            await self._take(self._bucket)  # returns at once
+        await self._take(float(tokens))
+
+    async def _take(self, tokens: float) -> None:
         if self._tokens is not None:
-            await self._tokens.acquire(min(float(tokens), self._bucket))
+            await self._tokens.acquire(min(tokens, self._bucket))
         if self._requests is not None:
             await self._requests.acquire()
 

@@ -76,10 +76,15 @@ class HttpBackend:
         if endpoint.tokenizer is not None:
             self._tokenizer = load_tokenizer(space)
         self._tokens_per_byte = _FIRST_TOKENS_PER_BYTE
+        self._counted_until = 0.0
         self._slots = asyncio.Semaphore(endpoint.concurrency)
         fields = endpoint.query_fields if space.task == "query" else endpoint.fields
         self._client = EndpointClient(
-            endpoint, space.requested.model, fields, space.requested.dimension
+            endpoint,
+            space.requested.model,
+            fields,
+            space.requested.dimension,
+            follows_another=True,  # the probes, or a worker that was lost
         )
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="surge-http", daemon=True).start()
@@ -109,9 +114,17 @@ class HttpBackend:
                     group.create_task(self._send_in_turn(portion, start, stop))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
-        seconds = time.perf_counter() - begun
+        seconds = self._seconds_since(begun)
         used = portion.used_tokens
         return Costs(tokens=used, padded_tokens=used, forward_seconds=seconds)
+
+    def _seconds_since(self, begun: float) -> float:
+        """Return the time of a portion that ends now, without that of portions that ended before:
+        two are under way at a time."""
+        ended = time.perf_counter()
+        seconds = ended - max(begun, self._counted_until)
+        self._counted_until = ended
+        return seconds
 
     def _counted(self, prepared: CountedTexts) -> np.ndarray:
         """Return the tokens of each text, exact or as many per byte as in the last answer."""

@@ -45,6 +45,15 @@ def test_costs_of_a_call_a_text_and_a_token_follow_from_the_start() -> None:
     assert speed.worker_seconds(300) == pytest.approx(2 * (C_TEXT + 300 * C_TOKEN), rel=0.02)
 
 
+def test_texts_of_a_distant_server_take_their_part_of_its_latency() -> None:
+    start = [Call(20, 960, 240, 0.5), Call(80, 3_840, 960, 0.5), Call(8, 3_840, 960, 0.5)]
+
+    speed = speed_of(start, texts_at_once=200)
+
+    assert speed.call_seconds == pytest.approx(0.5, rel=0.05)
+    assert speed.seconds(4_000.0, 48_000.0) == pytest.approx(0.5 + 4_000 / 200 * 0.5, rel=0.05)
+
+
 def test_slow_model_is_measured_with_few_texts() -> None:
     sizes: list[int] = []
 

@@ -138,14 +138,29 @@ def _with_transport(
     endpoint: Endpoint,
     requests: int,
     tokens: int = 10,
+    clients: int = 1,
 ) -> list[Any]:
-    """Return the answers or errors of many concurrent requests; no time passes."""
+    """Return the answers or errors of many concurrent requests; no time passes.
+
+    Args:
+        clients: that send as many, one after the other.
+    """
 
     async def ask() -> list[Any]:
-        transport = httpx.MockTransport(handler)
-        async with EndpointClient(endpoint, "m", "{}", None, transport) as client:
-            work = [client.embed([f"text {row}"], tokens) for row in range(requests)]
-            return await asyncio.gather(*work, return_exceptions=True)
+        answers: list[Any] = []
+        for number in range(clients):
+            client = EndpointClient(
+                endpoint,
+                "m",
+                "{}",
+                None,
+                follows_another=number > 0,
+                transport=httpx.MockTransport(handler),
+            )
+            async with client:
+                work = [client.embed([f"text {row}"], tokens) for row in range(requests)]
+                answers += await asyncio.gather(*work, return_exceptions=True)
+        return answers
 
     with asyncio.Runner(loop_factory=_VirtualLoop) as runner:
         return runner.run(ask())
@@ -176,7 +191,7 @@ def test_no_minute_has_more_than_its_limit(
         return _answer_of(request)
 
     endpoint = replace(ENDPOINT, **limits)
-    answers = _with_transport(note, endpoint, 30, tokens)
+    answers = _with_transport(note, endpoint, 10, tokens, clients=3)
 
     assert len(times) == 30
     assert all(isinstance(answer, Answer) for answer in answers)

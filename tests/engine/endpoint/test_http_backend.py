@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -69,6 +70,19 @@ def test_each_row_gets_the_vector_of_its_text(server: FaultServer) -> None:
     assert not rows.truncated.any()
     assert costs.tokens == sum(map(len, texts))
     assert set(server.encoded.values()) == {1}
+
+
+def test_time_of_portions_under_way_together_counts_once(server: FaultServer) -> None:
+    backend = HttpBackend(_space(server, {"batch": 8, "concurrency": 2}), SETTINGS)
+    texts = _texts(200)
+    matrix = np.empty((len(texts), 16), np.float32)
+    rows = Rows.of_all(matrix, np.empty(len(texts), np.uint8))
+
+    begun = time.perf_counter()
+    launched = [backend.launch(backend.prepare(texts), rows, lambda: None) for _ in range(4)]
+    seconds = [each.finish().forward_seconds for each in launched]
+
+    assert 0 < sum(seconds) <= time.perf_counter() - begun
 
 
 def test_no_more_requests_are_under_way_than_allowed(server: FaultServer) -> None:
