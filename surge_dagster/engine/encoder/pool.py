@@ -16,6 +16,7 @@ arenas.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -42,6 +43,7 @@ log = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "torch", "openvino", "hash")
 DEFAULT_HANG_TIMEOUT_SECONDS = 120.0
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
 _MOST_WORDS_OF_ENDPOINT = 2_000  # to measure its speed: tokens there cost money
 
 
@@ -177,7 +179,7 @@ class EncoderPool:
     def _start_workers(self) -> PoolFacts:
         space = asdict(replace(self.space, probes=()))  # they are too long for a message
         message = {"op": "load", "space": space, "backend": self._backend}
-        environment = self._choice.environment | self._key()
+        environment = self._choice.environment | self._of_endpoint()
         seats = list[WorkerSeat]()
         for index, device in enumerate(self._choice.devices):
             load = message | {"settings": self._settings | {"device": device}}
@@ -202,11 +204,15 @@ class EncoderPool:
             calibration=Calibration(ready[0]["calibration"]),
         )
 
-    def _key(self) -> dict[str, str]:
-        """Return the environment variable with the key of an endpoint, for its worker."""
-        if self._endpoint is None or self._endpoint.api_key_env is None:
+    def _of_endpoint(self) -> dict[str, str]:
+        """Return the environment variables with the key of an endpoint and with proxies, which may
+        have a password, for its worker."""
+        if self._endpoint is None:
             return {}
-        return {self._endpoint.api_key_env: self._endpoint.api_key() or ""}
+        environment = {name: os.environ[name] for name in _PROXIES if name in os.environ}
+        if self._endpoint.api_key_env is not None:
+            environment[self._endpoint.api_key_env] = self._endpoint.api_key() or ""
+        return environment
 
     def dispatcher(self) -> Dispatcher:
         """Return the dispatcher of the ready workers, which are started if they were not."""

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
@@ -194,6 +196,21 @@ def test_changed_model_is_found_before_a_text_is_sent(
             output.events(in_memory(numbered_catalog([5, 5])))
 
         assert other.bodies == []
+
+
+def test_requests_go_through_the_proxy_of_the_environment(
+    server: FaultServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server takes requests for any host, as a proxy does."""
+    address = server.url.removeprefix("http://").removesuffix("/v1")
+    monkeypatch.setenv("HTTP_PROXY", f"http://me:secret@{address}")
+    texts = ["red", "blue"]
+
+    endpoint = Endpoint(url="http://encoder.invalid/v1", patience_seconds=5.0)
+    with EncoderPool(EncodingSpec(MODEL, endpoint=endpoint)) as pool:
+        vectors = pool.vectors(pa.array(texts, pa.large_string()))  # pyright: ignore
+
+    assert np.array_equal(vectors, server.vectors(texts))
 
 
 def test_only_the_worker_gets_the_key(
