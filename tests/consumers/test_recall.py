@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -123,14 +124,16 @@ def test_recall_of_an_index_equals_an_independent_computation(tmp_path: Path, la
     measured = index_recall(feed, target)
 
     rows = table_of(target).rows("partition", "id", "embedding")
-    names = [(key, row) for key, row, _ in rows]
+    places: dict[Hashable, int] = {row[:2]: place for place, row in enumerate(rows)}
     vectors = np.array([vector for _, _, vector in rows], np.float64)
     assert vectors.shape == (ROWS, DIMENSION)
     shares: list[float] = []
     for query, found in zip(*target.searches[0], strict=True):
-        own, *nearest = np.argsort(-(vectors @ query), kind="stable")[:11]
-        others = [name for name, _ in found if name != names[own]][:10]
-        shares.append(len({names[place] for place in nearest} & set(others)) / 10)
+        cosines = vectors @ query
+        own, *_, last = np.argsort(-cosines, kind="stable")[:11]
+        others = [places[name] for name, _ in found if places[name] != own][:10]
+        # A row that is as near as the tenth one counts as found; the training is not repeatable.
+        shares.append(np.count_nonzero(cosines[others] > cosines[last] - 1e-5) / 10)
     assert measured == pytest.approx(np.mean(shares), abs=1e-6)
     assert len(shares) == 200
     assert 0.1 < float(np.mean(shares)) < 0.999
