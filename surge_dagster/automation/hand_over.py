@@ -90,7 +90,7 @@ def _request(
         follows += map(names.derived, labels)
     ids: list[int] = []
     for asset in follows:
-        # An event without a partition says that a run had nothing to do.
+        # An event without a partition, at the end of a run, changes nothing.
         newest = context.instance.get_latest_storage_id_by_partition(asset, _MATERIALIZATION)
         ids += newest.values()
     if not ids:

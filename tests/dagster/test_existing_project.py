@@ -128,13 +128,24 @@ def test_asset_after_without_partitions_gets_all_vectors(embedded: Project) -> N
     assert event.metadata["dagster/row_count"].value == 8
 
 
-def test_eager_asset_after_is_requested_for_what_was_embedded(project: Project) -> None:
+def test_eager_assets_after_are_requested_for_what_was_embedded(project: Project) -> None:
     before = project.evaluated()
 
     project.embed()
 
     after = project.evaluated(before.cursor)
     assert after.get_requested_partitions(DUPLICATES) == set(CATEGORIES)
+    assert after.get_num_requested(SIZE) == 1
+
+
+def test_run_with_nothing_to_do_requests_no_asset_after(project: Project) -> None:
+    before = project.evaluated()
+    project.embed()
+    after = project.evaluated(before.cursor)
+
+    assert project.run(SHOP.refresh_job).success
+
+    assert project.evaluated(after.cursor).total_requested == 0
 
 
 def test_new_version_of_the_asset_before_reaches_only_its_partition(project: Project) -> None:

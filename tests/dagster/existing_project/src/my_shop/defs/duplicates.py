@@ -22,7 +22,11 @@ def duplicates(embeddings: pl.LazyFrame) -> pl.DataFrame:
     return pl.DataFrame({"sku": rows["id"][first], "same_as": rows["id"][second]})
 
 
-@dg.asset(ins={"embeddings": EMBEDDINGS}, group_name="search")
+@dg.asset(
+    ins={"embeddings": EMBEDDINGS},
+    group_name="search",
+    automation_condition=dg.AutomationCondition.eager(),
+)
 def catalog_size(embeddings: pl.LazyFrame) -> dg.MaterializeResult:
     """How many articles have a vector."""
     rows = embeddings.select(pl.len()).collect().item()
