@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
 from surge_dagster.consumers.lance import Index as LanceIndex
 from surge_dagster.consumers.lance import LanceTable
 from surge_dagster.consumers.postgres import Index, PgVectorTable
 from surge_dagster.consumers.qdrant import QdrantTable
 from surge_dagster.consumers.target import Distance
+from surge_dagster.engine.support.urls import is_bare
 
 
 def _resolved(value: Any) -> Any:
@@ -19,6 +20,12 @@ def _resolved(value: Any) -> Any:
     if (secret := value.get_value()) is None:
         raise ValueError(f"the environment variable {value.env_var_name} is not set")
     return secret
+
+
+def _without_secrets(url: str) -> str:
+    if not is_bare(url):
+        raise ValueError("it is shown to people: give a secret as api_key, not in the URL")
+    return url
 
 
 # Also an `EnvVar` of Dagster, whose variable is read with the settings.
@@ -75,7 +82,7 @@ class QdrantSettings(_Target):
         pattern=r"^[A-Za-z0-9_.-]+$",
         description="name that readers use; an alias, which the first hand-over makes",
     )
-    uri: str = Field(
+    uri: Annotated[str, AfterValidator(_without_secrets)] = Field(
         min_length=1, description="URL of a server, or folder of an embedded Qdrant for tests"
     )
     api_key: Secret | None = Field(None, description="of the server; a secret")

@@ -169,6 +169,10 @@ class TestImpossibleSettings:
             ({"run_tags": {"queue": None}}, "input should be a valid string"),
             ({"lancedb": {"table": "a"}}, "setting lancedb.uri: field required"),
             (
+                {"qdrant": {"uri": "http://a:hunter2@b"}},
+                "setting qdrant.uri: it is shown to people",
+            ),
+            (
                 {"qdrant": {"uri": "http://a", "api_key": "hunter2", "distance": "dot"}},
                 "setting qdrant.distance: input should be",
             ),
