@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from random import Random
 
 import dagster as dg
 import pytest
 
 from surge_dagster.orchestration.launch import RETRY_TAG
-from tests.dagster.conftest import NAMES, Ran, Workbench
+from tests.dagster.conftest import NAMES, Ran, Workbench, values_of
+from tests.engine.chunks.documents import prose
 from tests.engine.endpoint.fault_server import MODEL, FaultServer, fault_server
 from tests.small_catalogs import assert_embedded, numbered_rows
 
@@ -103,3 +106,18 @@ def test_max_cost_fails_the_run_without_a_retry(bench: Workbench, server: FaultS
     assert _tags_of(ran)[RETRY_TAG] == "false"
     texts = {text for key in "abcd" for _, text in numbered_rows(key, 20)}
     assert 400 < sum(len(text) * server.encoded[text] for text in texts) <= 500
+
+
+def test_catalog_check_cuts_documents_with_the_tokenizer(
+    bench: Workbench, server: FaultServer, demo_folder: Path
+) -> None:
+    bench.settings |= {"tokenizer": str(demo_folder), "chunks": {"tokens": 64}}
+    bench.write("a", [("long", prose(Random(1), 30)), ("short", "A hat.")])
+    embedded = bench.refresh()
+
+    ran = bench.run("catalog_check")
+
+    assert embedded.success
+    assert values_of(embedded.materialized()["a"])["dagster/partition_row_count"] > 4
+    assert ran.success
+    assert [name for name, check in ran.checks().items() if not check.passed] == []

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from surge_dagster.engine.errors import ConfigError, EndpointDown
 
 if TYPE_CHECKING:
     import httpx
+
+log = logging.getLogger(__name__)
 
 _REFUSED_INPUTS = (400, 413, 422)
 _BUSY = (408, 425, 429, 502, 503, 504, 529)
@@ -94,6 +97,7 @@ class EndpointClient:
         self._ended: Exception | None = None
         self._not_before = 0.0
         self._failing_since: float | None = None
+        self._has_warned = False
         key = endpoint.api_key()
         self._http = httpx.AsyncClient(
             http2=True,
@@ -222,6 +226,14 @@ class EndpointClient:
                     f"encoder_patience is {patience:g} s. Its last answer: {trouble.reason}. What "
                     "is published stays; run again when the server works."
                 )
+            )
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "the encoder at %s does not encode now (%s); it is tried for up to %g s",
+                self._endpoint.url,
+                trouble.reason,
+                patience,
             )
         self._not_before = max(self._not_before, now + seconds)
 

@@ -78,6 +78,17 @@ def test_request_is_tried_again_after_a_passing_fault(
     assert len(server.bodies) == 3
 
 
+def test_first_fault_is_a_line_of_the_log(
+    server: FaultServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.faults.extend([503, 503])
+
+    _embed(server, "red")
+
+    [message] = caplog.messages
+    assert f"the encoder at {server.url} does not encode now (HTTP 503" in message
+
+
 @pytest.mark.parametrize("status", [400, 413, 422])
 def test_refused_inputs_are_not_tried_again(server: FaultServer, status: int) -> None:
     server.lasting_fault = status
