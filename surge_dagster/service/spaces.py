@@ -88,6 +88,11 @@ class LaneSettings:
             ConfigError: the model is not that of the space, or cannot be used here.
         """
         request = space.loadable
+        if request.endpoint is not None:
+            raise ConfigError(
+                f"The space {space.name} has the vectors of an encoder behind HTTP, and the "
+                "service needs a local model. Send queries to that encoder."
+            )
         if request.trust_remote_code not in (None, self.trust_remote_code):
             raise ConfigError(
                 f"The space {space.name} names code of the model {request.model!r}, which is not "

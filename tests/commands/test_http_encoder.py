@@ -62,6 +62,21 @@ def test_embed_publishes_the_servers_vectors(embedded: Embedded, server: FaultSe
     assert np.array_equal(found.matrix, server.vectors(texts))
 
 
+def test_report_names_the_server(embedded: Embedded, server: FaultServer) -> None:
+    embedded.surge.write("c", 3)
+
+    _, out, _ = embedded.surge(*embedded.embed)
+
+    host = server.url.removeprefix("http://").removesuffix("/v1")
+    assert f"on {host} in http" in " ".join(out.split())
+
+
+def test_service_refuses_a_space_without_a_local_model(embedded: Embedded) -> None:
+    error = embedded.surge.error("serve", "out", "--model", MODEL)
+
+    assert "the service needs a local model. Send queries to that encoder" in error
+
+
 def test_second_embed_sends_only_the_probes(embedded: Embedded, server: FaultServer) -> None:
     server.bodies.clear()
 

@@ -51,7 +51,7 @@ class DeviceChoice:
     def hardware(self) -> str:
         """Return what encodes, for people: "2 x NVIDIA L4", "16 CPU cores", or "" if unknown."""
         if self.endpoint:
-            return self.endpoint
+            return ""
         if self.on_cpu:
             return counted(usable_cores(), "CPU core")
         try:

@@ -90,7 +90,8 @@ class EncoderPool:
         niceness: of the workers, added to that of this process.
 
     Attributes:
-        device, hardware: the devices, as torch and as people name them.
+        device, hardware: the devices, as torch and as people name them; of an encoder behind HTTP
+            its server, and "".
         precision: the chosen one; "http" if a server chooses it.
         start_seconds: 0 before the start.
 
@@ -120,7 +121,7 @@ class EncoderPool:
         self._endpoint = endpoint
         choice = choose_devices(devices) if endpoint is None else no_devices(endpoint.host)
         self._choice = choice
-        self.device = ",".join(dict.fromkeys(choice.devices))
+        self.device = choice.endpoint or ",".join(dict.fromkeys(choice.devices))
         self.hardware = choice.hardware
         self.workers = len(choice.devices)
         self.start_seconds = 0.0

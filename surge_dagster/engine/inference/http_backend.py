@@ -102,7 +102,11 @@ class HttpBackend:
 
     def launch(self, prepared: CountedTexts, rows: Rows, progress: Progress) -> LaunchedPortion:
         future = asyncio.run_coroutine_threadsafe(self._encode(prepared, rows), self._loop)
-        return LaunchedPortion(future.done, lambda: _result(future, progress))
+        return LaunchedPortion(
+            is_done=future.done,
+            finish=lambda: _result(future, progress),
+            wait=lambda seconds: futures_wait([future], seconds),
+        )
 
     async def _encode(self, prepared: CountedTexts, rows: Rows) -> Costs:
         begun = time.perf_counter()

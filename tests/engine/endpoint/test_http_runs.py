@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.encoder.schedule import EncodeCall
 from surge_dagster.engine.endpoint.endpoint import Endpoint
 from surge_dagster.engine.errors import ConfigError, EndpointDown
 from surge_dagster.engine.model.spec import EncodingSpec
@@ -249,6 +250,24 @@ def test_killed_worker_costs_only_the_requests_under_way(
     sent = [text for body in server.bodies for text in body["input"] if text in texts]
     assert len(sent) <= len(texts) + 4 * 10
     assert run.report.costs.tokens == sum(map(len, texts))
+
+
+def test_later_call_is_sent_while_an_earlier_one_waits(
+    server: FaultServer, new_pool: MakePool
+) -> None:
+    pool = _started(new_pool(server), server)
+    server.lasting_fault = "held"
+
+    with pool.arena(slots=2, max_texts=5, max_bytes=1_000) as arena:
+        calls: list[EncodeCall] = []
+        for number in (1, 2):
+            slot = arena.acquire()
+            slot.append(pa.array([f"text {number}"], pa.large_string()))
+            calls.append(pool.submit(slot))
+            until(lambda: server.under_way == number)  # noqa: B023
+        server.lasting_fault = None
+
+        assert all(call.result(30) is not None for call in calls)
 
 
 def test_stopped_run_publishes_what_is_answered(

@@ -110,10 +110,13 @@ class LaunchedPortion:
         is_done: whether `finish` returns without waiting for the device.
         finish: waits for the vectors, writes them to their rows and returns their costs; called
             once.
+        wait: waits so many seconds for the vectors; None if only `finish` can wait, and a portion
+            that comes meanwhile is launched after it.
     """
 
     is_done: Callable[[], bool]
     finish: Callable[[], Costs]
+    wait: Callable[[float], object] | None = None
 
 
 @runtime_checkable

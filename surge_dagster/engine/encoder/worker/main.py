@@ -41,6 +41,7 @@ from surge_dagster.engine.errors import ConfigError, EndpointDown
 from surge_dagster.engine.model.spec import Space, spec_from_json
 
 _BEAT_SECONDS = 1.0
+_LOOK_SECONDS = 0.02  # for another portion, while one waits for a server
 _MAX_REPORT_CHARACTERS = 5_000
 
 
@@ -118,7 +119,7 @@ class Worker:
         """
         work = self._take_prepared()
         launched = self._launch(backend, work)
-        while not launched.is_done() and not self._prepared.empty():
+        while self._has_next(launched):
             waited_for = work, launched
             try:
                 work = self._take_prepared()
@@ -126,6 +127,13 @@ class Worker:
             finally:  # a failure of this portion must not lose the answer to the one before
                 self._answer(*waited_for)
         self._answer(work, launched)
+
+    def _has_next(self, launched: LaunchedPortion) -> bool:
+        """Whether another portion comes before this one is done."""
+        while self._prepared.empty() and launched.wait is not None and not launched.is_done():
+            launched.wait(_LOOK_SECONDS)
+            self._tick()
+        return not launched.is_done() and not self._prepared.empty()
 
     def _take_prepared(self) -> _Work:
         """Wait for the next portion; raise what ended the reader, or went wrong in it."""
