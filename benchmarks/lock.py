@@ -85,8 +85,8 @@ class SpinningThread(threading.Thread):
 
 def _seconds_of_this_thread() -> tuple[float, float, float]:
     """Return the time, and how long this thread has had a core and has waited for one."""
-    with open(f"/proc/self/task/{threading.get_native_id()}/schedstat") as schedstat:  # noqa: PTH123
-        with_core, waiting, _ = map(int, schedstat.read().split())
+    schedstat = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+    with_core, waiting, _ = map(int, schedstat.read_text().split())
     return time.perf_counter(), with_core / 1e9, waiting / 1e9
 
 

@@ -166,15 +166,17 @@ def _longest_shared(
     """Return the bytes of a row that has the longest shared value in each column, or more."""
     facts = reader.metadata.row_group(group)
     stored = max(1, facts.total_byte_size)  # no value is longer
-    chunks = (facts.column(place) for place in range(facts.num_columns))
+    schema = reader.metadata.schema
     shared: list[str] = []
-    for chunk in chunks:
-        if chunk.path_in_schema not in columns or chunk.physical_type != "BYTE_ARRAY":
+    for place in range(reader.metadata.num_columns):
+        column = schema.column(place)
+        if column.path not in columns or column.physical_type != "BYTE_ARRAY":
             continue
+        chunk = facts.column(place)
         if "DELTA_BYTE_ARRAY" in chunk.encodings:  # its texts may begin as others do
             return stored
         if chunk.has_dictionary_page:
-            shared.append(chunk.path_in_schema)
+            shared.append(column.path)
     if not shared:
         return 1
     if stored <= _UNSEEN_BYTES:
