@@ -37,7 +37,7 @@ from surge_dagster.engine.endpoint.client import EndpointClient, InputsRefused, 
 from surge_dagster.engine.errors import EndpointDown
 from surge_dagster.engine.model.spec import Space
 
-# Refused texts of a portion: with more of them the texts are not the cause.
+# Refused texts of a portion: with more of them, and than accepted ones, texts are not the cause.
 _MOST_REFUSED = 64
 _FIRST_TOKENS_PER_BYTE = 0.5  # until the first answer
 _PROGRESS_SECONDS = 1.0
@@ -208,6 +208,7 @@ class HttpBackend:
             tokens = answer.tokens
             size = sum(len(text.encode()) for text in portion.texts[start:stop])
             self._tokens_per_byte = tokens / max(1, size)
+        portion.accepted += stop - start
         portion.used_tokens += tokens
         portion.rows.report(start, stop, tokens, "")
 
@@ -218,18 +219,20 @@ class _Portion:
 
     Attributes:
         tokens: of each text, int64.
+        accepted: texts with a vector.
         used_tokens: of the answered requests.
     """
 
     texts: list[str]
     tokens: np.ndarray
     rows: Rows
+    accepted: int = 0
     used_tokens: int = 0
 
     def refuse(self, place: int, reason: str) -> None:
         self.rows.refused[place] = reason
         self.rows.report(place, place + 1, 0, reason)
-        if len(self.rows.refused) > _MOST_REFUSED:
+        if len(self.rows.refused) > max(_MOST_REFUSED, self.accepted):
             raise EndpointDown(
                 f"the encoder gave no vectors for {len(self.rows.refused)} of {len(self.texts):,} "
                 f"texts, so their content is not the cause; the last reason: {reason}"

@@ -178,6 +178,16 @@ def test_smaller_limit_of_the_server_is_learned(server: FaultServer) -> None:
     assert [len(body["input"]) for body in refused] == [256, 128, 64]
 
 
+def test_many_refused_texts_are_named_if_more_are_accepted(server: FaultServer) -> None:
+    texts = _texts(400)
+    texts[100:180] = [f"{REFUSED} {row}" for row in range(80)]
+
+    matrix, rows, _ = _encoded(_space(server, {"batch": 100, "concurrency": 1}), texts)
+
+    assert sorted(rows.refused) == list(range(100, 180))
+    assert np.array_equal(matrix[180:], server.vectors(texts[180:]))
+
+
 def test_server_that_refuses_every_text_ends_the_run(server: FaultServer) -> None:
     space = _space(server)
     server.lasting_fault = 400
