@@ -48,6 +48,7 @@ from surge_dagster.engine.output.spaces import claim_space
 
 _CALLS = 64
 _TEXTS_OF_A_CALL = (1, 32, 256)
+_MOST_CALLS = 400
 _SERVERS = {"serve": EncodingSpec().model, "hash": "hash://384"}
 
 
@@ -105,15 +106,14 @@ def measure_server(url: str, model: str, server: int, texts: int, rounds: int) -
     with EncoderPool(EncodingSpec(model, endpoint=Endpoint(url=url))) as pool:
         pool.start()
         processes = [psutil.Process(), psutil.Process(server)]
-        sides: dict[str, Callable[[], object]] = {"run": partial(run, pool, texts)}
-        drawn = short_workload(texts).texts
+        sides: dict[str, Callable[[], Rate]] = {}
+        run(pool, texts)  # workers of a server start with the first texts
+        sides["run"] = partial(rate_of, partial(run, pool, texts), processes, texts)
         for of_call in _TEXTS_OF_A_CALL:
-            sides[f"openai {of_call}"] = partial(call, url, model, drawn, of_call)
-        for side in sides.values():
-            side()  # workers of a server start with the first texts
-
-        timed = {name: partial(rate_of, side, processes, texts) for name, side in sides.items()}
-        rates = in_turns(timed, rounds)
+            drawn = short_workload(min(texts, _MOST_CALLS * of_call)).texts
+            send = partial(call, url, model, drawn, of_call)
+            sides[f"openai {of_call}"] = partial(rate_of, send, processes, len(drawn))
+        rates = in_turns(sides, rounds)
     document = {name: [asdict(rate) for rate in of_side] for name, of_side in rates.items()}
     say(f"  {document}")
     return document

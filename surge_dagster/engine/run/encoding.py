@@ -372,7 +372,7 @@ def _encoded_so_far(calls: deque[SuperBatchCall], memory: RunMemory) -> Iterator
     deadline = time.monotonic() + patience
     for call in calls:
         # The call that failed first has raised its error; what the pool encoded before is valid.
-        with contextlib.suppress(EncoderError):
+        with contextlib.suppress(EncoderError, MaxCostReached):
             call.result(max(0.0, deadline - time.monotonic()))
         call.abandon()
         whole: list[Segment] = []
