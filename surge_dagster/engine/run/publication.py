@@ -72,6 +72,7 @@ class Publication:
     uses it.
 
     Attributes:
+        encoded_at: the time, in the form of the facts.
         staged: staged rows by the segment's start.
         has_valid_length: of the vectors of the whole SuperBatch, bool [rows].
     """
@@ -88,9 +89,11 @@ class Publication:
     upload: Lane = field(default_factory=Lane)
     truncated: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
+    encoded_at: str = field(init=False)
     has_valid_length: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
+        self.encoded_at = datetime.now(UTC).isoformat(timespec="seconds")
         slot = self.encoded.batch.slot
         self.has_valid_length = has_valid_length(
             slot.matrix(0, len(slot)), normalized=self.target.space.normalize
@@ -104,7 +107,7 @@ class Publication:
         begun = time.perf_counter()
         matrix = self._valid_vectors(segment)
         table = target.table(batch, segment, matrix)
-        facts = target.facts(partition, read, segment.vector_facts(batch.slot, _now()))
+        facts = target.facts(partition, read, segment.vector_facts(batch.slot, self.encoded_at))
         with target.create(partition.key) as upload:
             write_file(upload.sink, table.schema, facts, [table])
             serialized = time.perf_counter()
@@ -125,7 +128,7 @@ class Publication:
         batch = self.encoded.batch
         begun = time.perf_counter()
         matrix = self._valid_vectors(segment)
-        vectors = segment.vector_facts(batch.slot, _now())
+        vectors = segment.vector_facts(batch.slot, self.encoded_at)
         checked = time.perf_counter()
         staged = self.staging.write(batch, segment, matrix, vectors)
         with self.lock:
@@ -242,11 +245,6 @@ class Publication:
             encode_span=encoded.encode_span,
             serialize_span=self.serialize.span(begun),
         )
-
-
-def _now() -> str:
-    """Return the time in the form of the facts."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def assemble(
