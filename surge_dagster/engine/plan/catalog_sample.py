@@ -2,8 +2,9 @@
 
 That is bytes, tokens, equal texts, and unchanged ones. At most 64 partitions are read, which lie at
 equal distances in the bytes of the catalog: a large one is more likely to be read, and stands for
-no more than any other. The same catalog has the same plan. Tokens are counted as workers count
-them.
+no more than any other. Small partitions are read in groups of neighbors, because a SuperBatch has
+them together and encodes their equal texts once. The same catalog has the same plan. Tokens are
+counted as workers count them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +32,9 @@ from surge_dagster.engine.sources.partition import (
     refuse_repeated_id,
 )
 
-_PARTITIONS = 64
+_GROUPS = 64
+_GROUP_ROWS = 128  # of neighbors that are read together; a larger partition is a group of its own
+_MOST_PARTITIONS = 512  # are read
 _ROWS = 16_384  # read of a partition
 _BYTES = 4 << 20
 _TOKENIZED_TEXTS = 4096  # of all partitions together
@@ -65,19 +69,26 @@ class CatalogSample:
 
 @dataclass(frozen=True, slots=True)
 class _FirstRows:
-    """The first rows of one partition.
+    """The first rows of a group of partitions.
 
     Attributes:
+        partitions: that were read.
+        listed_rows, listed_bytes: of all that these stand for, as their source lists them.
         rows: without those that a run skips.
         rows_read: with them.
-        reused: texts that are in the old file.
+        rows_with_file: of partitions that have an old file.
+        reused: texts that are in the old files.
         distinct: how many different texts the others have.
         tokens: mean of these.
         tokenized: for how many of them it was counted.
     """
 
+    partitions: int
+    listed_rows: float
+    listed_bytes: float
     rows: int
     rows_read: int
+    rows_with_file: int
     text_bytes: int
     reused: int
     distinct: int
@@ -121,30 +132,37 @@ def sample_catalog(
     """
     rows = np.array([partition.source_rows or 0 for partition in partitions], float)
     sizes = _sizes(partitions, rows)
-    chosen, weights = _chosen(sizes)
+    groups, weights = _chosen(sizes, _groups(rows))
     reuse = reuse or [None] * len(partitions)
-    read, refused = _read(partitions, chosen, count_tokens, reuse)
+    reader = _Reader(partitions, sizes, reuse, count_tokens)
+    shares = weights * [sizes[group].sum() for group in groups] / max(1.0, sizes.sum())
+    read = [
+        reader.first_rows(group, share)
+        for group, share in zip(groups, shares.tolist(), strict=True)
+    ]
 
-    places = np.array(list(read), int)
-    firsts = list(read.values())
-    weights = weights[np.isin(chosen, places)]
+    firsts = [first for first in read if first is not None]
+    weights = weights[[first is not None for first in read]]
+    listed_rows = weights * [first.listed_rows for first in firsts]
+    listed_bytes = weights * [first.listed_bytes for first in firsts]
     # Each row that was read stands for so many of the catalog.
-    stands_for = weights * rows[places] / [first.rows_read for first in firsts]
+    stands_for = listed_rows / [first.rows_read for first in firsts]
     kept = stands_for * [first.rows for first in firsts]
+    kept_with_file = stands_for * [first.rows_with_file for first in firsts]
     text_bytes = stands_for * [first.text_bytes for first in firsts]
     reused = stands_for * [first.reused for first in firsts]
 
-    rows *= _ratio(kept, weights * rows[places], unknown=1.0)
+    rows *= _ratio(kept, listed_rows, unknown=1.0)
     has_file = np.array([each is not None for each in reuse], np.bool_)
-    rows_reused = rows * has_file * _ratio(reused, kept[has_file[places]])
+    rows_reused = rows * has_file * _ratio(reused, kept_with_file)
     return CatalogSample(
         rows=rows.round().astype(np.int64),
-        text_bytes=sizes * _ratio(text_bytes, weights * sizes[places]),
+        text_bytes=sizes * _ratio(text_bytes, listed_bytes),
         rows_reused=rows_reused.round().astype(np.int64),
         texts=_as_call(firsts, stands_for),
         texts_tokenized=sum(first.tokenized for first in firsts),
-        partitions_read=len(firsts),
-        refused=refused,
+        partitions_read=sum(first.partitions for first in firsts),
+        refused=reader.refused,
     )
 
 
@@ -156,15 +174,36 @@ def _sizes(partitions: Sequence[Partition], rows: np.ndarray) -> np.ndarray:
     return rows.copy()
 
 
-def _chosen(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places of some partitions, and for how many like it each stands."""
-    filled = np.flatnonzero(sizes)
-    if len(filled) <= _PARTITIONS:
-        return filled, np.ones(len(filled))
-    distance = sizes.sum() / _PARTITIONS
-    points = distance * (np.arange(_PARTITIONS) + 0.5)
-    places, counts = np.unique(np.searchsorted(np.cumsum(sizes), points), return_counts=True)
-    return places, counts * distance / sizes[places]
+def _groups(rows: np.ndarray) -> np.ndarray:
+    """Return the place of the first partition of each group of neighbors."""
+    starts = [0]
+    group_rows = 0
+    for place, count in enumerate(rows.tolist()):
+        if group_rows and group_rows + count > _GROUP_ROWS:
+            starts.append(place)
+            group_rows = 0
+        group_rows += count
+    return np.array(starts)
+
+
+def _chosen(sizes: np.ndarray, starts: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return the partitions of some groups, and for how many groups like it each stands.
+
+    Args:
+        starts: of all groups.
+    """
+    filled = [group[sizes[group] > 0] for group in np.split(np.arange(len(sizes)), starts[1:])]
+    groups = [group for group in filled if len(group)]
+    partitions = sum(map(len, groups))
+    wanted = min(_GROUPS, max(1, _MOST_PARTITIONS * len(groups) // max(1, partitions)))
+    if len(groups) <= wanted:
+        return groups, np.ones(len(groups))
+    group_sizes = np.array([sizes[group].sum() for group in groups])
+    distance = group_sizes.sum() / wanted
+    points = distance * (np.arange(wanted) + 0.5)
+    places, counts = np.unique(np.searchsorted(np.cumsum(group_sizes), points), return_counts=True)
+    weights = counts * distance / group_sizes[places]
+    return [groups[place] for place in places.tolist()], weights
 
 
 def _ratio(parts: np.ndarray, wholes: np.ndarray, unknown: float = 0.0) -> float:
@@ -172,17 +211,85 @@ def _ratio(parts: np.ndarray, wholes: np.ndarray, unknown: float = 0.0) -> float
     return float(parts.sum() / whole) if whole else unknown
 
 
-def _read(
-    partitions: Sequence[Partition],
-    chosen: np.ndarray,
-    count_tokens: CountTokens,
-    reuse: Sequence[IsReused | None],
-) -> tuple[dict[int, _FirstRows], dict[int, Failure]]:
-    """Return the first rows of these partitions by place, and why a run refuses some of them."""
-    read: dict[int, _FirstRows] = {}
-    refused: dict[int, Failure] = {}
-    for place in chosen.tolist():
-        partition = partitions[place]
+class _Reader:
+    """Reads first rows of partitions.
+
+    Attributes:
+        refused: why a run will refuse partitions, by their places.
+    """
+
+    def __init__(
+        self,
+        partitions: Sequence[Partition],
+        sizes: np.ndarray,
+        reuse: Sequence[IsReused | None],
+        count_tokens: CountTokens,
+    ) -> None:
+        self.refused: dict[int, Failure] = {}
+        self._partitions = partitions
+        self._sizes = sizes
+        self._reuse = reuse
+        self._count_tokens = count_tokens
+
+    def first_rows(self, group: np.ndarray, share: float) -> _FirstRows | None:
+        """Return what a plan needs of the partitions at these places; None if none has rows.
+
+        Args:
+            share: of the texts to tokenize, for what the group stands for.
+        """
+        read, places = self._read_group(group)
+        if not read:
+            return None
+        new_texts = [self._new_texts(place, batches) for place, batches in read.items()]
+        distinct = pa.concat_arrays(new_texts).unique()
+        tokenized = _to_tokenize(distinct, share)
+        tokens = self._count_tokens(distinct.take(pa.array(tokenized)))
+        batches = list(chain.from_iterable(read.values()))
+        rows = sum(map(len, batches))
+        rejected = sum(len(batch.rejected) for batch in batches)
+        with_file = [read[place] for place in read if self._reuse[place] is not None]
+        return _FirstRows(
+            partitions=len(read),
+            listed_rows=sum(self._partitions[place].source_rows or 0 for place in places),
+            listed_bytes=float(self._sizes[places].sum()),
+            rows=rows,
+            rows_read=rejected + sum(batch.source_rows + batch.skipped for batch in batches),
+            rows_with_file=sum(map(len, chain.from_iterable(with_file))),
+            text_bytes=sum(len(batch.text_values) for batch in batches),
+            reused=rows - sum(map(len, new_texts)),
+            distinct=len(distinct),
+            tokens=float(tokens.mean()) if len(tokens) else 0.0,
+            tokenized=len(tokens),
+        )
+
+    def _read_group(self, group: np.ndarray) -> tuple[dict[int, list[RowBatch]], list[int]]:
+        """Return the first rows of partitions, and the places of all that these stand for: those
+        that can be read, or that come after enough bytes."""
+        read: dict[int, list[RowBatch]] = {}
+        places: list[int] = group.tolist()
+        read_bytes = 0
+        for place in group.tolist():
+            if read_bytes > _BYTES:
+                break
+            batches = self._read(place)
+            if any(len(batch) + batch.skipped for batch in batches):
+                read[place] = batches
+                read_bytes += sum(batch.value_bytes for batch in batches)
+            else:
+                places.remove(place)
+        return read, places
+
+    def _new_texts(self, place: int, batches: Sequence[RowBatch]) -> pa.Array:
+        """Return the texts that are not in the partition's old file."""
+        texts = pa.concat_arrays([batch.texts for batch in batches])
+        is_reused = self._reuse[place]
+        if is_reused is None:
+            return texts
+        return texts.filter(pa.array(~is_reused(texts)))
+
+    def _read(self, place: int) -> list[RowBatch]:
+        """Return the first rows of a partition; none if it cannot be read."""
+        partition = self._partitions[place]
         try:
             batches = list(first_rows(partition, _ROWS, _BYTES))
             ids = IdSet()
@@ -192,48 +299,19 @@ def _read(
         except DataError as error:
             failure = failure_of(partition, error)
             if not failure.transient:
-                refused[place] = failure
+                self.refused[place] = failure
+            return []
         except (SurgeError, OSError):
-            continue  # the run will say what is wrong
-        else:
-            if any(len(batch) + batch.skipped for batch in batches):
-                read[place] = _first_rows(batches, count_tokens, len(chosen), reuse[place])
-    return read, refused
+            return []  # the run will say what is wrong
+        return batches
 
 
-def _first_rows(
-    batches: Sequence[RowBatch], count_tokens: CountTokens, chosen: int, is_reused: IsReused | None
-) -> _FirstRows:
-    """Return what a plan needs of some rows.
-
-    Args:
-        chosen: among so many partitions the texts to tokenize are divided.
-    """
-    texts = pa.concat_arrays([batch.texts for batch in batches])
-    rows = len(texts)
-    text_bytes = sum(len(batch.text_values) for batch in batches)
-    if is_reused is not None:
-        texts = texts.filter(pa.array(~is_reused(texts)))
-    distinct = texts.unique()
-    tokenized = _to_tokenize(distinct, chosen)
-    tokens = count_tokens(distinct.take(pa.array(tokenized)))
-    return _FirstRows(
-        rows=rows,
-        rows_read=sum(batch.source_rows + batch.skipped + len(batch.rejected) for batch in batches),
-        text_bytes=text_bytes,
-        reused=rows - len(texts),
-        distinct=len(distinct),
-        tokens=float(tokens.mean()) if len(tokens) else 0.0,
-        tokenized=len(tokens),
-    )
-
-
-def _to_tokenize(texts: pa.Array, chosen: int) -> np.ndarray:
+def _to_tokenize(texts: pa.Array, share: float) -> np.ndarray:
     """Return the places of texts to tokenize, at equal distances."""
     if not len(texts):
         return np.zeros(0, int)
     mean_bytes = max(1.0, text_sizes(texts).mean())
-    most = int(min(_TOKENIZED_TEXTS, _TOKENIZED_BYTES / mean_bytes) / chosen)
+    most = int(min(_TOKENIZED_TEXTS, _TOKENIZED_BYTES / mean_bytes) * share)
     return np.linspace(0, len(texts) - 1, min(len(texts), max(1, most))).astype(int)
 
 

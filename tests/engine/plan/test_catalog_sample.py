@@ -70,6 +70,28 @@ def test_equal_texts_of_a_partition_count_once(partitions: int) -> None:
     assert found.tokens / found.text_bytes == pytest.approx(one.tokens / one.text_bytes, rel=0.02)
 
 
+def test_equal_texts_of_neighbors_count_once_if_they_are_small() -> None:
+    small = [counted(str(key), [("1", f"text {key // 5}"), ("2", "the same")]) for key in range(50)]
+
+    found = sample_catalog(small, COUNT_TOKENS).texts
+
+    assert found.texts == 10 + 1
+    assert found.equal_texts == 100 - 11
+
+
+def test_sample_of_tiny_partitions_stands_for_all_of_them() -> None:
+    rng = np.random.default_rng(4)
+    tiny = []
+    for key in range(5_000):
+        rows = [(str(row), f"{key} {row} " + "x" * int(rng.integers(200))) for row in range(2)]
+        tiny.append(counted(f"{key:04}", rows))
+
+    found = sample_catalog(tiny, COUNT_TOKENS)
+
+    assert found.partitions_read <= 640
+    assert found.texts.texts == pytest.approx(10_000, rel=0.02)
+
+
 def test_tokens_of_texts_of_which_most_are_cut_are_within_two_percent() -> None:
     rng = np.random.default_rng(5)
     rows = [
@@ -84,7 +106,9 @@ def test_tokens_of_texts_of_which_most_are_cut_are_within_two_percent() -> None:
 
 def test_long_texts_are_read_and_tokenized_up_to_their_bytes() -> None:
     rows = [(str(row), f"{row} " * 100_000) for row in range(40)]
-    sample = sample_catalog([counted(key, rows) for key in "ab"], tokens_by_bytes(COSTS))
+    others = [(id_, text.replace(" ", ",")) for id_, text in rows]
+    partitions = [counted("a", rows), counted("b", others)]
+    sample = sample_catalog(partitions, tokens_by_bytes(COSTS))
     assert sample.texts.texts == 80
     assert 10 < sample.texts_tokenized < 50
     assert sample.text_bytes.tolist() == pytest.approx(

@@ -100,7 +100,7 @@ def test_changes_of_many_partitions_are_estimated_from_some_of_them(
     priced_pool: Any, tmp_path: Path
 ) -> None:
     random = Random(2)
-    catalog = {str(key): numbered_rows(str(key), 10 + key) for key in range(90)}
+    catalog = {str(key): numbered_rows(str(key), 130 + key) for key in range(90)}
     planned_and_embedded(priced_pool, listed(catalog), tmp_path)
     catalog = {key: edited(rows, 0.1, random) for key, rows in catalog.items()}
     planned, report = planned_and_embedded(priced_pool, listed(catalog, "v2"), tmp_path)
