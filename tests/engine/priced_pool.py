@@ -36,6 +36,7 @@ class PricedPool(Wrapped):
 
     def __init__(self, pool: EncoderPool) -> None:
         super().__init__(pool)
+        self.core_share = 0.0
         self.calibration = Calibration("calibration/priced.json")
         self._speeds = SpeedRecord(self.calibration, "cpu", workers=1)
         self.measure_speed()

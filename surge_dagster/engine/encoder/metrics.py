@@ -30,6 +30,7 @@ class Costs:
         read_seconds: of the reader, without its waits for memory.
         serialize_seconds, upload_seconds: summed over the publishing threads.
         publish_seconds: both together by the clock; `overlap_ratio` compares it with the encoding.
+        host_seconds: processor time of the run's process since the SuperBatch before.
     """
 
     tokens: int = 0
@@ -46,6 +47,7 @@ class Costs:
     serialize_seconds: float = 0.0
     upload_seconds: float = 0.0
     publish_seconds: float = 0.0
+    host_seconds: float = 0.0
 
     def plus(self, other: Costs) -> Costs:
         return Costs(*map(add, astuple(self), astuple(other)))

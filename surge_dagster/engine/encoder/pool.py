@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from surge_dagster.engine.encoder.arena import Arena, Slot
 from surge_dagster.engine.encoder.calibration import Calibration
-from surge_dagster.engine.encoder.devices import choose_devices, no_devices
+from surge_dagster.engine.encoder.devices import choose_devices, no_devices, usable_cores
 from surge_dagster.engine.encoder.dispatcher import Dispatcher
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.schedule import EncodeCall, EncodeMetrics, copy_of
@@ -221,6 +221,13 @@ class EncoderPool:
             self.start()
         assert self._dispatcher is not None
         return _unfailed(self._dispatcher)
+
+    @property
+    def core_share(self) -> float:
+        """Seconds that encoding loses to a processor second of this process; 0 if the workers
+        compute on other processors."""
+        computes_here = self._choice.on_cpu and self._endpoint is None
+        return 1 / usable_cores() if computes_here else 0.0
 
     @property
     def calibration(self) -> Calibration:

@@ -183,6 +183,7 @@ class Io:
         reused: texts that kept their old vectors.
         file_bytes: of its vectors and texts.
         publish_seconds: by the clock, without waiting for the SuperBatch before.
+        host_seconds: see `Costs`.
     """
 
     files: float
@@ -191,6 +192,7 @@ class Io:
     file_bytes: float
     read_seconds: float
     publish_seconds: float
+    host_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +202,12 @@ class IoCosts:
     Attributes:
         read: of a partition, of a row, of a row that keeps its old vector, and of a byte of text.
         publish: of a SuperBatch, of a file and of a byte.
+        host: processor seconds of both, of a partition and of a row.
     """
 
     read: np.ndarray
     publish: np.ndarray
+    host: np.ndarray
 
 
 def io_costs(seen: Sequence[Io], vector_bytes: float = 0.0) -> IoCosts:
@@ -213,10 +217,11 @@ def io_costs(seen: Sequence[Io], vector_bytes: float = 0.0) -> IoCosts:
         vector_bytes: of a row.
     """
     rows = np.array([astuple(superbatch) for superbatch in seen], float)
-    files, texts, reused, file_bytes, read, publish = rows.reshape(-1, len(fields(Io))).T
+    files, texts, reused, file_bytes, read, publish, host = rows.reshape(-1, len(fields(Io))).T
     to_read = np.column_stack([files, texts, reused, file_bytes - texts * vector_bytes])
     to_publish = np.column_stack([np.ones(len(seen)), files, file_bytes])
-    return IoCosts(fit_costs(to_read, read), fit_costs(to_publish, publish))
+    to_do = np.column_stack([files, texts])
+    return IoCosts(fit_costs(to_read, read), fit_costs(to_publish, publish), fit_costs(to_do, host))
 
 
 def io_of(report: SuperBatchReport, vector_bytes: int) -> Io:
@@ -232,6 +237,7 @@ def io_of(report: SuperBatchReport, vector_bytes: int) -> Io:
         file_bytes=report.text_bytes + report.texts * vector_bytes,
         read_seconds=costs.read_seconds,
         publish_seconds=max(0.0, costs.publish_seconds - waited),
+        host_seconds=costs.host_seconds,
     )
 
 

@@ -220,7 +220,7 @@ class RunLog:
     def end(self, report: RunReport) -> None:
         """Enter the prediction of these SuperBatches into the report, and keep what they took."""
         newest = sorted(self._newest, key=lambda superbatch: superbatch.index)
-        calls = calls_of(newest)
+        calls = calls_of(newest, self._pool.core_share)
         costs = self._costs
         if calls:  # as a plan counts the tokens of the catalog's own texts
             costs = replace(costs, speed=costs.speed.of_texts(calls))
@@ -237,11 +237,16 @@ def known_costs(pool: EncoderPool, store: Store) -> RunCosts:
     kind = store_kind(store)
     seen = [Io(*row) for row in pool.calibration.observations(f"io {kind}")]
     vector_bytes = pool.dimension * np.dtype(pool.space.dtype).itemsize
-    return RunCosts(pool.speed, io_costs(seen, vector_bytes), vector_bytes)
+    return RunCosts(pool.speed, io_costs(seen, vector_bytes), vector_bytes, pool.core_share)
 
 
-def calls_of(seen: Sequence[SuperBatchReport]) -> list[Call]:
-    """Return the encode calls of a run whose times say what a call costs."""
+def calls_of(seen: Sequence[SuperBatchReport], core_share: float = 0.0) -> list[Call]:
+    """Return the encode calls of a run whose times say what a call costs.
+
+    Args:
+        core_share: see `EncoderPool`; the calls are without what reading and publishing took of
+            their cores, which is half of the time at most.
+    """
     calls = list[Call]()
     for report in seen:
         costs = report.costs
@@ -249,12 +254,13 @@ def calls_of(seen: Sequence[SuperBatchReport]) -> list[Call]:
         if not costs.texts_computed or not is_measured:
             continue
         texts = costs.texts_computed + costs.texts_deduplicated
+        lost_seconds = core_share * costs.host_seconds
         calls.append(
             Call(
                 texts=costs.texts_computed,
                 text_bytes=report.text_bytes * texts / report.texts,
                 tokens=costs.tokens,
-                seconds=costs.encode_seconds,
+                seconds=max(costs.encode_seconds / 2, costs.encode_seconds - lost_seconds),
                 equal_texts=costs.texts_deduplicated,
             )
         )

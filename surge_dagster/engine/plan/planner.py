@@ -38,11 +38,16 @@ _LEAST_GAIN = 0.01  # of the encoding time; less is within what a prediction is 
 
 @dataclass(frozen=True, slots=True)
 class RunCosts:
-    """All that a prediction is made from."""
+    """All that a prediction is made from.
+
+    Attributes:
+        core_share: see `EncoderPool`.
+    """
 
     speed: Speed
     io: IoCosts
     vector_bytes: int
+    core_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,8 @@ def forecast(flushes: Sequence[Flush], costs: RunCosts) -> Forecast:
 
     read = np.column_stack([partitions, texts, reused, text_bytes]) @ costs.io.read
     encode = speed.seconds(new_texts * (1 - speed.equal_share), tokens)
+    host = np.column_stack([partitions, texts]) @ costs.io.host
+    encode += np.minimum(encode, costs.core_share * host)  # as `calls_of`
     publish = np.column_stack([np.ones(len(flushes)), partitions, file_bytes]) @ costs.io.publish
 
     ready = 0.0

@@ -140,9 +140,12 @@ class Publication:
         with self.lock:
             self.failures.append(failure)
 
-    def events(self, b_min: int, begun: float, peak_bytes: int) -> tuple[Event, ...]:
+    def events(
+        self, b_min: int, begun: float, peak_bytes: int, host_seconds: float
+    ) -> tuple[Event, ...]:
         """Return what became of the SuperBatch once all is written."""
-        return self._report(b_min, begun, peak_bytes), *self.receipts, *self.failures
+        report = self._report(b_min, begun, peak_bytes, host_seconds)
+        return report, *self.receipts, *self.failures
 
     def _count(self, begun: float, serialized: float, truncated: int) -> None:
         self.truncated += truncated
@@ -212,7 +215,9 @@ class Publication:
             )
         raise TextsEndWorkers(segment.partition.key, rows)
 
-    def _report(self, b_min: int, begun: float, peak_bytes: int) -> SuperBatchReport:
+    def _report(
+        self, b_min: int, begun: float, peak_bytes: int, host_seconds: float
+    ) -> SuperBatchReport:
         encoded = self.encoded
         batch = encoded.batch
         metrics = encoded.metrics
@@ -227,6 +232,7 @@ class Publication:
             serialize_seconds=self.serialize.seconds,
             upload_seconds=self.upload.seconds,
             publish_seconds=time.perf_counter() - self.started,
+            host_seconds=host_seconds,
         )
         return SuperBatchReport(
             index=batch.index,

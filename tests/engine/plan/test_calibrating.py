@@ -151,6 +151,20 @@ def test_only_texts_that_were_encoded_count() -> None:
     assert calls_of([superbatch_of(texts_encoded=0, texts_computed=0)]) == []
 
 
+def test_calls_do_not_count_what_reading_and_publishing_took_of_their_cores() -> None:
+    [call] = calls_of([superbatch_of(host_seconds=0.5)], core_share=0.25)
+
+    assert call.seconds == pytest.approx(2.0 - 0.125)
+
+
+def test_run_teaches_the_processor_seconds_of_its_own_process(
+    priced_pool: Any, tmp_path: Path
+) -> None:
+    finish_learning(priced_pool, [60, 10, 80, 30], tmp_path)
+
+    assert known_costs(priced_pool, open_store(tmp_path)).io.host.sum() > 0
+
+
 def test_calls_whose_time_says_nothing_are_left_out() -> None:
     assert calls_of([superbatch_of(replays=1), replace(SOME, encode_span=None)]) == []
 
@@ -186,6 +200,7 @@ def test_costs_of_files_rows_and_bytes_are_told_apart() -> None:
             *(files, texts, reused, size),
             read_seconds=4e-3 * files + 1e-6 * texts + 5e-6 * reused + 2e-9 * (size - 10 * texts),
             publish_seconds=0.02 + 2e-3 * files,
+            host_seconds=1e-3 * files + 2e-6 * texts,
         )
         for files, texts, reused, size in shapes
     ]
@@ -194,6 +209,7 @@ def test_costs_of_files_rows_and_bytes_are_told_apart() -> None:
 
     assert found.read == pytest.approx([4e-3, 1e-6, 5e-6, 2e-9])
     assert found.publish == pytest.approx([0.02, 2e-3, 0], abs=1e-12)
+    assert found.host == pytest.approx([1e-3, 2e-6])
 
 
 def test_buckets_and_the_local_disk_have_costs_of_their_own(

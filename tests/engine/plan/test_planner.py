@@ -34,7 +34,7 @@ from surge_dagster.engine.run.report import Prices, RunReport
 from surge_dagster.engine.run.thresholds import Bounds, Thresholds
 
 MINILM = Speed.given(call_seconds=0.087, text_seconds=0.149e-3, workers=4)
-FREE = IoCosts(np.zeros(4), np.zeros(3))
+FREE = IoCosts(np.zeros(4), np.zeros(3), np.zeros(2))
 VECTOR = 384 * 4
 PAPER = Bounds(100_000, 500_000, 1 << 60, 1 << 60)
 
@@ -45,10 +45,13 @@ def run_costs(
     per_file: float = 0.0,
     per_row: float = 0.0,
     per_reused: float = 0.0,
+    host_per_file: float = 0.0,
 ) -> RunCosts:
     read = np.array([0.0, per_row, per_reused, 0.0])
     publish = np.array([per_superbatch, per_file, 0.0])
-    return RunCosts(encode, replace(FREE, read=read, publish=publish), VECTOR)
+    host = np.array([host_per_file, 0.0])
+    io = replace(FREE, read=read, publish=publish, host=host)
+    return RunCosts(encode, io, VECTOR, core_share=0.5)
 
 
 def test_plan_of_the_papers_run() -> None:
@@ -124,6 +127,9 @@ class TestForecast:
             ([Flush(9)] * 6, {"per_superbatch": 25.0}, 10 + 6 * 25),
             ([Flush(10)] * 3, {"per_row": 0.5}, 5 + 3 * 11),
             ([Flush(10, reused=5)] * 3, {"per_row": 1.0, "per_reused": 2.0}, 3 * (10 + 10) + 6),
+            # two files take half of their processor seconds from the encoder
+            ([Flush(9, partitions=2)] * 5, {"host_per_file": 3.0}, 5 * (10 + 3)),
+            ([Flush(9, 2, reused=9)] * 5, {"host_per_file": 3.0}, 0),
             # the fourth waits for a slot
             ([Flush(9)] * 4, {"per_row": 1.0, "per_superbatch": 25.0}, 9 + 10 + 4 * 25),
         ],
