@@ -169,18 +169,14 @@ def _of_file(receipt: Receipt) -> dict[str, Any]:
     }
 
 
-def whole_output(
-    asset: dg.AssetKey, store: Store, space: Space, files: Collection[PublishedFile], text: str
-) -> dg.AssetMaterialization:
-    """Return the event of an asset without a partition: what all its files have together.
+def whole_output(store: Store, space: Space, files: Collection[PublishedFile]) -> dict[str, Any]:
+    """Return metadata of an asset without a partition: what all its files have together.
 
-    Dagster's page of an asset shows rows and columns of the last materialization.
-
-    Args:
-        text: the event's description.
+    Dagster's page of an asset shows rows and columns of the last materialization. If that has no
+    rows, it shows those of the last observation.
     """
     rows = [file.facts.rows for file in files]
-    metadata = {
+    return {
         "space_title": space.title,
         "space": space.name,
         "partitions": len(rows),
@@ -188,7 +184,6 @@ def whole_output(
         "dagster/uri": to_uri(store.location(space.name)),
         "dagster/column_schema": _columns_of(files, space),
     }
-    return dg.AssetMaterialization(asset, description=text, metadata=metadata)
 
 
 def _columns_of(files: Collection[PublishedFile], space: Space) -> dg.TableSchema:

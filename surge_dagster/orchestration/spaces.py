@@ -28,6 +28,7 @@ from surge_dagster.orchestration.asset_events import (
 )
 from surge_dagster.orchestration.dagster_internals import Event
 from surge_dagster.orchestration.events import report_events
+from surge_dagster.orchestration.launch import in_backfill
 from surge_dagster.orchestration.names import CatalogNames, CatalogResources
 from surge_dagster.orchestration.partition_keys import to_partition_key
 from surge_dagster.orchestration.records import read_catalogued
@@ -81,16 +82,19 @@ def report_whole_output(
 
     A run reports it also if it had nothing to do: a freshness policy counts only materializations.
     One without a partition leaves all partitions as they are, and no automation condition follows
-    it.
+    it. But Dagster cannot end a backfill with such an event. Its runs report an observation: they
+    materialize every partition anyway.
 
     Args:
         text: what the run did.
     """
+    metadata: Mapping[str, Any] = {}
     try:
-        event = whole_output(asset, store, space, _published(store, space), text)
+        metadata = whole_output(store, space, _published(store, space))
     except SurgeError as error:
         context.log.warning(f"the files of {space.name} could not be counted: {error}")
-        event = dg.AssetMaterialization(asset, description=text)
+    kind = dg.AssetObservation if in_backfill(context) else dg.AssetMaterialization
+    event = kind(asset, description=text, metadata=metadata)
     report_events(context.instance, context, [event])
 
 

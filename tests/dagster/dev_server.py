@@ -186,9 +186,10 @@ class DevServer:
         return found
 
     def embedded(self, run_id: str) -> list[str]:
-        """The partitions of `embeddings` that a run has materialized, in this order."""
-        events = self.events(run_id)
-        return [event["partition"] for event in events if event["asset"] == "embeddings"]
+        """The partitions of `embeddings` that a run has materialized, in this order; without the
+        event of the whole output, which ends a run."""
+        events = [event for event in self.events(run_id) if event["asset"] == "embeddings"]
+        return [event["partition"] for event in events if event["partition"] is not None]
 
     def encoded(self, run_id: str) -> int:
         """The number of texts that a run has encoded."""

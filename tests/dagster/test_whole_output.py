@@ -13,7 +13,7 @@ import pytest
 from surge_dagster.engine.store.local_store import LocalStore
 from surge_dagster.engine.support.urls import to_uri
 from tests.dagster import private_dagster
-from tests.dagster.conftest import NAMES, Ran, Workbench, values_of
+from tests.dagster.conftest import NAMES, Ran, Workbench, range_tags, values_of
 from tests.small_catalogs import partition_folder
 
 INT8 = NAMES.derived("int8")
@@ -124,6 +124,33 @@ def test_column_whose_type_differs_between_files_shows_both(bench: Workbench) ->
     bench.refresh()
 
     assert types_of(shown(bench)["column_schema"])["id"] == "int64 or string"
+
+
+@pytest.mark.parametrize("asset", [NAMES.embeddings, INT8])
+def test_run_of_a_backfill_materializes_only_partitions(
+    bench: Workbench, asset: dg.AssetKey
+) -> None:
+    """Dagster ends a backfill as failed if one of its runs materializes an asset without one."""
+    bench.settings["derived"] = [{"dtype": "int8"}]
+    bench.fill("ab", 3)
+    bench.refresh()
+    tags = range_tags("a", "b") | {"dagster/backfill": "x"}
+
+    assert bench.materialize({}, tags, asset).success
+
+    assert newest(bench, asset).partition in {"a", "b"}
+
+
+def test_run_of_a_backfill_observes_the_whole_output(bench: Workbench) -> None:
+    bench.fill("ab", 3)
+    bench.refresh()
+
+    assert bench.embed("a", "b", backfill="x").success
+
+    [record] = bench.instance.fetch_observations(NAMES.embeddings, limit=1).records
+    event = record.event_log_entry.asset_observation
+    assert event is not None
+    assert private_dagster.standard_metadata(event.metadata)["row_count"] == 6
 
 
 @pytest.fixture
