@@ -49,8 +49,9 @@ class MemoryGauge:
 
     It adds up their PSS, in which shared pages are divided among the processes that map them. The
     kernel takes 6 ms per gigabyte to compute it, so it is read only if more memory is resident
-    than ever before. First the allocators return free memory to the system: every publishing
-    thread has its own heap, and the heaps would keep the largest piece that each thread ever wrote.
+    than ever before. Before each sample the allocators return free memory to the system: every
+    publishing thread has its own heap, and the heaps would keep the largest piece that each thread
+    ever wrote.
     """
 
     def __init__(self, interval_seconds: float = 0.5) -> None:
@@ -80,15 +81,12 @@ class MemoryGauge:
         self._sample()
 
     def _sample(self) -> None:
-        processes = list(_family(os.getpid()))
-        noticed = _NOTICED_GROWTH * self._most_resident_bytes
-        if _resident_bytes(processes) <= noticed:
-            return
         pa.default_memory_pool().release_unused()
         with contextlib.suppress(OSError, AttributeError):  # only glibc has this function
             ctypes.CDLL(None).malloc_trim(0)
+        processes = list(_family(os.getpid()))
         resident = _resident_bytes(processes)
-        if resident > noticed:
+        if resident > _NOTICED_GROWTH * self._most_resident_bytes:
             self._most_resident_bytes = resident
             self.peak_bytes = max(self.peak_bytes, sum(map(_pss_bytes, processes)))
 

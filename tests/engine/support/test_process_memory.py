@@ -77,7 +77,7 @@ def test_gauge_adds_up_this_process_and_its_descendants() -> None:
 def test_gauge_reads_shared_pages_only_if_more_memory_is_resident(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    resident = iter([1000, 1000, 900, 1005, 2000, 1500, 2000, 2000])
+    resident = iter([1000, 900, 1005, 1500])
     monkeypatch.setattr(process_memory, "_resident_bytes", lambda processes: next(resident))
     monkeypatch.setattr(process_memory, "_family", lambda pid: [pid])
     readings: list[int] = []
