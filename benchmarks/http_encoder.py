@@ -49,6 +49,7 @@ from surge_dagster.engine.output.spaces import claim_space
 _CALLS = 64
 _TEXTS_OF_A_CALL = (1, 32, 256)
 _MOST_CALLS = 400
+_PARTITIONS = 10
 _SERVERS = {"serve": EncodingSpec().model, "hash": "hash://384"}
 
 
@@ -136,9 +137,9 @@ def cpu_seconds(processes: Iterable[psutil.Process]) -> float:
 
 
 def run(pool: EncoderPool, texts: int) -> None:
-    """Embed a partition."""
+    """Embed partitions of equal size."""
     with temporary_folder() as folder:
-        embed(pool, drawn_partitions([texts]), open_store(folder))
+        embed(pool, drawn_partitions([texts // _PARTITIONS] * _PARTITIONS), open_store(folder))
 
 
 def call(url: str, model: str, texts: list[str], of_call: int) -> None:
