@@ -57,6 +57,7 @@ def measure(name: str, *words: str, **options: Any) -> dict[str, Any]:
     [
         ("derive", []),
         pytest.param("http_encoder", [], marks=pytest.mark.soak),
+        pytest.param("lock", [], marks=pytest.mark.soak),
         pytest.param("output", [], marks=pytest.mark.soak),
         pytest.param(
             "prediction",
