@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from operator import itemgetter
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ from surge_dagster.engine.compare.metrics import DEPTH, paired_interval, quality
 from surge_dagster.engine.compare.queries import Label, Query
 from surge_dagster.engine.compare.report import Judged, JudgedQuery, Metric
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.support.printable import id_text
 
 _CHANGED = 5
 Result = Sequence[Hashable]
@@ -45,7 +47,7 @@ class LabelPool:
         if not self._wanted:
             return
         for row, value in enumerate(batch.column(id_column).to_pylist()):
-            for label in self._wanted.get(str(value), ()):
+            for label in self._wanted.get(id_text(value), ()):
                 if label.partition in (None, key):
                     found = self._found.setdefault(label, {})
                     found[identify(batch, row, key)] = key
@@ -67,9 +69,13 @@ class LabelPool:
         return len(set().union(*self._found.values()))
 
     @property
-    def unknown(self) -> list[Label]:
-        """Labels that name no row of the partitions that both spaces have."""
-        return [label for label in self.lines if label not in self._found]
+    def unknown(self) -> list[str]:
+        """The line and id of each label that names no row of both spaces, in order."""
+        return [
+            f"line {line}: no row of both spaces has the id {label.id!r}"
+            for label, line in sorted(self.lines.items(), key=itemgetter(1))
+            if label not in self._found
+        ]
 
 
 def judge(
@@ -84,13 +90,12 @@ def judge(
         return None
     qualities = _qualities(queries, results, pool, k)
     if not qualities:
-        label = pool.unknown[0]
         raise ConfigError(
-            f"the queries, line {pool.lines[label]}: no row of both spaces has the id "
-            f"{label.id!r}, nor any other id of the file. Give ids, and partitions, as the source "
-            "has them."
+            f"the queries, {pool.unknown[0]}, nor any other id of the file. Give ids, and "
+            "partitions, as the source has them."
         )
 
+    unknown = pool.unknown
     texts, values = zip(*qualities, strict=True)
     of_queries = np.array(values)  # [queries, spaces, measures]
     interval = paired_interval(of_queries[:, 1] - of_queries[:, 0])
@@ -102,7 +107,9 @@ def judge(
     return Judged(
         queries=len(qualities),
         rows=pool.rows,
-        labels_unknown=len(pool.unknown),
+        labels=len(pool.lines),
+        labels_unknown=len(unknown),
+        first_unknown=next(iter(unknown), None),
         share_first=first[-1],
         share_second=second[-1],
         metrics=tuple(map(Metric, names, first, second, low, high)),

@@ -10,6 +10,8 @@ from surge_dagster.engine.support.counts import counted
 
 # Five queries that all gain are no evidence: that happens by chance once in sixteen times.
 _FEWEST_QUERIES = 6
+# Of all labels; a file with more of them is of another catalog, or has ids in another form.
+_MOST_UNKNOWN = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,9 @@ class Judged:
     Attributes:
         queries: those with a label that names a row of both spaces; the others do not count.
         rows: labelled rows, one pool for both spaces.
+        labels: rows that the file names.
         labels_unknown: labels that name no row of both spaces.
+        first_unknown: the line of the first of them, and its id.
         share_first, share_second: of the ten nearest rows, those with a label.
         metrics: recall, reciprocal rank, and nDCG as the last one.
         gained, lost: the queries that differ most.
@@ -64,7 +68,9 @@ class Judged:
 
     queries: int
     rows: int
+    labels: int
     labels_unknown: int
+    first_unknown: str | None
     share_first: float
     share_second: float
     metrics: tuple[Metric, ...]
@@ -80,18 +86,42 @@ class Judged:
         """The result for people, about the second space."""
         is_open = self.ndcg.low <= 0 <= self.ndcg.high
         if is_open or self.queries < _FEWEST_QUERIES:
-            return f"no difference can be seen with {self.queries:,} queries"
+            return f"no difference can be seen with {counted(self.queries, 'query')}"
         return "better" if self.ndcg.difference > 0 else "worse"
 
     def basis(self) -> str:
         shares = f"{self.share_first:.1%} and {self.share_second:.1%}"
         line = (
-            f"{self.queries:,} queries with {counted(self.rows, 'judged row')}; "
+            f"{counted(self.queries, 'query')} with {counted(self.rows, 'judged row')}; "
             f"{shares} of the ten nearest rows are judged, the others count as not relevant"
         )
         if self.labels_unknown:
-            line += f"; {self.labels_unknown:,} labels name no row of both spaces"
+            unknown = f"{self.labels_unknown:,} of {counted(self.labels, 'label')}"
+            line += f"; {unknown} are unknown, such as {self.first_unknown}"
         return line
+
+    def require_evidence(self) -> None:
+        """Raise unless the labels can decide about a switch.
+
+        Raises:
+            ConfigError: they judge few queries, many of them name no row, or the first space finds
+                none of their rows.
+        """
+        if self.queries < _FEWEST_QUERIES:
+            problem = f"expected {_FEWEST_QUERIES} judged queries or more. Add labelled queries"
+        elif self.labels_unknown > _MOST_UNKNOWN * self.labels:
+            problem = (
+                f"expected rows of both spaces for {1 - _MOST_UNKNOWN:.0%} of the labels. Give "
+                "ids, and partitions, as the source has them"
+            )
+        elif self.ndcg.first == 0:
+            problem = (
+                "the current space finds none of the judged rows, so no ratio can be less. "
+                "Correct the labels, or switch without min_ndcg_ratio"
+            )
+        else:
+            return
+        raise ConfigError(f"min_ndcg_ratio cannot be judged: {problem}. The file: {self.basis()}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +166,13 @@ class Comparison:
         this ratio of the first one's.
 
         Raises:
-            ConfigError: the queries have no labels.
+            ConfigError: the queries have no labels, or not enough that can be judged.
         """
         if self.judged is None:
             raise ConfigError(
                 "the queries have no labels, and min_ndcg_ratio needs them. Add the column id."
             )
+        self.judged.require_evidence()
         ndcg = self.judged.ndcg
         if ndcg.second >= min_ratio * ndcg.first:
             return ""
@@ -165,7 +196,7 @@ class Comparison:
             f"{self.rank_correlation:.3f}"
         )
         searched = (
-            f"{self.queries:,} queries among {counted(self.rows, 'row')} in "
+            f"{counted(self.queries, 'query')} among {counted(self.rows, 'row')} in "
             f"{counted(self.partitions, 'partition')}"
         )
         if self.partitions_left_out:

@@ -19,6 +19,7 @@ from surge_dagster.engine.output.current_space import named_space
 from surge_dagster.engine.output.spaces import space_of_spec
 from surge_dagster.engine.readers.loading import Embeddings
 from surge_dagster.engine.store.store import Store
+from surge_dagster.engine.support.printable import id_text
 
 _TINY = np.finfo(np.float32).tiny
 
@@ -220,7 +221,7 @@ def _hit(score: float, batch: pa.RecordBatch, row: int, key: str) -> Hit:
     return Hit(
         score,
         key,
-        id=str(batch.column("id")[row].as_py()),
+        id=id_text(batch.column("id")[row].as_py()),
         text=text,
         truncated=batch.column("truncated")[row].as_py(),
         columns=carried,

@@ -9,6 +9,8 @@ def counted(number: int, noun: str) -> str:
     """Return a number and its noun, which is in the plural unless the number is 1."""
     if number == 1:
         return f"1 {noun}"
+    if noun.endswith("ry"):
+        return f"{number:,} {noun.removesuffix('y')}ies"
     return f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 

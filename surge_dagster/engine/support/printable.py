@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's text as a part of a sentence; the error's type if it has
@@ -13,3 +15,8 @@ def visible(text: str) -> str:
     """Return the text with unprintable characters escaped: names of files and columns may have
     any."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def id_text(value: Any) -> str:
+    """Return an id as people write it: bytes in hex."""
+    return value.hex() if isinstance(value, bytes) else str(value)

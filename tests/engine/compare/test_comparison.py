@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from surge_dagster.engine.compare.comparison import compare
@@ -16,8 +17,9 @@ from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from surge_dagster.engine.output.current_space import named_space
+from surge_dagster.engine.sources.partition import Partition
 from tests.engine.runs import Output, in_memory
-from tests.small_catalogs import Rows, numbered_rows
+from tests.small_catalogs import Rows, numbered_rows, row_batch_of
 from tests.spaces import KEYS, ROWS, Spaces
 
 FIRST = "hash://16"
@@ -147,6 +149,58 @@ def test_labels_that_name_no_row_at_all_are_refused(three_spaces: Spaces) -> Non
 
     with pytest.raises(ConfigError, match="line 2: no row of both spaces has the id '9'"):
         compared(three_spaces, queries)
+
+
+def with_unknown(count: int) -> list[Query]:
+    return [Query(f"unknown {row}", {Label("a", f"typo{row}"): 50 + row}) for row in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("queries", "problem"),
+    [
+        pytest.param(
+            labelled(1), "expected 6 judged queries or more.*1 query with 1 judged row;", id="few"
+        ),
+        pytest.param(
+            [*labelled(20), *with_unknown(3)],
+            "rows of both spaces for 90% of the labels.*3 of 23 labels.*line 50: .*'typo0'",
+            id="unknown",
+        ),
+        pytest.param(
+            [Query(f"stray {row}", {Label("c", f"id-{row}"): row}) for row in range(6)],
+            "the current space finds none of the judged rows",
+            id="nothing found",
+        ),
+    ],
+)
+def test_labels_that_are_no_evidence_decide_no_switch(
+    three_spaces: Spaces, queries: list[Query], problem: str
+) -> None:
+    found = compared(three_spaces, queries)
+
+    with pytest.raises(ConfigError, match=problem):
+        found.shortfall(0.9)
+
+
+def test_few_unknown_labels_leave_the_others_to_decide(three_spaces: Spaces) -> None:
+    found = compared(three_spaces, [*labelled(20), *with_unknown(2)])
+
+    assert found.shortfall(0.99) == ""
+
+
+def test_binary_ids_are_labelled_and_shown_in_hex(output: Output) -> None:
+    rows: Rows = [(b"\x00\xff%d" % row, f"text {row}") for row in range(3)]
+    batch = row_batch_of(rows, pa.binary())
+    output.embed([Partition("a", "v1", lambda: iter([batch]), lambda: "v1")])
+    space = space_of(output)
+
+    found = compare(
+        output.store, space, space, [Query("text 1", {Label("a", "00ff31"): 2})], open_pool
+    )
+
+    assert found.judged is not None
+    assert found.judged.ndcg.first == 1
+    assert found.differing[0].first[0].endswith(" a 00ff31 text 1")
 
 
 def test_rows_with_the_same_text_count_once(output: Output) -> None:

@@ -15,6 +15,7 @@ from surge_dagster.engine.support.printable import first_line
         (0, "text", "0 texts"),
         (1, "partition", "1 partition"),
         (2_000, "SuperBatch", "2,000 SuperBatches"),
+        (2, "query", "2 queries"),
     ],
 )
 def test_counted_noun_is_singular_for_one(number: int, noun: str, expected: str) -> None:
