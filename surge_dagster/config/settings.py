@@ -13,6 +13,7 @@ import json
 import re
 from dataclasses import fields, replace
 from typing import Annotated, Any, Literal, Self, get_args
+from zoneinfo import ZoneInfo
 
 from pydantic import (
     BaseModel,
@@ -429,6 +430,15 @@ class Settings(CatalogSettings, EncoderSettings, FileSettings, BaseSettings):  #
     def _require_http(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and not value.get_secret_value().startswith(("http://", "https://")):
             raise ValueError("expected a URL that begins with https:// or http://")
+        return value
+
+    @field_validator("timezone")
+    @classmethod
+    def _require_timezone(cls, value: str) -> str:
+        try:
+            ZoneInfo(value)
+        except (KeyError, ValueError, OSError):  # unknown, no name, the name of a folder
+            raise ValueError("expected a time zone such as Europe/Berlin") from None
         return value
 
     @field_validator("run_tags")

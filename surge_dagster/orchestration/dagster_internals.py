@@ -27,8 +27,9 @@ from dagster._utils.schedules import cron_string_iterator, is_valid_cron_schedul
 
 # Dagster ignores the marks of a batch unless this variable is above 0; an operator can set it to 0.
 _BATCH_SIZE = "DAGSTER_EVENT_BATCH_SIZE"
-# Over a year of a daily schedule, so that both changes of the clock are among them.
-_TICKS = 400
+# Over a year has both changes of the clock, and every weekend and month.
+_YEAR = timedelta(days=370)
+_TICKS = 9_000  # an hourly schedule has fewer in that time; 30 µs each
 _NO_RUN = ""  # Dagster's run id and job name of events that belong to no run
 # the time of each asset's last event of this process, in seconds since 1970
 _latest: dict[dg.AssetKey, float] = {}
@@ -80,14 +81,21 @@ def last_tick(context: dg.SensorEvaluationContext, name: str) -> InstigatorTick 
 
 
 def longest_wait(cron: str, timezone: str) -> timedelta | None:
-    """Return the longest time between two ticks of a schedule; None if the cron is not valid, which
-    the schedule reports."""
+    """Return the longest time between two ticks of a schedule in over a year.
+
+    None if it ticks more often than hourly: its nights and weekends lie too many ticks apart. Also
+    if the cron is not valid, which the schedule reports.
+    """
     if not is_valid_cron_schedule(cron):
         return None
-    start = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
-    ticks = islice(cron_string_iterator(start, cron, timezone), _TICKS)
-    times = [tick.timestamp() for tick in ticks]
-    return timedelta(seconds=max(later - earlier for earlier, later in pairwise(times)))
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    end = (start + _YEAR).timestamp()
+    times: list[float] = []
+    for tick in islice(cron_string_iterator(start.timestamp(), cron, timezone), _TICKS):
+        times.append(tick.timestamp())
+        if len(times) > 1 and times[-1] > end:
+            return timedelta(seconds=max(later - earlier for earlier, later in pairwise(times)))
+    return None
 
 
 def latest_target(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> Target | None:

@@ -26,6 +26,8 @@ def window(fail_hours: float, warn_hours: float) -> dg.FreshnessPolicy:
         ("0 2 * * *", 48, 30),
         ("0 2 * * 1-5", 144, 90),
         ("0 * * * *", 2, 1.25),
+        ("0 8-18 * * 1-5", 124, 77.5),
+        ("0 2 29 2 *", 70_128, 43_830),
     ],
 )
 def test_policy_follows_the_longest_time_between_nightly_runs(
@@ -43,6 +45,15 @@ def test_policy_allows_for_the_longest_day_of_the_time_zone(bench: Workbench) ->
 
 
 def test_there_is_no_policy_if_the_nightly_refresh_is_off(bench: Workbench) -> None:
+    assert policy(bench) is None
+
+
+@pytest.mark.parametrize("cron", ["*/5 * * * 1-5", "* 8-18 * * *"])
+def test_there_is_no_policy_if_the_refresh_runs_more_often_than_hourly(
+    bench: Workbench, cron: str
+) -> None:
+    bench.settings["nightly_cron"] = cron
+
     assert policy(bench) is None
 
 

@@ -111,6 +111,12 @@ class TestImpossibleSettings:
             ({"devices": "cuda:0,cpu"}, "setting devices is 'cuda:0,cpu': expected auto"),
             ({"devices": ""}, "setting devices is '': expected auto"),
             (
+                {"timezone": "Europe/Berln"},
+                "setting timezone is 'Europe/Berln': expected a time zone such as Europe/Berlin",
+            ),
+            ({"timezone": ""}, "setting timezone is '': expected a time zone"),
+            ({"timezone": "Europe"}, "setting timezone is 'Europe': expected a time zone"),
+            (
                 {"model": "hash://abc"},
                 "'hash://abc': hash:// is followed by a dimension, as in hash://384",
             ),
