@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,19 +52,27 @@ def load(space: Space, settings: BackendSettings) -> Backend:
             return compute(prepared, rows, progress)
         (folder / f"held-{texts}").touch()
         if os.environ["HELD_BACKEND"] == "http":
-            return held_answer(compute(prepared, rows, progress), texts, progress)
+            return launched_when_allowed(texts, progress, lambda: compute(prepared, rows, progress))
         wait(texts, progress)
         return compute(prepared, rows, progress)
 
-    def held_answer(launched: LaunchedPortion, texts: int, progress: Progress) -> LaunchedPortion:
-        """A launch that only sends requests never waits, so the wait is for their answers."""
+    def launched_when_allowed(
+        texts: int, progress: Progress, launch: Callable[[], LaunchedPortion]
+    ) -> LaunchedPortion:
+        """A launch that only sends requests must not wait, so the requests are sent later."""
+        launched: list[LaunchedPortion] = []
+
+        def is_done() -> bool:
+            if not launched and (folder / f"go-on-{texts}").exists():
+                launched.append(launch())
+            return bool(launched) and launched[0].is_done()
 
         def finish() -> Costs:
             wait(texts, progress)
-            return launched.finish()
+            is_done()
+            return launched[0].finish()
 
-        is_allowed = (folder / f"go-on-{texts}").exists
-        return LaunchedPortion(lambda: is_allowed() and launched.is_done(), finish)
+        return LaunchedPortion(is_done, finish)
 
     def wait(texts: int, progress: Progress) -> None:
         while not (folder / f"go-on-{texts}").exists():
