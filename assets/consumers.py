@@ -6,7 +6,7 @@ have changed embeddings. A hand-over that dies is repeated by the next one, and 
 """
 # Dagster reads annotations when it makes an asset or an op, so they must not be strings here.
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,11 +15,11 @@ from pydantic import Field
 
 from surge_dagster.assets.embeddings import files_metadata
 from surge_dagster.config.settings import Settings
-from surge_dagster.consumers.comparison import Comparison, compare, index_recall
+from surge_dagster.consumers.comparison import Comparison, apply_and_compare
 from surge_dagster.consumers.settings import TargetSettings
-from surge_dagster.consumers.target import HandOver, OpenFeed, Target
+from surge_dagster.consumers.target import HandOver
 from surge_dagster.engine.errors import SurgeError
-from surge_dagster.engine.feed.changes import Changes, changes
+from surge_dagster.engine.feed.changes import changes
 from surge_dagster.engine.support.counts import counted
 from surge_dagster.orchestration.failures import errors_as_failures, failed_metadata, run_failure
 from surge_dagster.orchestration.heartbeats import executing
@@ -96,7 +96,8 @@ def _target_asset(
         store = getattr(context.resources, names.output_resource).open()
         open_feed = partial(changes, store, key.to_user_string())
         with executing(op_context), errors_as_failures(op_context):
-            done, compared = _apply(target, open_feed, everything=config.compare_everything)
+            everything = config.compare_everything
+            done, compared = apply_and_compare(target, open_feed, everything=everything)
         yield dg.MaterializeResult(
             metadata=_metadata(done, compared), check_results=[_result(compared, done.failures)]
         )
@@ -104,21 +105,6 @@ def _target_asset(
             raise run_failure(op_context, _failures(done, compared))
 
     return hand_over
-
-
-def _apply(target: Target, open_feed: OpenFeed, *, everything: bool) -> tuple[HandOver, Comparison]:
-    """Bring a table up to date, and compare it with the files."""
-    compared = Comparison()
-
-    def judge(feed: Changes, stored: Target) -> Collection[str]:
-        nonlocal compared
-        compared = compare(feed, stored, everything=everything)
-        if everything or feed.is_new:
-            compared.index_recall = index_recall(feed, stored)
-        return compared.wrong
-
-    done = target.apply(open_feed, judge)
-    return done, compared
 
 
 def _failures(done: HandOver, compared: Comparison) -> str:

@@ -1,14 +1,15 @@
-"""Comparison of a target with the files: its space, rows per partition, and vectors bit for bit."""
+"""Hand-overs with a comparison of the target with the files: rows per partition, and vectors."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.consumers.target import Target
+from surge_dagster.consumers.target import HandOver, OpenFeed, Target
 from surge_dagster.engine.compare.recall import recall_of
 from surge_dagster.engine.errors import DataError, SurgeError, TransientError
 from surge_dagster.engine.feed.changes import Changes, Sample
@@ -41,6 +42,27 @@ class Comparison:
     wrong: dict[str, str] = field(default_factory=dict)
     interrupted: str = ""
     index_recall: float | None = None
+
+
+def apply_and_compare(
+    target: Target, open_feed: OpenFeed, *, everything: bool
+) -> tuple[HandOver, Comparison]:
+    """Bring a table up to date, and compare it with the files.
+
+    The recall of its index is measured at a first load, and if everything is compared. That takes
+    long and changes nothing, so it comes after the hand-over is confirmed and its lock released.
+    """
+    compared = Comparison()
+
+    def judge(feed: Changes, stored: Target) -> Collection[str]:
+        nonlocal compared
+        compared = compare(feed, stored, everything=everything)
+        return compared.wrong
+
+    done = target.apply(open_feed, judge)
+    if everything or done.feed.is_new:
+        compared.index_recall = index_recall(done.feed, target)
+    return done, compared
 
 
 def compare(feed: Changes, target: Target, *, everything: bool = False) -> Comparison:

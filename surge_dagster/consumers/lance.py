@@ -4,8 +4,11 @@ A first load is written as one stream in one commit, and gets an index on `parti
 `merge_insert` of up to `_MERGED_BYTES`, which LanceDB keeps in memory, inserts and replaces rows in
 one commit. Deletes are a commit of their own after it, so that readers between the two never miss a
 row; for both in one commit LanceDB would read the whole table into memory. At the end the table is
-compacted, its indexes are extended, and versions older than seven days are dropped. Then the index
-of the vectors is built, if the table does not have it.
+compacted, its indexes are extended, and versions older than seven days are dropped.
+
+Then the index of the vectors is built, unless the table has it. Its name has the number of rows it
+was trained on: when the table has grown a lot, an index that was only extended finds less than one
+that is built again.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from surge_dagster.consumers.target import (
 )
 from surge_dagster.engine.compare.recall import Found
 from surge_dagster.engine.errors import ConfigError, TransientError
-from surge_dagster.engine.feed.changes import PartitionChanges
+from surge_dagster.engine.feed.changes import Changes, PartitionChanges
 from surge_dagster.engine.files.rows import matrix_of
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.support.printable import first_line
@@ -41,7 +44,10 @@ _MERGED_BYTES = 128 * 1024 * 1024
 _DELETED_IDS = 10_000  # of one commit, whose condition has them all
 _KEY = ["partition", "id"]
 Index = Literal["ivf_pq", "hnsw", "none"]
-_INDEX = "embedding_idx"
+_TRAINED_ON = "surge_trained_on_"  # name of an index, before the number of rows
+_INDEXED_ROWS = 5_000  # from which on there is an index; fewer are read within milliseconds
+_TRAINED_AGAIN = 4  # times as many rows as the index was trained on
+_SUB_VECTOR = 8  # dimensions; of others, LanceDB makes one sub-vector, which finds a quarter
 # As LanceDB names them.
 _INDEX_TYPES = {"ivf_pq": "IVF_PQ", "hnsw": "IVF_HNSW_SQ"}
 _DISTANCES: dict[Distance, Literal["cosine", "l2", "dot"]] = {
@@ -81,7 +87,7 @@ class LanceTable:
             with self._errors():
                 table = self._open()
             feed = open_feed()
-            self._require_indexable(feed.space)
+            self._require_usable(feed)
             made = {} if table is None else table.schema.metadata or {}
             if table is not None and made.get(_OWNER) != owner_of(feed).encode():
                 owner = made[_OWNER].decode() if _OWNER in made else None
@@ -151,7 +157,21 @@ class LanceTable:
                 )
         return found
 
+    def _require_usable(self, feed: Changes) -> None:
+        for column in feed.columns or ():
+            if "." in column.name:
+                raise ConfigError(
+                    f"the column {column.name!r} has a dot in its name, and {self.place} cannot "
+                    "have it. Leave the column out of the setting columns."
+                )
+        self._require_indexable(feed.space)
+
     def _require_indexable(self, space: Space) -> None:
+        if self._index == "ivf_pq" and space.dimension % _SUB_VECTOR:
+            raise ConfigError(
+                f"the space {space.name} has {space.dimension:,} dimensions, and an index ivf_pq "
+                f"takes a multiple of {_SUB_VECTOR}. Set index to hnsw or none."
+            )
         if self._index != "none" and space.dtype not in _INDEXED_DTYPES:
             raise ConfigError(
                 f"the vectors of the space {space.name} are {space.dtype}, and LanceDB indexes "
@@ -159,19 +179,31 @@ class LanceTable:
             )
 
     def _index_vectors(self, table: Any) -> None:
-        """Build the index of the vectors, if the table does not have it."""
-        if self._index == "none":
-            return
-        stats = table.index_stats(_INDEX)
-        wanted = (_INDEX_TYPES[self._index], _DISTANCES[self._distance])
-        # An index of fewer than 256 rows is not trained, and has none of them.
-        if stats and (stats.index_type, stats.distance_type) == wanted and stats.num_indexed_rows:
-            return
+        """Build the index of the vectors that the settings name, and drop others."""
+        rows = table.count_rows()
+        names = [each.name for each in table.list_indices()]
+        existing = [name for name in names if name.startswith(_TRAINED_ON)]
+        usable = [name for name in existing if self._is_usable(table, name, rows)]
+        if not usable and self._index != "none" and rows >= _INDEXED_ROWS:
+            usable = [f"{_TRAINED_ON}{rows}"]
+            self._build_index(table, usable[0])
+        for name in existing:
+            if name not in usable[:1]:
+                table.drop_index(name)
+
+    def _is_usable(self, table: Any, name: str, rows: int) -> bool:
+        stats = table.index_stats(name)
+        is_of_kind = stats.index_type == _INDEX_TYPES.get(self._index)
+        is_of_distance = stats.distance_type == _DISTANCES[self._distance]
+        trained_on = int(name.removeprefix(_TRAINED_ON))
+        return is_of_kind and is_of_distance and rows <= trained_on * _TRAINED_AGAIN
+
+    def _build_index(self, table: Any, name: str) -> None:
         from lancedb.index import HnswSq, IvfPq
 
         kind = IvfPq if self._index == "ivf_pq" else HnswSq
         config = kind(distance_type=_DISTANCES[self._distance])
-        table.create_index("embedding", config=config, name=_INDEX, replace=True)
+        table.create_index("embedding", config=config, name=name, replace=True)
 
     def _load(self, done: HandOver, table: Any | None) -> None:
         """Make the table again from the whole feed, in one commit."""
@@ -339,7 +371,7 @@ def _rows_of(partition: str, ids: Sequence[object]) -> str:
 
 def _literal(value: object) -> str:
     if isinstance(value, int):
-        return str(value)
+        return f"CAST('{value}' AS BIGINT)"  # -2^63 as a number would be a float
     if isinstance(value, bytes):
         return f"X'{value.hex()}'"
     return "'" + str(value).replace("'", "''") + "'"

@@ -82,8 +82,8 @@ class PgVectorTable:
             with connection.transaction():
                 done = self._apply(connection, open_feed)
             kinds = self._columns(connection)
-            if self._index == "hnsw" and kinds:
-                self._build_index(connection, kinds["embedding"])
+            if kinds:
+                self._index_vectors(connection, kinds["embedding"])
             if judge is not None:
                 before = done.feed.versions
                 done.feed.forget(judge(done.feed, self))
@@ -115,11 +115,14 @@ class PgVectorTable:
     def nearest(self, queries: np.ndarray, k: int) -> list[Found]:
         found: list[Found] = []
         with self._connected() as connection:
+            kinds = self._columns(connection)
+            if not kinds:
+                return [[] for _ in queries]
             query = self._sql(
                 "SELECT partition, id, embedding FROM {table} "
                 "ORDER BY embedding {operator} %b::{kind} LIMIT %s",
                 operator=_OPERATORS[self._distance],
-                kind=self._columns(connection)["embedding"],
+                kind=kinds["embedding"],
             )
             cursor = connection.cursor(binary=True)
             for vector in queries:
@@ -306,20 +309,26 @@ class PgVectorTable:
                 "dtype to float16, of which it takes 4,000."
             )
 
-    def _build_index(self, connection: Connection[Any], kind: str) -> None:
-        """Build the index of the vectors for this distance, if there is none."""
-        for distance in get_args(Distance):
-            if distance != self._distance:
-                other = self._named(f"_{distance}")
-                connection.execute(self._sql("DROP INDEX IF EXISTS {index}", index=other))
-        query = self._sql(
-            "CREATE INDEX IF NOT EXISTS {index} ON {table} "
-            "USING hnsw (embedding {kind}_{distance}_ops)",
-            index=_quoted(f"{self._name}_{self._distance}".rpartition(".")[2]),
-            kind=kind,
-            distance=self._distance,
+    def _index_vectors(self, connection: Connection[Any], kind: str) -> None:
+        """Build the index of the vectors that the settings name, and drop those for others."""
+        found = connection.execute(
+            "SELECT relname FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid "
+            "WHERE indrelid = to_regclass(%s)",
+            [self._named()],
         )
-        connection.execute(query)
+        existing = {name for (name,) in found.fetchall()}
+        for distance in get_args(Distance):
+            name = f"{self._name}_{distance}".rpartition(".")[2]
+            is_wanted = distance == self.index_distance
+            if is_wanted and name not in existing:
+                query = (
+                    "CREATE INDEX {index} ON {table} USING hnsw (embedding {kind}_{distance}_ops)"
+                )
+                parts = {"index": _quoted(name), "kind": kind, "distance": distance}
+                connection.execute(self._sql(query, **parts))
+            elif not is_wanted and name in existing:
+                index = self._named(f"_{distance}")
+                connection.execute(self._sql("DROP INDEX {index}", index=index))
 
     @contextmanager
     def _connected(self) -> Iterator[Connection[Any]]:

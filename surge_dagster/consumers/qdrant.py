@@ -10,7 +10,7 @@ come twice.
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from math import isfinite
@@ -42,7 +42,7 @@ from surge_dagster.engine.support.printable import first_line
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
-    from qdrant_client.models import Filter, VectorParams
+    from qdrant_client.models import VectorParams
 
 _TIMEOUT = 60  # seconds
 # Of one request, whose JSON takes about 20 bytes for each; a server takes 32 MiB.
@@ -217,9 +217,9 @@ class QdrantTable:
         """Make an empty collection; one of a load that was killed is replaced."""
         from qdrant_client import models
 
-        new = f"{self._name}-1"
+        new = f"{self._name}~1"  # the name of a table cannot have a ~
         if new == current:
-            new = f"{self._name}-2"
+            new = f"{self._name}~2"
         if client.collection_exists(new):
             made = client.get_collection(new).config.metadata or {}
             if made.get(_OWNER) != owner_of(feed):
@@ -234,6 +234,12 @@ class QdrantTable:
                 _COLUMNS: self._columns_of(feed),
             },
         )
+        if not client.get_collection(new).config.metadata:
+            client.delete_collection(new)
+            raise ConfigError(
+                f"{self._uri} keeps no metadata of collections: it is older than Qdrant 1.16. "
+                "Update it."
+            )
         if local_folder(self._uri) is None:  # the embedded mode has no indexes
             keyword = models.PayloadSchemaType.KEYWORD
             client.create_payload_index(new, "partition", keyword)
@@ -287,13 +293,14 @@ class QdrantTable:
             points = [_point_id(key, row) for row in batch.column("id").to_pylist()]
             if operation == "delete":
                 done.rows_deleted += len(points)
-                deletions.add(key, points)
+                deletions.add(points)
             else:
                 done.rows_sent += len(points)
                 stale.difference_update(points)
                 require_columns(batch, columns, _kind, self.place)
                 done.commits += _put(client, deletions.collection, points, batch)
-        deletions.add(key, sorted(stale))
+                deletions.keep(points)
+        deletions.add(stale)
 
     def _vectors_of(self, space: Space) -> VectorParams:
         """Return how vectors are stored: bit for bit as in the files.
@@ -322,7 +329,8 @@ class QdrantTable:
     @contextmanager
     def _connected(self) -> Iterator[QdrantClient]:
         if self._client is not None:
-            yield self._client
+            with self._errors():
+                yield self._client
             return
         folder = local_folder(self._uri)
         with lock_of_folder(folder, "surge"):
@@ -381,30 +389,23 @@ class _Deletions:
         self._client = client
         self.collection = collection
         self.requests = 0
-        self._conditions: list[Filter] = []
-        self._points = 0
+        self._points: set[str] = set()
 
-    def add(self, partition: str, points: Sequence[str]) -> None:
-        """Delete points, unless they have come to another partition since."""
-        from qdrant_client import models
+    def add(self, points: Iterable[str]) -> None:
+        self._points.update(points)
+        if len(self._points) >= _IDS:
+            self.flush()
 
-        for start in range(0, len(points), _IDS):
-            some: list[Any] = list(points[start : start + _IDS])
-            has_id = models.HasIdCondition(has_id=some)
-            self._conditions.append(models.Filter(must=[has_id, _of(partition)]))
-            self._points += len(some)
-            if self._points >= _IDS:
-                self.flush()
+    def keep(self, points: Iterable[str]) -> None:
+        """Do not delete points that have been inserted since, under their own partition."""
+        self._points.difference_update(points)
 
     def flush(self) -> None:
-        from qdrant_client import models
-
-        if self._conditions:
-            condition = models.Filter(should=list(self._conditions))
-            self._client.delete(self.collection, models.FilterSelector(filter=condition))
+        points: list[Any] = sorted(self._points)
+        for start in range(0, len(points), _IDS):
+            self._client.delete(self.collection, points[start : start + _IDS])
             self.requests += 1
-        self._conditions = []
-        self._points = 0
+        self._points.clear()
 
 
 def _stored(client: QdrantClient, collection: str) -> VectorParams:
@@ -467,7 +468,8 @@ def _points_of(client: QdrantClient, collection: str, partition: str) -> Iterato
     """Yield the ids of a partition's points."""
     from qdrant_client import models
 
-    condition = models.Filter(must=[_of(partition)])
+    key = models.FieldCondition(key="partition", match=models.MatchValue(value=partition))
+    condition = models.Filter(must=[key])
     offset = None
     while True:
         points, offset = client.scroll(
@@ -477,13 +479,6 @@ def _points_of(client: QdrantClient, collection: str, partition: str) -> Iterato
             yield str(point.id)
         if offset is None:
             return
-
-
-def _of(partition: str) -> Any:
-    """Return the condition for the points of a partition."""
-    from qdrant_client import models
-
-    return models.FieldCondition(key="partition", match=models.MatchValue(value=partition))
 
 
 def _point_id(partition: str, row: object) -> str:

@@ -13,6 +13,8 @@ from surge_dagster.consumers.qdrant import QdrantTable
 from surge_dagster.consumers.target import Distance
 from surge_dagster.engine.support.urls import is_bare
 
+_NAME_BYTES = 63 - len("_versions")
+
 
 def _resolved(value: Any) -> Any:
     if not hasattr(value, "env_var_name"):
@@ -20,6 +22,24 @@ def _resolved(value: Any) -> Any:
     if (secret := value.get_value()) is None:
         raise ValueError(f"the environment variable {value.env_var_name} is not set")
     return secret
+
+
+def _place_of_qdrant(uri: str) -> str:
+    """Refuse what reads as a host and would be taken for a folder, such as localhost:6333."""
+    scheme, mark, _ = uri.partition("://")
+    first, slash, _ = uri.partition("/")
+    is_url = bool(mark) and scheme.lower() in ("http", "https", "file")
+    is_path = bool(slash) and ":" not in first
+    if not is_url and not is_path:
+        raise ValueError("write http://… for a server, or a path with a / for a folder")
+    return uri
+
+
+def _of_63_bytes(table: str) -> str:
+    """Refuse a name that Postgres would cut after 63 bytes, here with "_versions"."""
+    if (length := len(table.encode())) > _NAME_BYTES:
+        raise ValueError(f"it has {length} bytes; Postgres takes {_NAME_BYTES} here")
+    return table
 
 
 def _without_secrets(url: str) -> str:
@@ -58,10 +78,9 @@ class LanceDBSettings(_Target):
 class PgVectorSettings(_Target):
     """A table of Postgres with pgvector."""
 
-    table: str = Field(
+    table: Annotated[str, AfterValidator(_of_63_bytes)] = Field(
         "embeddings",
         min_length=1,
-        max_length=54,  # Postgres cuts names of more than 63 bytes, here with "_versions"
         description="name of the table, which the first hand-over makes",
     )
     dsn: Secret = Field(description="how to connect, as libpq takes it; a secret")
@@ -82,8 +101,8 @@ class QdrantSettings(_Target):
         pattern=r"^[A-Za-z0-9_.-]+$",
         description="name that readers use; an alias, which the first hand-over makes",
     )
-    uri: Annotated[str, AfterValidator(_without_secrets)] = Field(
-        min_length=1, description="URL of a server, or folder of an embedded Qdrant for tests"
+    uri: Annotated[str, AfterValidator(_without_secrets), AfterValidator(_place_of_qdrant)] = Field(
+        description="URL of a server, or folder of an embedded Qdrant for tests"
     )
     api_key: Secret | None = Field(None, description="of the server; a secret")
     distance: Distance = Field("cosine", description="of the index: cosine, l2 or ip")

@@ -79,7 +79,7 @@ def main(kind: str, place: str, output: str, at: int) -> None:
     _Pending.flush = points.marked(_Pending.flush)
     _Pending._merge = points.marked(_Pending._merge)
     PgVectorTable._write_versions = points.marked(PgVectorTable._write_versions)
-    PgVectorTable._build_index = points.marked(PgVectorTable._build_index)
+    PgVectorTable._index_vectors = points.marked(PgVectorTable._index_vectors)
     qdrant._put = points.marked(qdrant._put)
     _Deletions.flush = points.marked(_Deletions.flush)
     QdrantTable._make = points.marked(QdrantTable._make)

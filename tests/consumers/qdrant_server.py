@@ -27,11 +27,13 @@ class QdrantServer:
 
     Attributes:
         status: with which every request is answered; None answers it.
+        keeps_metadata: of collections, as Qdrant does since its version 1.16.
         indexed: collections with an index of partitions.
     """
 
     url: str = ""
     status: int | None = None
+    keeps_metadata: bool = True
     stored: QdrantClient = field(default_factory=lambda: QdrantClient(":memory:"))
     indexed: set[str] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -71,14 +73,15 @@ class QdrantServer:
         )
 
     def delete(self, name: str, **selector: Any) -> Any:
-        return self.stored.delete(name, models.FilterSelector(**selector))
+        return self.stored.delete(name, models.PointIdsList(**selector))
 
     def upsert(self, name: str, batch: dict[str, Any]) -> Any:
         return self.stored.upsert(name, models.Batch(**batch))
 
     def create(self, name: str, **given: Any) -> Any:
         made = models.CreateCollection(**given)
-        return self.stored.create_collection(name, made.vectors, metadata=made.metadata)
+        metadata = made.metadata if self.keeps_metadata else None
+        return self.stored.create_collection(name, made.vectors, metadata=metadata)
 
     def switch(self, actions: list[Any]) -> Any:
         return self.stored.update_collection_aliases(

@@ -86,6 +86,28 @@ def test_index_is_built_with_the_first_rows_and_for_another_distance(
     follower.assert_equal()
 
 
+def test_index_is_dropped_if_the_settings_name_none(follower: Follower) -> None:
+    load(follower, "a")
+    table = PgVectorTable(dsn_of(follower), "products", index="none")
+
+    replace(follower, target=table).hand_over()
+
+    assert indexes_of(follower) == []
+
+
+def test_table_with_the_name_of_an_index_is_left_alone(follower: Follower) -> None:
+    import psycopg
+
+    with psycopg.connect(dsn_of(follower), autocommit=True) as connection:
+        connection.execute("CREATE TABLE products_l2 (name text)")
+
+    load(follower, "a")
+
+    assert "USING hnsw (embedding vector_cosine_ops)" in index_of(follower)[0]
+    with psycopg.connect(dsn_of(follower)) as connection:
+        connection.execute("SELECT name FROM products_l2")
+
+
 def test_index_of_float16_vectors_is_for_halfvec(follower: Follower) -> None:
     halves = Follower(Output(follower.output.store.root / "half", "float16"), follower.target)
 
@@ -120,16 +142,25 @@ def test_space_of_another_dtype_leaves_the_table_as_it_is(follower: Follower) ->
     follower.assert_equal()
 
 
+def dsn_of(follower: Follower) -> str:
+    assert isinstance(follower.target, PgVectorTable)
+    return follower.target._dsn
+
+
 def index_of(follower: Follower) -> tuple[str, int]:
     """The definition of the index of the vectors, and its number."""
+    [index] = indexes_of(follower)
+    return index
+
+
+def indexes_of(follower: Follower) -> list[tuple[str, int]]:
     import psycopg
 
-    with psycopg.connect(follower.target._dsn) as connection:  # pyright: ignore[reportAttributeAccessIssue]
-        [index] = connection.execute(
+    with psycopg.connect(dsn_of(follower)) as connection:
+        return connection.execute(
             "SELECT pg_get_indexdef(indexrelid), indexrelid FROM pg_index "
             "WHERE indrelid = 'products'::regclass AND NOT indisunique"
         ).fetchall()
-    return index
 
 
 def test_server_that_does_not_answer_can_be_tried_again(follower: Follower) -> None:

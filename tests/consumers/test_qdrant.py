@@ -57,6 +57,30 @@ def test_collection_of_a_server_follows_the_files(tmp_path: Path, server: Qdrant
     follow_a_script(Follower(Output(tmp_path / "out"), target))
 
 
+def test_server_that_keeps_no_metadata_is_refused_each_time(
+    tmp_path: Path, server: QdrantServer
+) -> None:
+    server.keeps_metadata = False
+    target = QdrantTable(server.url, "products", api_key=API_KEY)
+    follower = Follower(Output(tmp_path / "out"), target)
+    follower.output.write("a", TEXTS)
+
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"is older than Qdrant 1\.16\. Update it"):
+            follower.hand_over()
+
+
+def test_table_named_like_the_collection_of_another_one_follows(follower: Follower) -> None:
+    load(follower, "a")
+    assert isinstance(follower.target, QdrantTable)
+    other = QdrantTable(follower.target._uri, "products-1")
+
+    second = replace(follower, target=other, consumer="toys")
+
+    assert load(second, "a").failures == {}
+    second.assert_equal()
+
+
 def test_recall_of_a_server_is_measured(tmp_path: Path, server: QdrantServer) -> None:
     target = QdrantTable(server.url, "products", api_key=API_KEY)
     done = load(Follower(Output(tmp_path / "out"), target), "a", "b")
@@ -137,10 +161,10 @@ def test_cosine_of_vectors_that_qdrant_would_change_is_refused(follower: Followe
 def test_collection_of_another_program_is_not_replaced(follower: Follower) -> None:
     assert isinstance(follower.target, QdrantTable)
     with follower.target._connected() as client:
-        client.create_collection("products-1")
+        client.create_collection("products~1")
     follower.output.write("a", TEXTS)
 
-    with pytest.raises(ConfigError, match="'products-1' has rows that no hand-over put there"):
+    with pytest.raises(ConfigError, match="'products~1' has rows that no hand-over put there"):
         follower.hand_over()
 
 

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from surge_dagster.consumers.comparison import index_recall
+from surge_dagster.consumers import lance as lancedb
+from surge_dagster.consumers import postgres
+from surge_dagster.consumers.comparison import apply_and_compare, index_recall
 from surge_dagster.consumers.lance import Index, LanceTable
+from surge_dagster.consumers.postgres import PgVectorTable
 from surge_dagster.consumers.target import Distance, Target
 from surge_dagster.engine.compare.recall import Found
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.feed.changes import changes
 from tests.consumers.scripts import TEXTS, Follower
 from tests.consumers.tables import table_of
+from tests.consumers.test_targets import load
 from tests.engine.feeds import DIMENSION, Output
 
 ROWS = 600
@@ -44,18 +50,76 @@ class Remembering(LanceTable):
 
 
 @pytest.fixture
-def lance(tmp_path: Path) -> Path:
+def lance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for LanceDB, whose tables get an index from 300 rows on."""
     pytest.importorskip("lancedb", reason="not installed: the extra 'lancedb'")
+    monkeypatch.setattr(lancedb, "_INDEXED_ROWS", 300)
     return tmp_path / "lance"
+
+
+def indexes_of(target: LanceTable) -> list[Any]:
+    """Statistics of the indexes of the vectors."""
+    table = target._open()
+    assert table is not None
+    indexes = table.list_indices()
+    return [table.index_stats(each.name) for each in indexes if each.columns == ["embedding"]]
 
 
 def stats_of(target: LanceTable) -> tuple[str, str, int]:
     """Type, distance and number of rows of the index."""
-    table = target._open()
-    assert table is not None
-    stats = table.index_stats("embedding_idx")
-    assert stats is not None
+    [stats] = indexes_of(target)
     return stats.index_type, stats.distance_type, stats.num_indexed_rows
+
+
+def break_searches(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each search for the nearest rows fail, and nothing else."""
+    if isinstance(target, LanceTable):
+        target._index = "hnsw"  # it has too few rows for an index
+        monkeypatch.setitem(lancedb._DISTANCES, "cosine", "unknown")  # pyright: ignore[reportArgumentType]
+    elif isinstance(target, PgVectorTable):
+        monkeypatch.setitem(postgres._OPERATORS, "cosine", "<unknown>")
+    else:
+        from qdrant_client import QdrantClient
+        from qdrant_client.http.exceptions import ResponseHandlingException
+
+        def time_out(*_: object, **__: object) -> None:
+            raise ResponseHandlingException(TimeoutError("timed out"))
+
+        monkeypatch.setattr(QdrantClient, "query_points", time_out)
+
+
+def test_hand_over_stands_if_its_recall_cannot_be_measured(
+    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = Output(tmp_path / "out")
+    output.write("a", TEXTS)
+    open_feed = partial(changes, output.store, "shop")
+    break_searches(target, monkeypatch)
+
+    done, compared = apply_and_compare(target, open_feed, everything=False)
+
+    assert done.rows_sent == len(TEXTS)
+    assert compared.index_recall is None
+    assert target.apply(open_feed).rows_sent == 0
+
+
+def test_hand_over_that_ends_while_recall_is_measured_is_confirmed(
+    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = Output(tmp_path / "out")
+    output.write("a", TEXTS)
+    open_feed = partial(changes, output.store, "shop")
+    if isinstance(target, LanceTable):
+        target._index = "hnsw"
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(target), "nearest", end)
+    with pytest.raises(KeyboardInterrupt):
+        apply_and_compare(target, open_feed, everything=False)
+
+    assert target.apply(open_feed).rows_sent == 0
 
 
 def test_search_of_a_small_table_finds_the_nearest_rows(tmp_path: Path, target: Target) -> None:
@@ -107,6 +171,62 @@ def test_index_of_lancedb_is_built_for_another_setting(tmp_path: Path, lance: Pa
     Follower(follower.output, other).hand_over()
 
     assert stats_of(other) == ("IVF_HNSW_SQ", "l2", ROWS)
+
+
+def test_index_of_lancedb_is_dropped_without_a_setting(tmp_path: Path, lance: Path) -> None:
+    target = LanceTable(str(lance), "products", index="hnsw")
+    follower = Follower(filled(tmp_path / "out"), target)
+    follower.hand_over()
+
+    replace(follower, target=LanceTable(str(lance), "products")).hand_over()
+
+    assert indexes_of(target) == []
+
+
+def test_few_rows_of_lancedb_have_no_index(tmp_path: Path, lance: Path) -> None:
+    target = LanceTable(str(lance), "products", index="hnsw")
+
+    load(Follower(Output(tmp_path / "out"), target), "a")
+
+    assert indexes_of(target) == []
+
+
+@pytest.mark.parametrize(("later", "is_trained_again"), [(80, False), (81, True)])
+def test_index_of_lancedb_is_trained_again_when_the_table_has_grown(
+    tmp_path: Path,
+    lance: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    later: int,
+    is_trained_again: bool,
+) -> None:
+    monkeypatch.setattr(lancedb, "_INDEXED_ROWS", 20)
+    target = LanceTable(str(lance), "products", index="hnsw")
+    follower = Follower(Output(tmp_path / "out"), target)
+    trainings: list[str] = []
+    build = LanceTable._build_index
+
+    def remember(target: LanceTable, table: Any, name: str) -> None:
+        trainings.append(name)
+        build(target, table, name)
+
+    monkeypatch.setattr(LanceTable, "_build_index", remember)
+    follower.output.write("a", {str(row): f"text {row}" for row in range(20)})
+    follower.hand_over()
+    follower.output.write("a", {str(row): f"text {row}" for row in range(later)})
+
+    follower.hand_over()
+
+    assert len(trainings) == (2 if is_trained_again else 1)
+    assert stats_of(target) == ("IVF_HNSW_SQ", "cosine", later)
+
+
+def test_ivf_pq_of_dimensions_that_lancedb_does_not_divide_is_refused(
+    tmp_path: Path, lance: Path
+) -> None:
+    space = replace(Output(tmp_path / "out").space, dimension=100)
+
+    with pytest.raises(ConfigError, match=r"has 100 dimensions.*a multiple of 8\. Set index to"):
+        LanceTable(str(lance), index="ivf_pq")._require_indexable(space)
 
 
 def test_index_of_bytes_is_refused(tmp_path: Path, lance: Path) -> None:

@@ -14,6 +14,7 @@ from surge_dagster.consumers.comparison import compare
 from surge_dagster.consumers.lance import LanceTable
 from surge_dagster.consumers.target import HandOver, Target
 from surge_dagster.engine.encoder.pool import EncoderPool
+from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.feed.changes import changes
 from surge_dagster.engine.run.change_feed import ChangeFeed
 from surge_dagster.engine.sources import Selection
@@ -71,6 +72,17 @@ def test_carried_columns_reach_the_table_also_from_a_later_run_on(
     assert found(target, "id", "price") == [("1", 1), ("2", 20), ("3", 3)]
     embed(dearer, "price")
     assert found(target, "id", "sku", "price") == [("1", None, 1), ("2", None, 20), ("3", None, 3)]
+
+
+def test_column_with_a_dot_in_its_name_is_refused_by_lancedb(
+    hash_pool: EncoderPool, tmp_path: Path
+) -> None:
+    pytest.importorskip("lancedb", reason="not installed: the extra 'lancedb'")
+    rows = ROWS.rename_columns(["id", "text", "sku", "price.eur"])
+    table = LanceTable(str(tmp_path / "lance"), "products")
+
+    with pytest.raises(ConfigError, match=r"'price\.eur' has a dot in its name"):
+        follow(hash_pool, open_store(tmp_path / "out"), table, rows, "price.eur")
 
 
 def test_table_follows_an_output_in_a_bucket(

@@ -182,6 +182,14 @@ class TestImpossibleSettings:
                 {"qdrant": {"uri": "http://a", "api_key": "hunter2", "distance": "dot"}},
                 "setting qdrant.distance: input should be",
             ),
+            ({"qdrant": {"uri": "localhost:6333"}}, "setting qdrant.uri: write http://"),
+            ({"qdrant": {"uri": "localhost:6333/a"}}, "setting qdrant.uri: write http://"),
+            ({"qdrant": {"uri": ":memory:"}}, "setting qdrant.uri: write http://"),
+            ({"qdrant": {"uri": ""}}, "setting qdrant.uri: write http://"),
+            (
+                {"pgvector": {"dsn": "host=b", "table": "ä" * 28}},
+                "setting pgvector.table: it has 56 bytes; Postgres takes 54 here",
+            ),
             (
                 {"pgvector": {"dsn": "postgresql://a:hunter2@b/c", "index": "ivf"}},
                 "setting pgvector.index: input should be",
@@ -197,6 +205,14 @@ class TestImpossibleSettings:
             load_settings(**given)
         assert message in str(refused.value)
         assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("uri", ["http://a:6333", "https://a", "data/q", "./q", "/q", "file:///q"])
+def test_servers_and_folders_of_qdrant_are_accepted(uri: str) -> None:
+    settings = load_settings(qdrant={"uri": uri})
+
+    assert settings.qdrant is not None
+    assert settings.qdrant.uri == uri
 
 
 class TestChecks:
