@@ -24,6 +24,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.engine.encoder.conftest import tiny_model
+from tests.engine.feeds import Output
 
 pytestmark = pytest.mark.processes
 
@@ -95,6 +96,18 @@ def test_nightly_runs_encode_what_changed_and_equal_texts_once() -> None:
     assert incremental["texts_encoded"] == 3
     assert distinct["texts_deduplicated"] == 0
     assert copies["texts_deduplicated"] == 26
+
+
+def test_recall_of_each_index_of_an_output_is_measured(tmp_path: Path) -> None:
+    pytest.importorskip("lancedb", reason="not installed: the extra 'lancedb'")
+    Output(tmp_path).write("a", {str(row): f"text {row}" for row in range(20)})
+
+    lines = run_benchmark("indexes", str(tmp_path)).splitlines()
+
+    assert [line.split()[:3] for line in lines] == [
+        ["lancedb", "ivf_pq", "20"],
+        ["lancedb", "hnsw", "20"],
+    ]
 
 
 ON_A_GPU_MACHINE = (
