@@ -42,7 +42,7 @@ class PartitionsFailed(SurgeError):
             reasons.append(f"… and {len(failed) - _NAMED:,} more in report.partitions_failed")
         super().__init__(
             f"{counted(len(failed), 'partition')} failed ({report.partitions_written:,} written, "
-            f"{report.partitions_skipped:,} fresh):\n" + "\n".join(reasons)
+            f"{report.partitions_skipped:,} up to date):\n" + "\n".join(reasons)
         )
 
 

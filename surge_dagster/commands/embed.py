@@ -51,7 +51,7 @@ def _print_report(
     if not quiet:
         line = (
             f"{counted(report.partitions_written, 'partition')} written, "
-            f"{report.partitions_skipped:,} fresh, {len(report.partitions_failed):,} failed"
+            f"{report.partitions_skipped:,} up to date, {len(report.partitions_failed):,} failed"
         )
         if removed:
             line += f", {len(removed):,} removed from the source"

@@ -39,7 +39,7 @@ def test_damaged_and_removed_partitions_of_the_parent_are_reported(surge: Comman
     (surge.root / "out" / parent / "b.parquet").unlink()
     code, out, error = surge("derive", "out", "--dimension", 8)
     assert code == 1 and "refused: partition 'a'" in error and "partition 'b' was removed" in error
-    assert "0 partitions written, 1 fresh, 1 failed" in out
+    assert "0 partitions written, 1 up to date, 1 failed" in out
     error = surge.error("derive", "out", "--dimension", 8, "--removed", "delete", expected=1)
     assert "'b'" not in error
     assert not (own / "b.parquet").exists()

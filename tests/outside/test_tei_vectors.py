@@ -11,9 +11,9 @@ import pytest
 
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.support.cosines import cosines
-from tests.engine.conftest import demo_folder, model_pool
+from tests.engine.conftest import model_pool
 
-__all__ = ["demo_folder", "model_pool"]
+__all__ = ["model_pool"]
 pytestmark = pytest.mark.timeout(400)
 # not normalized, rounded to three digits behind the point
 STORED: dict[str, list[float]] = json.loads(

@@ -75,7 +75,7 @@ class DeriveReport:
         """Return the report for people in a line."""
         partitions = (
             f"{counted(self.partitions_written, 'partition')} written, "
-            f"{self.partitions_fresh:,} fresh, {len(self.partitions_failed):,} failed"
+            f"{self.partitions_fresh:,} up to date, {len(self.partitions_failed):,} failed"
         )
         if self.partitions_removed:
             partitions += f", {len(self.partitions_removed):,} removed from the parent"

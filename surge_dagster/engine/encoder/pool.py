@@ -15,6 +15,7 @@ arenas.
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import threading
@@ -31,7 +32,7 @@ from surge_dagster.engine.encoder.calibration import Calibration
 from surge_dagster.engine.encoder.devices import choose_devices, no_devices, usable_cores
 from surge_dagster.engine.encoder.dispatcher import Dispatcher
 from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.encoder.schedule import EncodeCall, EncodeMetrics, copy_of
+from surge_dagster.engine.encoder.schedule import EncodeCall, EncodeMetrics
 from surge_dagster.engine.encoder.speed import Call, Speed, SpeedRecord
 from surge_dagster.engine.encoder.worker_process import WorkerSeat
 from surge_dagster.engine.errors import ConfigError, EncoderError
@@ -375,7 +376,7 @@ class EncoderPool:
 
 def _unfailed(dispatcher: Dispatcher) -> Dispatcher:
     if dispatcher.failure is not None:
-        raise copy_of(dispatcher.failure)
+        raise copy.copy(dispatcher.failure)
     return dispatcher
 
 

@@ -12,6 +12,7 @@ is tokenized. All of this belongs to the dispatcher's thread and does no input o
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,8 +26,8 @@ from surge_dagster.engine.encoder.quarantine import FailedRow, Quarantine, Quara
 from surge_dagster.engine.support.waiting import wait_in_turns
 
 ROW_WEIGHT = 32
-# A worker has one portion under way and one waiting: together three quarters of its part of the
-# remaining rows.
+# A worker has one portion under way and one waiting. Each is half of the worker's share of the rows
+# that remain when it is taken, so together they are three quarters of its share.
 PORTIONS_PER_WORKER = 2
 
 
@@ -89,7 +90,7 @@ class EncodeMetrics:
     failed: tuple[FailedRow, ...] = ()
 
     def plus(self, later: EncodeMetrics) -> EncodeMetrics:
-        """Of two calls for one slot, one after the other."""
+        """Return the metrics of two calls for one slot, of which `later` was the second."""
         costs = self.costs.plus(later.costs)
         return replace(later, costs=costs, failed=self.failed + later.failed)
 
@@ -106,7 +107,7 @@ class EncodeCall:
         workers: of the pool.
         on_abandon: lets the dispatcher end the call.
         borders, chosen, holds_ids: `borders`, `rows` and `holds_ids` of `EncoderPool.submit`.
-        ends: total weight of the rows before each row, int64 [rows + 1].
+        weights_before: total weight of the rows before each row, int64 [rows + 1].
         finished_rows: how many rows have their vectors or have failed by now.
         started_at: when its first portion was assigned, or the call before it ended.
         ended_at: when the last of its portions that was answered ended.
@@ -120,7 +121,7 @@ class EncodeCall:
     chosen: np.ndarray | None = None
     holds_ids: bool = False
     rows: int = field(init=False)
-    ends: np.ndarray = field(init=False)
+    weights_before: np.ndarray = field(init=False)
     quarantine: Quarantine = field(init=False)
     next_row: int = 0
     finished_rows: int = 0
@@ -139,13 +140,14 @@ class EncodeCall:
         borders = self.borders
         if self.chosen is None:
             self.rows = len(self.slot)
-            self.ends = offsets + ROW_WEIGHT * np.arange(self.rows + 1)
+            self.weights_before = offsets + ROW_WEIGHT * np.arange(self.rows + 1)
         else:
             self.rows = len(self.chosen)
             self.slot.choose(self.chosen)
-            self.ends = np.zeros(self.rows + 1, np.int64)
+            self.weights_before = np.zeros(self.rows + 1, np.int64)
             np.cumsum(
-                offsets[self.chosen + 1] - offsets[self.chosen] + ROW_WEIGHT, out=self.ends[1:]
+                offsets[self.chosen + 1] - offsets[self.chosen] + ROW_WEIGHT,
+                out=self.weights_before[1:],
             )
             borders = None if borders is None else np.searchsorted(self.chosen, borders)
         self.quarantine = Quarantine(borders, self.rows)
@@ -155,14 +157,14 @@ class EncodeCall:
         if not wait_in_turns(self.done.wait, timeout_seconds):
             return None
         if self.error is not None:
-            raise copy_of(self.error)
+            # Each thread that raises it adds its traceback.
+            raise copy.copy(self.error)
         return self.metrics
 
     def abandon(self) -> None:
-        """Ends the call without encoding further rows; `encoded` lists the rows that have vectors.
+        """End the call without encoding further rows, and wait until `encoded` is final.
 
-        Workers finish the portions that they have, and these keep the slot from being used again
-        until then, but this method does not wait for them.
+        Workers finish the portions that they have after that; the slot cannot be used again before.
         """
         self.on_abandon(self)
         wait_in_turns(self.done.wait)
@@ -187,7 +189,7 @@ class EncodeCall:
         if self.next_row >= self.rows:
             return None
         start = self.next_row
-        self.next_row = portion_end(self.ends, start, self.workers, sizes)
+        self.next_row = portion_end(self.weights_before, start, self.workers, sizes)
         return Portion(self, start, self.next_row)
 
     def take_quarantined(self) -> Portion | None:
@@ -244,6 +246,7 @@ class EncodeCall:
         if self.abandoned:
             return
         self.replays += 1
+        # The answered texts of a quarantined group are not the cause; begin again with the others.
         if portion.quarantined is None or portion.answered:
             for start, stop in portion.unanswered():
                 self.quarantine.add(start, stop)
@@ -267,6 +270,11 @@ class Schedule:
         self, *, idle: bool, is_queue: bool = False, most_texts: int | None = None
     ) -> Portion | None:
         """Return the next portion for a worker, or None.
+
+        Args:
+            idle: whether the worker has no portion.
+            is_queue: whether it queues its portions on a GPU.
+            most_texts: limit of its backend.
 
         A quarantined portion may kill its worker, so only an idle worker gets one: no other portion
         is lost with it.
@@ -293,9 +301,10 @@ class Schedule:
     def end(self, call: EncodeCall, error: Exception | None = None) -> None:
         """Remove a call, set its `encode_seconds` and wake its caller.
 
-        Time counts for one call only: later calls start at this one's end, and earlier ones, if
-        this one ends first, start later by its time. With several workers the ends may come in any
-        order, so each call has at least the seconds that its own forward passes took.
+        Time counts for one call only. Two calls that start at 0 s and end at 3 s and 5 s have 3 s
+        and 2 s: the later one starts at the end of the earlier one. If the later one ends first, at
+        2 s, the earlier one starts 2 s later. With several workers the ends may come in any order,
+        so each call has at least the seconds that its own forward passes took.
         """
         if call not in self.calls:
             return  # ended or canceled before; its workers only finish their portions
@@ -316,17 +325,14 @@ class Schedule:
         call.done.set()
 
 
-def portion_end(ends: np.ndarray, start: int, workers: int, sizes: PortionSizes) -> int:
-    """Return the end of the portion that begins at row `start`; `ends` as in `EncodeCall`."""
+def portion_end(weights_before: np.ndarray, start: int, workers: int, sizes: PortionSizes) -> int:
+    """Return the end of the portion that begins at row `start`; weights as in `EncodeCall`."""
     weight: float = sizes.largest
     if workers > 1:
-        part = float(ends[-1] - ends[start]) / (workers * PORTIONS_PER_WORKER)
+        rest = float(weights_before[-1] - weights_before[start])
+        part = rest / (workers * PORTIONS_PER_WORKER)
         weight = max(sizes.smallest, min(weight, part))
     # the last row before which there is at most this weight
-    stop = int(np.searchsorted(ends, ends[start] + weight, side="right")) - 1
-    return min(len(ends) - 1, start + sizes.texts, max(stop, start + 1))
-
-
-def copy_of(error: Exception) -> Exception:
-    """Return the same error as a new object: each thread that raises it adds its traceback."""
-    return type(error)(str(error))
+    most = weights_before[start] + weight
+    stop = int(np.searchsorted(weights_before, most, side="right")) - 1
+    return min(len(weights_before) - 1, start + sizes.texts, max(stop, start + 1))

@@ -123,7 +123,7 @@ class SuperBatchCall:
         self._call = None
         count = len(rows)
         if self._limit is not None and count:
-            count = self._limit.take(self._sizes(rows))
+            count = self._limit.reserve(self._sizes(rows))
             if not count:
                 raise MaxCostReached(self._limit.message(self._key_of(rows[0])))
         self._unsent = rows[count:]
@@ -147,7 +147,7 @@ class SuperBatchCall:
         self._copy_vectors()
         metrics = call.metrics
         if self._limit is not None:
-            self._limit.answered(self._sizes(self._call_rows), metrics.costs.tokens)
+            self._limit.settle(self._sizes(self._call_rows), metrics.costs.tokens)
         failed = (*metrics.failed, *self._failed_repeats(metrics.failed))
         self.metrics = self.metrics.plus(replace(metrics, failed=failed))
 

@@ -24,27 +24,27 @@ def _texts(count: int, size: int = 96) -> np.ndarray:
 def test_texts_count_with_a_token_for_each_byte() -> None:
     limit = CostLimit(PRICE, 1_050, 0)
 
-    assert limit.take(_texts(20)) == 10
+    assert limit.reserve(_texts(20)) == 10
 
 
 def test_prompt_counts_for_each_text() -> None:
     limit = CostLimit(PRICE, 1_050, 100)
 
-    assert limit.take(_texts(20)) == 5
+    assert limit.reserve(_texts(20)) == 5
 
 
 def test_answered_texts_count_with_their_own_tokens() -> None:
     limit = CostLimit(PRICE, 1_000, 0)
-    limit.take(_texts(20))
+    limit.reserve(_texts(20))
 
-    limit.answered(_texts(10), 200)
+    limit.settle(_texts(10), 200)
 
-    assert limit.take(_texts(20)) == 8
+    assert limit.reserve(_texts(20)) == 8
 
 
 def test_texts_under_way_count() -> None:
     limit = CostLimit(PRICE, 1_000, 0)
-    limit.take(_texts(4))
+    limit.reserve(_texts(4))
 
     assert limit.fits(_texts(6))
     assert not limit.fits(_texts(7))
@@ -52,24 +52,24 @@ def test_texts_under_way_count() -> None:
 
 def test_nothing_is_sent_beside_a_superbatch_in_parts() -> None:
     limit = CostLimit(PRICE, 1_000, 0)
-    limit.take(_texts(10))
-    limit.answered(_texts(10), 0)
-    assert limit.take(_texts(20)) == 10
-    limit.answered(_texts(10), 0)
+    limit.reserve(_texts(10))
+    limit.settle(_texts(10), 0)
+    assert limit.reserve(_texts(20)) == 10
+    limit.settle(_texts(10), 0)
 
     assert not limit.fits(_texts(1))
 
 
 def test_server_that_counts_more_tokens_than_bytes_is_expected_to_go_on() -> None:
     limit = CostLimit(PRICE, 10_000, 0)
-    limit.take(_texts(10))
-    limit.answered(_texts(10), 2_000)
+    limit.reserve(_texts(10))
+    limit.settle(_texts(10), 2_000)
 
-    assert limit.take(_texts(100)) == 40
+    assert limit.reserve(_texts(100)) == 40
 
 
 def test_tokens_without_a_price_have_no_limit() -> None:
-    assert CostLimit(0.0, 1, 0).take(_texts(1_000)) == 1_000
+    assert CostLimit(0.0, 1, 0).reserve(_texts(1_000)) == 1_000
 
 
 def test_run_ends_before_the_limit_and_the_next_one_goes_on(output: Output) -> None:
