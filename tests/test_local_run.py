@@ -131,7 +131,8 @@ def test_failed_partitions_raise_after_the_others_are_published(failed: Partitio
 def test_error_names_ten_failed_partitions(failed: PartitionsFailed) -> None:
     message = str(failed)
 
-    assert message.startswith("12 partitions failed (1 written, 0 up to date):\npartition '00', row ")
+    begin = "12 partitions failed (1 written, 0 up to date):\npartition '00', row "
+    assert message.startswith(begin)
     assert message.endswith("\n… and 2 more in report.partitions_failed")
 
 
