@@ -25,7 +25,7 @@ from surge_dagster.assets.checks import (
     run_checks,
 )
 from surge_dagster.config.settings import Settings
-from surge_dagster.engine.errors import SurgeError
+from surge_dagster.engine.errors import ConfigError, SurgeError
 from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.run.report import RunReport
 from surge_dagster.engine.support.urls import to_uri
@@ -33,6 +33,7 @@ from surge_dagster.orchestration.asset_events import CODE_VERSION
 from surge_dagster.orchestration.dagster_internals import longest_wait
 from surge_dagster.orchestration.failures import (
     allow_run_retry,
+    errors_as_failures,
     failure_of,
     is_passing,
     report_failures,
@@ -51,6 +52,7 @@ from surge_dagster.resources.upstream_asset import asset_key
 # Embeds in a run, and returns the results of its checks; the first argument is its op's context.
 Execute: TypeAlias = Callable[[dg.OpExecutionContext, "CatalogRun"], Iterable[dg.AssetCheckResult]]
 _OF_SOURCE = "as in the source"
+_REMEDY = "Write `yield from super().execute(context, run)` in it."
 _LATE = 1.25  # of the time between two nightly runs: a night that took long is not late yet
 
 
@@ -139,7 +141,7 @@ def embeddings(names: CatalogNames, settings: Settings, execute: Execute) -> dg.
         op_context = context.op_execution_context
         keys = partition_keys_of(context) if config.keys is None else config.keys
         run = CatalogRun(names, settings, op_context, config, keys)
-        results = list(execute(op_context, run))
+        results = run.results_of(execute)
         yield from outputs_without_result(checks, results)
         yield from results
         run.end()
@@ -199,7 +201,7 @@ def embedding_jobs(
     def refresh(context: dg.OpExecutionContext, config: LaunchConfig) -> None:
         """Embed what is missing or stale of what the config names, or of the whole catalog."""
         run = CatalogRun(names, settings, context, config, config.keys)
-        for result in list(execute(context, run)):
+        for result in run.results_of(execute):
             log_result(names, context, result)
         run.end()
 
@@ -228,6 +230,7 @@ class CatalogRun:
         partition_keys: Sequence[str] | None,
     ) -> None:
         self.partition_keys = partition_keys
+        self._has_begun = False
         self._names = names
         self._settings = settings
         self._context = context
@@ -243,9 +246,24 @@ class CatalogRun:
         """The metrics of the run, empty before `embed`."""
         return self._outcome.report
 
+    def results_of(self, execute: Execute) -> list[dg.AssetCheckResult]:
+        """Return the results of the checks; fail a run whose `execute` did not embed."""
+        with errors_as_failures(self._context):
+            results: Any = execute(self._context, self)
+            if results is None:
+                raise ConfigError(
+                    "execute of the component returned None; expected the results of the checks. "
+                    f"{_REMEDY}"
+                )
+            results = list(results)
+            if not self._has_begun:
+                raise ConfigError(f"execute of the component embedded nothing. {_REMEDY}")
+            return results
+
     def embed(self) -> list[dg.AssetCheckResult]:
         """Embed what the run was launched for and report it to Dagster; return the results of its
         checks. Failed partitions are in the report, and fail the run afterwards."""
+        self._has_begun = True
         try:
             with executing(self._context):
                 self._refresh()

@@ -31,7 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, create_model
 
 from surge_dagster.assets.embeddings import CatalogRun
 from surge_dagster.config.settings import Settings, StorageSettings, load_settings
-from surge_dagster.definitions import catalog_definitions, embed_chosen
+from surge_dagster.definitions import catalog_definitions
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.orchestration.names import CatalogNames
 
@@ -139,17 +139,23 @@ def _attributes(kind: type[EmbeddingCatalog]) -> type[BaseModel]:
         )
     hints = get_type_hints(kind, include_extras=True)
     for own in _own_fields(kind):
-        is_required = (
-            own.default is dataclasses.MISSING and own.default_factory is dataclasses.MISSING
-        )
+        if own.name in fields:
+            raise ConfigError(
+                f"the field {own.name!r} of {kind.__name__} is a setting of each catalog. Give it "
+                "another name."
+            )
         annotation = Union[hints[own.name], _Template]  # noqa: UP007
-        fields[own.name] = (annotation, ... if is_required else None)
+        fields[own.name] = (annotation, ... if _is_required(own) else None)
     return create_model(f"{kind.__name__}Attributes", __base__=_Attributes, **fields)
 
 
 def _own_fields(kind: type[EmbeddingCatalog]) -> list[dataclasses.Field[Any]]:
     """Return the fields that a subclass adds."""
     return [each for each in dataclasses.fields(kind) if each.name not in ("settings", "name")]
+
+
+def _is_required(own: dataclasses.Field[Any]) -> bool:
+    return own.default is dataclasses.MISSING and own.default_factory is dataclasses.MISSING
 
 
 @dg.scaffold_with(_Scaffolder)
@@ -197,7 +203,8 @@ class EmbeddingCatalog(dg.Component, dg.Resolvable):
         """Resolve the templates with Dagster's resolver and read the settings."""
         written = {name: _plain(getattr(model, name)) for name in model.model_fields_set}
         given = dict(context.resolve_value(written))
-        if missing := [name for name in _REQUIRED if given[name] is None]:
+        own_required = [each.name for each in _own_fields(cls) if _is_required(each)]
+        if missing := [name for name in (*_REQUIRED, *own_required) if given[name] is None]:
             raise ConfigError(
                 f"attribute {missing[0]}: {written[missing[0]]!r} resolves to nothing; set the "
                 "variable"
@@ -213,7 +220,8 @@ class EmbeddingCatalog(dg.Component, dg.Resolvable):
     def get_asset_spec(self, spec: dg.AssetSpec) -> dg.AssetSpec:
         """Return the spec of an asset of the catalog.
 
-        A subclass may change everything but key and partitions.
+        A subclass may change everything but key, partitions and code version, with which runs
+        report the asset. `post_processing` must leave them, too.
 
         Args:
             spec: as the catalog makes it.
@@ -226,9 +234,10 @@ class EmbeddingCatalog(dg.Component, dg.Resolvable):
         """Embed what a run was launched for; return the results of its checks.
 
         Each run that embeds calls it, from the asset as well as from a job, sensor or schedule.
-        A subclass may work before and after it. Errors end the run as failed.
+        A subclass may work before and after it. Errors end the run as failed; so does an
+        `execute` that did not call this one, or does not yield its results.
         """
-        yield from embed_chosen(context, run)
+        yield from run.embed()
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         return catalog_definitions(

@@ -18,7 +18,6 @@ from surge_dagster.assets.consumers import target_assets
 from surge_dagster.assets.current_space import current_space, next_space, switch_current_space
 from surge_dagster.assets.derived_spaces import derive_job, derived_space
 from surge_dagster.assets.embeddings import (
-    CatalogRun,
     Execute,
     embedding_jobs,
     embeddings,
@@ -38,16 +37,6 @@ from surge_dagster.resources import CatalogSource, EncoderResource, OutputStore
 from surge_dagster.resources.upstream_asset import asset_url
 
 SpecHook: TypeAlias = Callable[[dg.AssetSpec], dg.AssetSpec]
-
-
-def unchanged(spec: dg.AssetSpec) -> dg.AssetSpec:
-    """Return the spec of an asset as the catalog makes it."""
-    return spec
-
-
-def embed_chosen(context: dg.OpExecutionContext, run: CatalogRun) -> list[dg.AssetCheckResult]:
-    """Embed what a run was launched for."""
-    return run.embed()
 
 
 def embedding_catalog(
@@ -79,8 +68,8 @@ def catalog_definitions(
     settings: Settings,
     names: CatalogNames,
     *,
-    get_asset_spec: SpecHook = unchanged,
-    execute: Execute = embed_chosen,
+    get_asset_spec: SpecHook = lambda spec: spec,
+    execute: Execute = lambda context, run: run.embed(),
 ) -> dg.Definitions:
     """Return the definitions of one catalog, with what a subclass of the component changes.
 
@@ -131,13 +120,21 @@ def catalog_definitions(
 
 
 def _spec(spec: dg.AssetSpec, get_asset_spec: SpecHook) -> dg.AssetSpec:
-    made = get_asset_spec(spec)
-    if made.key != spec.key or made.partitions_def != spec.partitions_def:
+    """Return the spec that a subclass of the component gives an asset, if it leaves what runs
+    report."""
+    key = spec.key.to_user_string()
+    made: Any = get_asset_spec(spec)
+    if not isinstance(made, dg.AssetSpec):
         raise ConfigError(
-            f"get_asset_spec changed the key or the partitions of the asset "
-            f"{spec.key.to_user_string()}, under which runs report it. Leave them; the attribute "
-            "name is the prefix of all keys."
+            f"get_asset_spec returned {type(made).__name__} for the asset {key}. Return an "
+            "AssetSpec; of an asset that stays as it is, the argument."
         )
+    for name in ("key", "partitions_def", "code_version"):
+        if getattr(made, name) != getattr(spec, name):
+            raise ConfigError(
+                f"get_asset_spec changed {name} of the asset {key}, with which runs report it. "
+                "Leave it; the attribute name is the prefix of all keys."
+            )
     return made
 
 

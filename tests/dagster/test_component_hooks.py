@@ -146,6 +146,28 @@ class Stopped(EmbeddingCatalog):
         raise dg.Failure("the price list is being loaded")
 
 
+class OfOtherCode(EmbeddingCatalog):
+    def get_asset_spec(self, spec: dg.AssetSpec) -> dg.AssetSpec:
+        return spec.replace_attributes(code_version="9")
+
+
+class Forgetful(EmbeddingCatalog):
+    def get_asset_spec(self, spec: dg.AssetSpec) -> Any:
+        spec.merge_attributes(tags={"domain": "shop"})
+
+
+class Idle(EmbeddingCatalog):
+    def execute(
+        self, context: dg.OpExecutionContext, run: CatalogRun
+    ) -> Iterable[dg.AssetCheckResult]:
+        return []
+
+
+class Mute(EmbeddingCatalog):
+    def execute(self, context: dg.OpExecutionContext, run: CatalogRun) -> Any:
+        super().execute(context, run)
+
+
 def definitions_of(kind: type[EmbeddingCatalog], root: Path) -> dg.Definitions:
     settings = load_settings(
         source=str(root / "catalog"), output=str(root / "output"), model=MODEL, owners=["team:a"]
@@ -190,11 +212,42 @@ def test_wrong_attribute_of_a_subclass_is_refused(wrong: dict[str, Any]) -> None
         OfDomain.from_attributes_dict(attributes={"source": "c", "output": "o", **wrong})
 
 
-@pytest.mark.parametrize("kind", [Renamed, Repartitioned])
-def test_subclass_that_changes_key_or_partitions_is_refused(
-    tmp_path: Path, kind: type[EmbeddingCatalog]
+@dataclass(frozen=True)
+class OfOwners(EmbeddingCatalog):
+    owners: str = "team:search"
+
+
+def test_field_with_the_name_of_a_setting_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'owners' of OfOwners is a setting"):
+        OfOwners.from_attributes_dict(attributes={"source": "c", "output": "o"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfRequiredDomain(EmbeddingCatalog):
+    domain: str
+
+
+def test_unset_variable_of_a_required_field_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DOMAIN", raising=False)
+    given = {"source": "c", "output": "o", "domain": "{{ env.DOMAIN }}"}
+
+    with pytest.raises(ConfigError, match=r"domain: '{{ env.DOMAIN }}' resolves to nothing"):
+        OfRequiredDomain.from_attributes_dict(attributes=given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        (Renamed, "changed key of the asset"),
+        (Repartitioned, "changed partitions_def of the asset"),
+        (OfOtherCode, "changed code_version of the asset"),
+        (Forgetful, "returned NoneType for the asset"),
+    ],
+)
+def test_subclass_that_changes_what_runs_report_is_refused(
+    tmp_path: Path, kind: type[EmbeddingCatalog], problem: str
 ) -> None:
-    with pytest.raises(ConfigError, match="get_asset_spec changed the key or the partitions"):
+    with pytest.raises(ConfigError, match=f"get_asset_spec {problem}"):
         definitions_of(kind, tmp_path)
 
 
@@ -236,6 +289,25 @@ def test_error_of_a_subclass_fails_the_run(
 
     assert not ran.success
     assert ran.failure() == "the price list is being loaded"
+
+
+@pytest.mark.parametrize("launch", [refreshed, materialized])
+@pytest.mark.parametrize(
+    ("kind", "problem"), [(Idle, "embedded nothing"), (Mute, "returned None; expected")]
+)
+def test_run_whose_subclass_does_not_embed_fails(
+    bench: Workbench,
+    launch: Callable[[Workbench, dg.Definitions], Ran],
+    kind: type[EmbeddingCatalog],
+    problem: str,
+) -> None:
+    bench.write("a")
+
+    ran = launch(bench, definitions_of(kind, bench.root))
+
+    assert f"execute of the component {problem}" in ran.failure()
+    assert "yield from super().execute(context, run)" in ran.failure()
+    assert not ran.will_retry
 
 
 def test_component_says_what_it_is_and_whose() -> None:
