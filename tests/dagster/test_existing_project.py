@@ -5,6 +5,11 @@ It is the folder `existing_project`, which docs/operate.md describes.
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,8 +22,10 @@ import pytest
 from surge_dagster.orchestration.names import CatalogNames
 from tests.dagster import private_dagster
 from tests.dagster.conftest import QUIET, Ran, Workbench, evaluate, workbench
+from tests.extras import require
 
-FOLDER = Path(__file__).with_name("existing_project") / "src"
+PROJECT = Path(__file__).with_name("existing_project")
+FOLDER = PROJECT / "src"
 SHOP = CatalogNames("shop")
 PRODUCTS = dg.AssetKey("products")
 DUPLICATES = dg.AssetKey("duplicates")
@@ -164,3 +171,23 @@ def test_post_processing_of_the_project_reaches_embeddings(project: Project) -> 
     assert node.group_name == "search"
     assert node.tags["tier"] == "gold"
     assert isinstance(node.freshness_policy, dg.FreshnessPolicy)
+
+
+@pytest.mark.processes
+def test_dg_finds_the_project_as_its_comment_says(tmp_path: Path) -> None:
+    require("dev", "dagster_dg_cli")
+    [command] = re.findall("^#     (.+) dg dev$", (PROJECT / "pyproject.toml").read_text(), re.M)
+    given = dict(setting.split("=") for setting in command.split())
+    assert given.keys() == {"SHOP_DATA", "PYTHONPATH"}
+
+    listed = subprocess.run(
+        [Path(sys.executable).with_name("dg"), "list", "defs", "--json"],
+        cwd=PROJECT,
+        env={**os.environ, **given, "SHOP_DATA": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+
+    assert listed.returncode == 0, listed.stderr
+    keys = {asset["asset_key"] for asset in json.loads(listed.stdout)["assets"]}
+    assert keys >= {"products", "shop/embeddings", "duplicates"}
