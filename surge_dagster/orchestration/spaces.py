@@ -78,7 +78,7 @@ def report_files(names: CatalogNames, context: dg.OpExecutionContext, store: Sto
 def report_whole_output(
     context: dg.OpExecutionContext, asset: dg.AssetKey, store: Store, space: Space, text: str
 ) -> None:
-    """Report what all files of an asset have together; never raises.
+    """Report what all files of an asset have together, or warn that they cannot be counted.
 
     A run reports it also if it had nothing to do: a freshness policy counts only materializations.
     One without a partition leaves all partitions as they are, and no automation condition follows
@@ -104,7 +104,8 @@ def report_readers_space(
     store: Store,
     more: Mapping[str, Any] | None = None,
 ) -> None:
-    """Report the space that readers use and all spaces if they have changed; never raises.
+    """Report the space that readers use and all spaces if they have changed, or warn that it is not
+    known.
 
     Args:
         more: further metadata of the event.
