@@ -108,9 +108,10 @@ class LanceTable:
                     if done.commits:
                         table.optimize()
                     self._index_vectors(table)
+            feed.confirm()
             if judge is not None:
                 feed.forget(judge(feed, self))
-            feed.confirm()
+                feed.confirm()
         return done
 
     def counts(self) -> dict[str, int]:

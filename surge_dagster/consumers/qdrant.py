@@ -97,11 +97,12 @@ class QdrantTable:
             else:
                 self._add_columns(client, current, feed)
                 self._follow(client, done, current)
+            feed.confirm()
             if judge is not None:
                 stored = copy.copy(self)
                 stored._client = client
                 feed.forget(judge(feed, stored))
-            feed.confirm()
+                feed.confirm()
         return done
 
     def counts(self) -> dict[str, int]:

@@ -78,8 +78,8 @@ class Target(Protocol):
         """Bring the table up to date and confirm what it has, under one lock.
 
         Args:
-            judge: called after the changes are stored; returns wrong partitions, which the next
-                hand-over loads whole.
+            judge: called after the changes are stored and confirmed; returns wrong partitions,
+                which the next hand-over loads whole.
 
         Raises:
             ConfigError: the table has the rows of another consumer, output or program.

@@ -12,10 +12,8 @@ import pyarrow as pa
 import pytest
 
 from surge_dagster.consumers.postgres import PgVectorTable
-from surge_dagster.consumers.target import Target
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.errors import ConfigError, TransientError
-from surge_dagster.engine.feed.changes import Changes, changes
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.output.spaces import claim_space
 from surge_dagster.engine.store import open_store
@@ -188,15 +186,3 @@ def test_end_of_a_password_with_an_at_sign_is_not_shown(follower: Follower, pass
             follower.output, PgVectorTable(f"postgresql://a:{password}@127.0.0.1:1/c")
         ).hand_over()
     assert "ter2" not in str(error.value)
-
-
-def test_what_is_stored_stays_where_judging_it_fails(follower: Follower) -> None:
-    follower.output.write("a", TEXTS)
-
-    def judge(feed: Changes, target: Target) -> list[str]:
-        raise RuntimeError("it ends here")
-
-    with pytest.raises(RuntimeError, match="it ends here"):
-        follower.target.apply(partial(changes, follower.output.store, "shop"), judge)
-    assert follower.hand_over(judged=True).rows_sent == 0
-    follower.assert_equal()

@@ -177,6 +177,18 @@ def test_vectors_changed_by_hand_are_all_found_once_a_sample_has_one(
     }
 
 
+def test_what_is_stored_stays_where_judging_it_fails(follower: Follower) -> None:
+    follower.output.write("a", TEXTS)
+
+    def judge(feed: Changes, target: Target) -> list[str]:
+        raise RuntimeError("it ends here")
+
+    with pytest.raises(RuntimeError, match="it ends here"):
+        follower.target.apply(partial(changes, follower.output.store, "shop"), judge)
+    assert follower.hand_over(judged=True).rows_sent == 0
+    follower.assert_equal()
+
+
 def test_hand_over_that_judges_is_not_overtaken_by_one_of_another_space(follower: Follower) -> None:
     output = follower.output
     first = follower.output.space
