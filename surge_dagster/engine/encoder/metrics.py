@@ -30,7 +30,7 @@ class Costs:
         read_seconds: of the reader, without its waits for memory.
         serialize_seconds, upload_seconds: summed over the publishing threads.
         publish_seconds: both together by the clock; `overlap_ratio` compares it with the encoding.
-        host_seconds: processor time of the run's process since the SuperBatch before.
+        host_seconds: processor time of the run's process during `encode_seconds`.
     """
 
     tokens: int = 0
@@ -51,6 +51,15 @@ class Costs:
 
     def plus(self, other: Costs) -> Costs:
         return Costs(*map(add, astuple(self), astuple(other)))
+
+    def undisturbed_seconds(self, core_share: float) -> float:
+        """Return what the encode calls would have taken without the work of the run's process on
+        their cores: at least half of the time.
+
+        Args:
+            core_share: see `EncoderPool`.
+        """
+        return max(self.encode_seconds / 2, self.encode_seconds - core_share * self.host_seconds)
 
     def as_dict(self) -> dict[str, Any]:
         """All amounts, and the ratios that follow from them."""

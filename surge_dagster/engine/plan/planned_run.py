@@ -244,8 +244,7 @@ def calls_of(seen: Sequence[SuperBatchReport], core_share: float = 0.0) -> list[
     """Return the encode calls of a run whose times say what a call costs.
 
     Args:
-        core_share: see `EncoderPool`; the calls are without what reading and publishing took of
-            their cores, which is half of the time at most.
+        core_share: see `Costs.undisturbed_seconds`.
     """
     calls = list[Call]()
     for report in seen:
@@ -254,13 +253,12 @@ def calls_of(seen: Sequence[SuperBatchReport], core_share: float = 0.0) -> list[
         if not costs.texts_computed or not is_measured:
             continue
         texts = costs.texts_computed + costs.texts_deduplicated
-        lost_seconds = core_share * costs.host_seconds
         calls.append(
             Call(
                 texts=costs.texts_computed,
                 text_bytes=report.text_bytes * texts / report.texts,
                 tokens=costs.tokens,
-                seconds=max(costs.encode_seconds / 2, costs.encode_seconds - lost_seconds),
+                seconds=costs.undisturbed_seconds(core_share),
                 equal_texts=costs.texts_deduplicated,
             )
         )

@@ -79,8 +79,7 @@ def forecast(flushes: Sequence[Flush], costs: RunCosts) -> Forecast:
 
     read = np.column_stack([partitions, texts, reused, text_bytes]) @ costs.io.read
     encode = speed.seconds(new_texts * (1 - speed.equal_share), tokens)
-    host = np.column_stack([partitions, texts]) @ costs.io.host
-    encode += np.minimum(encode, costs.core_share * host)  # as `calls_of`
+    encode += np.minimum(encode, costs.core_share * _host_seconds(partitions, texts, costs.io))
     publish = np.column_stack([np.ones(len(flushes)), partitions, file_bytes]) @ costs.io.publish
 
     ready = 0.0
@@ -104,6 +103,14 @@ def forecast(flushes: Sequence[Flush], costs: RunCosts) -> Forecast:
         time_to_first_output_seconds=float(published[0]),
         overlap_ratio=overlap_ratio(publish_seconds, encode_seconds),
     )
+
+
+def _host_seconds(partitions: np.ndarray, texts: np.ndarray, io: IoCosts) -> np.ndarray:
+    """Return the processor seconds of the run's own process while each SuperBatch is encoded: of
+    reading the next one and of publishing the one before, each about half of all its work."""
+    host = np.column_stack([partitions, texts]) @ io.host
+    around = np.concatenate([[0.0], host, [0.0]])
+    return (around[:-2] + around[2:]) / 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,6 @@ from surge_dagster.engine.encoder.arena import ArenaClosed, Slot
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.quarantine import FailedRow
 from surge_dagster.engine.encoder.schedule import EncodeCall, EncodeMetrics
-from surge_dagster.engine.encoder.speed import Speed
 from surge_dagster.engine.errors import Cancelled, EncoderError, MaxCostReached
 from surge_dagster.engine.run.cost_limit import CostLimit
 from surge_dagster.engine.run.events import EventStream
@@ -325,7 +324,7 @@ def encoded_superbatches(
         BaseException: what ended the reader.
     """
     calls: deque[SuperBatchCall] = deque()
-    measures = _Measures(begun, pool.speed)
+    measures = _Measures(begun, pool)
     has_more = True
     waiting: SuperBatch | None = None
     encoded = 0
@@ -388,23 +387,31 @@ def _encoded_so_far(calls: deque[SuperBatchCall], memory: RunMemory) -> Iterator
 class _Measures:
     """Measures each encode call, and compares it with those before it."""
 
-    def __init__(self, begun: float, speed: Speed) -> None:
+    def __init__(self, begun: float, pool: EncoderPool) -> None:
         self._begun = self._last = begun
-        self._speed = speed
-        self._pace = Pace(speed.is_learned)
+        self._last_processor = time.process_time()
+        self._speed = pool.speed
+        self._core_share = pool.core_share
+        self._pace = Pace(self._speed.is_learned)
 
     def of(self, call: SuperBatchCall) -> EncodedSuperBatch:
         """Return a SuperBatch whose call ended now."""
-        metrics = call.metrics
-        costs = metrics.costs
-        seconds = costs.encode_seconds
+        seconds = call.metrics.costs.encode_seconds
         now = time.perf_counter()
         since_last = now - self._last
         self._last = now
-        pace = self._pace.ratio(seconds, self._expected_seconds(call))
         ended = now - self._begun
         span = Span(max(0.0, ended - seconds), ended)
         duty = min(1.0, seconds / max(since_last, 1e-9))
+
+        processor = time.process_time()
+        host_seconds = duty * (processor - self._last_processor)
+        self._last_processor = processor
+        costs = replace(call.metrics.costs, host_seconds=host_seconds)
+        metrics = replace(call.metrics, costs=costs)
+        pace = self._pace.ratio(
+            costs.undisturbed_seconds(self._core_share), self._expected_seconds(call)
+        )
         return EncodedSuperBatch(call.batch, metrics, duty, pace, span, call.deduplicated)
 
     def _expected_seconds(self, call: SuperBatchCall) -> float:

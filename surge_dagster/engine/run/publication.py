@@ -140,12 +140,9 @@ class Publication:
         with self.lock:
             self.failures.append(failure)
 
-    def events(
-        self, b_min: int, begun: float, peak_bytes: int, host_seconds: float
-    ) -> tuple[Event, ...]:
+    def events(self, b_min: int, begun: float, peak_bytes: int) -> tuple[Event, ...]:
         """Return what became of the SuperBatch once all is written."""
-        report = self._report(b_min, begun, peak_bytes, host_seconds)
-        return report, *self.receipts, *self.failures
+        return self._report(b_min, begun, peak_bytes), *self.receipts, *self.failures
 
     def _count(self, begun: float, serialized: float, truncated: int) -> None:
         self.truncated += truncated
@@ -215,9 +212,7 @@ class Publication:
             )
         raise TextsEndWorkers(segment.partition.key, rows)
 
-    def _report(
-        self, b_min: int, begun: float, peak_bytes: int, host_seconds: float
-    ) -> SuperBatchReport:
+    def _report(self, b_min: int, begun: float, peak_bytes: int) -> SuperBatchReport:
         encoded = self.encoded
         batch = encoded.batch
         metrics = encoded.metrics
@@ -232,7 +227,6 @@ class Publication:
             serialize_seconds=self.serialize.seconds,
             upload_seconds=self.upload.seconds,
             publish_seconds=time.perf_counter() - self.started,
-            host_seconds=host_seconds,
         )
         return SuperBatchReport(
             index=batch.index,

@@ -13,7 +13,6 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -104,7 +103,6 @@ class Publisher:
         self._file_lock = threading.Lock()  # held while the file of a split partition is written
         self._split: dict[PartitionToRead, _SplitPartition] = {}
         self._own_ranges: set[tuple[str, int, int]] = set()  # key and rows of what this run staged
-        self._host_seconds = time.process_time()
         self._error: BaseException | None = None
 
     def submit(self, encoded: EncodedSuperBatch) -> None:
@@ -192,9 +190,7 @@ class Publisher:
         encoded = publication.encoded
         if publication.receipts:
             self._flush()
-        events = publication.events(
-            memory.bounds.b_min, self._events.begun, memory.ledger.peak, self._new_host_seconds()
-        )
+        events = publication.events(memory.bounds.b_min, self._events.begun, memory.ledger.peak)
         # Before the texts count as published: the reader waits for that before it reads what is
         # divided as a whole.
         complete: list[PartitionToRead] = []
@@ -206,13 +202,6 @@ class Publisher:
         self._events.emit(*events)
         for partition in complete:
             self._begin(partial(self._write_file, partition))
-
-    def _new_host_seconds(self) -> float:
-        """Return the processor time of this process since the last call."""
-        with self._lock:
-            before = self._host_seconds
-            self._host_seconds = time.process_time()
-            return self._host_seconds - before
 
     def _flush(self) -> None:
         """Make the names of published files durable, before their receipts are reported."""

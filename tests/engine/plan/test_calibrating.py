@@ -6,17 +6,27 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder.metrics import Costs
-from surge_dagster.engine.encoder.speed import Speed
+from surge_dagster.engine.encoder.schedule import EncodeMetrics
+from surge_dagster.engine.encoder.speed import Call, Speed, speed_of
 from surge_dagster.engine.errors import ConfigError
-from surge_dagster.engine.plan.cost_model import Io, io_costs, io_of, predict_flushes, store_kind
+from surge_dagster.engine.plan.cost_model import (
+    Flush,
+    Io,
+    io_costs,
+    io_of,
+    predict_flushes,
+    store_kind,
+)
 from surge_dagster.engine.plan.planned_run import RunLog, calibrate, calls_of, known_costs, learning
-from surge_dagster.engine.plan.planner import forecast
+from surge_dagster.engine.plan.planner import RunCosts, forecast
+from surge_dagster.engine.run import encoding
 from surge_dagster.engine.run.embedding_run import EmbeddingRun
 from surge_dagster.engine.run.report import RunReport, SuperBatchReport
 from surge_dagster.engine.run.thresholds import Thresholds
@@ -155,6 +165,38 @@ def test_calls_do_not_count_what_reading_and_publishing_took_of_their_cores() ->
     [call] = calls_of([superbatch_of(host_seconds=0.5)], core_share=0.25)
 
     assert call.seconds == pytest.approx(2.0 - 0.125)
+
+
+def test_costs_that_a_run_taught_predict_the_same_run() -> None:
+    run = [superbatch_of(encode_seconds=1.2, host_seconds=0.4)] * 20
+    calls = calls_of(run, core_share=0.5)
+    speed = speed_of([Call(1, 50, 12, 0.01)] * 3, calls)
+    io = io_costs([io_of(superbatch, 64) for superbatch in run])
+    flushes = [Flush(each.texts, each.partitions, each.text_bytes) for each in run]
+
+    found = forecast(flushes, RunCosts(speed, io, 64, core_share=0.5))
+
+    assert found.encode_seconds == pytest.approx(20 * 1.2, rel=0.01)
+
+
+def test_processor_seconds_outside_of_the_calls_do_not_count(
+    priced_pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocks = SimpleNamespace(wall=0.0, processor=0.0)
+    monkeypatch.setattr(encoding.time, "perf_counter", lambda: clocks.wall)
+    monkeypatch.setattr(encoding.time, "process_time", lambda: clocks.processor)
+    measures = encoding._Measures(0.0, priced_pool)
+    call: Any = SimpleNamespace(
+        metrics=EncodeMetrics(Costs(encode_seconds=1.0)), batch=None, deduplicated=0
+    )
+
+    found: list[float] = []
+    for wall, processor in ((10.0, 4.0), (11.0, 4.5)):
+        clocks.wall = wall
+        clocks.processor = processor
+        found.append(measures.of(call).metrics.costs.host_seconds)
+
+    assert found == [0.4, 0.5]
 
 
 def test_run_teaches_the_processor_seconds_of_its_own_process(

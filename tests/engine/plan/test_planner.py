@@ -128,7 +128,9 @@ class TestForecast:
             ([Flush(10)] * 3, {"per_row": 0.5}, 5 + 3 * 11),
             ([Flush(10, reused=5)] * 3, {"per_row": 1.0, "per_reused": 2.0}, 3 * (10 + 10) + 6),
             # two files take half of their processor seconds from the encoder
-            ([Flush(9, partitions=2)] * 5, {"host_per_file": 3.0}, 5 * (10 + 3)),
+            # next to the first and the last one there is only half of the other work
+            ([Flush(9, partitions=2)] * 5, {"host_per_file": 3.0}, 5 * 10 + 3 * 3 + 2 * 1.5),
+            ([Flush(9, partitions=2)], {"host_per_file": 3.0}, 10),
             ([Flush(9, 2, reused=9)] * 5, {"host_per_file": 3.0}, 0),
             # the fourth waits for a slot
             ([Flush(9)] * 4, {"per_row": 1.0, "per_superbatch": 25.0}, 9 + 10 + 4 * 25),
