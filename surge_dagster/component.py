@@ -35,7 +35,7 @@ from surge_dagster.definitions import catalog_definitions
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.orchestration.names import CatalogNames
 
-_REQUIRED = ("source", "output")  # two catalogs that both took the defaults would share them
+_REQUIRED = ("source", "output")  # with the defaults, two catalogs would write to one folder
 _Template = Annotated[str, Field(pattern=r"\{\{.*\}\}")]
 
 # Each question of a new user, and the settings that answer it with an example.
@@ -85,6 +85,8 @@ class _Scaffolder(dg.Scaffolder[_ScaffoldParams]):
 
     def scaffold(self, request: dg.ScaffoldRequest[_ScaffoldParams]) -> None:
         name = re.sub(r"\W", "_", request.target_path.name, flags=re.ASCII)
+        if not name[0].isalpha():
+            name = f"catalog_{name}"
         folder = f"{{{{ context.project_root }}}}/data/{name}"  # runs begin in any working folder
         given = {"source": f"{folder}/catalog", "output": f"{folder}/embeddings"}
         given |= request.params.model_dump(exclude_none=True)
@@ -97,25 +99,25 @@ class _Scaffolder(dg.Scaffolder[_ScaffoldParams]):
 
 def _questions(type_name: str, name: str, given: Mapping[str, str]) -> str:
     """Return a `defs.yaml` whose comments are the questions of a new user."""
-    lines = [f"type: {type_name}", "", "attributes:", f"  {_line('name', name)}"]
+    lines = [f"type: {type_name}", "", "attributes:", f"  {_yaml_line('name', name)}"]
     for question, answers in _QUESTIONS.items():
         lines += ["", *textwrap.wrap(question, 90, initial_indent="  # ", subsequent_indent="  # ")]
         for setting, example in answers.items():
             if setting in given:
-                lines.append(f"  {_line(setting, given[setting])}")
+                lines.append(f"  {_yaml_line(setting, given[setting])}")
             else:
-                lines.append(f"  # {_line(setting, example)}")
+                lines.append(f"  # {_yaml_line(setting, example)}")
     job = CatalogNames(name).refresh_job
     lines += ["", f"# docs/configure.md lists all attributes. Launch the job {job} to begin.", ""]
     return "\n".join(lines)
 
 
-def _line(setting: str, value: Any) -> str:
+def _yaml_line(setting: str, value: Any) -> str:
     return f"{setting}: {json.dumps(value, ensure_ascii=False)}"  # JSON is YAML, too
 
 
 class _Attributes(dg.Model):
-    model_config = ConfigDict(hide_input_in_errors=True)
+    model_config = ConfigDict(hide_input_in_errors=True)  # it may have secrets
 
     name: str | None = Field(
         None, description="name of the catalog, the prefix of its assets, jobs and resources"
@@ -138,7 +140,7 @@ def _attributes(kind: type[EmbeddingCatalog]) -> type[BaseModel]:
             Field(default, description=setting.description, examples=setting.examples),
         )
     hints = get_type_hints(kind, include_extras=True)
-    for own in _own_fields(kind):
+    for own in _subclass_fields(kind):
         if own.name in fields:
             raise ConfigError(
                 f"the field {own.name!r} of {kind.__name__} is a setting of each catalog. Give it "
@@ -149,7 +151,7 @@ def _attributes(kind: type[EmbeddingCatalog]) -> type[BaseModel]:
     return create_model(f"{kind.__name__}Attributes", __base__=_Attributes, **fields)
 
 
-def _own_fields(kind: type[EmbeddingCatalog]) -> list[dataclasses.Field[Any]]:
+def _subclass_fields(kind: type[EmbeddingCatalog]) -> list[dataclasses.Field[Any]]:
     """Return the fields that a subclass adds."""
     return [each for each in dataclasses.fields(kind) if each.name not in ("settings", "name")]
 
@@ -201,9 +203,11 @@ class EmbeddingCatalog(dg.Component, dg.Resolvable):
     @classmethod
     def resolve_from_model(cls, context: dg.ResolutionContext, model: BaseModel) -> Self:
         """Resolve the templates with Dagster's resolver and read the settings."""
-        written = {name: _plain(getattr(model, name)) for name in model.model_fields_set}
+        written = {
+            name: _with_raw_templates(getattr(model, name)) for name in model.model_fields_set
+        }
         given = dict(context.resolve_value(written))
-        own_required = [each.name for each in _own_fields(cls) if _is_required(each)]
+        own_required = [each.name for each in _subclass_fields(cls) if _is_required(each)]
         if missing := [name for name in (*_REQUIRED, *own_required) if given[name] is None]:
             raise ConfigError(
                 f"attribute {missing[0]}: {written[missing[0]]!r} resolves to nothing; set the "
@@ -211,7 +215,7 @@ class EmbeddingCatalog(dg.Component, dg.Resolvable):
             )
         name = given.pop("name", None)
         own: dict[str, Any] = {}
-        for each in _own_fields(cls):
+        for each in _subclass_fields(cls):
             value = given.pop(each.name, None)
             if value is not None:
                 own[each.name] = value
@@ -248,10 +252,10 @@ class EmbeddingCatalog(dg.Component, dg.Resolvable):
         )
 
 
-def _plain(value: Any) -> Any:
+def _with_raw_templates(value: Any) -> Any:
     """Return a value in which Dagster's resolver finds templates."""
     if isinstance(value, SecretStr):
         return value.get_secret_value()
     if isinstance(value, BaseModel):
-        return {name: _plain(getattr(value, name)) for name in value.model_fields_set}
+        return {name: _with_raw_templates(getattr(value, name)) for name in value.model_fields_set}
     return value

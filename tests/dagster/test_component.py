@@ -68,6 +68,16 @@ def test_scaffolded_file_sets_what_was_given_and_no_more(sandbox: DefsFolderSand
     assert written["attributes"].keys() == {"name", "source", "output", "model", "nightly_cron"}
 
 
+@pytest.mark.parametrize(("folder", "name"), [("2024-shop", "catalog_2024_shop"), ("a-b", "a_b")])
+def test_scaffolded_name_is_valid_in_any_folder(
+    sandbox: DefsFolderSandbox, folder: str, name: str
+) -> None:
+    made = sandbox.scaffold_component(EmbeddingCatalog, folder, scaffold_params={})
+
+    written = yaml.safe_load((made / "defs.yaml").read_text())
+    assert written["attributes"]["name"] == name
+
+
 def test_catalog_that_is_appended_to_a_file_has_another_name(
     sandbox: DefsFolderSandbox,
 ) -> None:

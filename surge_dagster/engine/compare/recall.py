@@ -22,7 +22,7 @@ from surge_dagster.engine.store.store import Store
 
 Found = Sequence[tuple[Hashable, np.ndarray]]  # the key and id of each row, and its vector
 Search = Callable[[np.ndarray, int], Sequence[Found]]
-_COLUMNS = ["id", "truncated", "embedding"]
+_COLUMNS = ["id", "truncated", "embedding"]  # a hit shows whether its text was truncated
 _ROUNDING = 1e-5  # of cosines of float32 vectors that are summed up in another order
 
 
@@ -33,13 +33,12 @@ def recall_of(
     search: Search,
     *,
     queries: int = SAMPLE,
-    k: int = DEPTH,
 ) -> float:
-    """Return the share of the `k` nearest rows by cosine that a search finds, from 0 to 1.
+    """Return the share of the ten nearest rows by cosine that a search finds, from 0 to 1.
 
     Args:
-        search: returns, for vectors of float32 [queries, dimension], what it finds for each: so
-            many rows, best first.
+        search: `search(vectors, count)` returns for each of the vectors, float32
+            [queries, dimension], up to `count` rows, best first.
         queries: number of rows to draw. A drawn row is not one of its own nearest rows.
 
     Raises:
@@ -48,17 +47,17 @@ def recall_of(
     drawn = draw_queries(store, space, files, queries, _COLUMNS, _key_and_id)
     vectors = np.array([query.vector for query in drawn])
     units = unit_vectors(vectors, space)
-    nearest_of_each = [Nearest(k + 1, _key_and_id) for _ in drawn]
+    nearest_of_each = [Nearest(DEPTH + 1, _key_and_id) for _ in drawn]  # each finds itself
     for key, batch in blocks_of(store, space, files, _COLUMNS, len(drawn)):
         add_to_each(nearest_of_each, units, key, batch, space)
 
-    found_of_each = search(vectors, k + 1)
+    found_of_each = search(vectors, DEPTH + 1)
     shares: list[float] = []
     for query, unit, nearest, found in zip(
         drawn, units, nearest_of_each, found_of_each, strict=True
     ):
-        exact = [hit.score for row, hit in nearest.hits.items() if row != query.own][:k]
-        others = [vector for row, vector in found if row != query.own][:k]
+        exact = [hit.score for row, hit in nearest.hits.items() if row != query.own][:DEPTH]
+        others = [vector for row, vector in found if row != query.own][:DEPTH]
         if exact:
             shares.append(_share(unit, exact, others, space))
     return float(np.mean(shares)) if shares else 1.0

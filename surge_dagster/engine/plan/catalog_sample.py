@@ -1,10 +1,10 @@
 """What the first rows of some partitions say about all of them.
 
-That is bytes, tokens, equal texts, and unchanged ones. At most 64 partitions are read, which lie at
-equal distances in the bytes of the catalog: a large one is more likely to be read, and stands for
-no more than any other. Small partitions are read in groups of neighbors, because a SuperBatch has
-them together and encodes their equal texts once. The same catalog has the same plan. Tokens are
-counted as workers count them.
+That is bytes, tokens, equal texts, and unchanged ones. Up to 64 groups are read: a group is one
+partition, or neighbors with at most 128 rows together, because a SuperBatch has these together and
+encodes their equal texts once. The groups lie at equal distances in the bytes of the catalog, so a
+large one is more likely to be read, and its weight is the number of groups that it stands for. The
+same catalog has the same plan. Tokens are counted as workers count them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from surge_dagster.engine.sources.partition import (
 
 _GROUPS = 64
 _GROUP_ROWS = 128  # of neighbors that are read together; a larger partition is a group of its own
-_MOST_PARTITIONS = 512  # are read
+_PARTITIONS = 512  # about so many are read, if groups have several
 _ROWS = 16_384  # read of a partition
 _BYTES = 4 << 20
 _TOKENIZED_TEXTS = 4096  # of all partitions together
@@ -52,10 +52,10 @@ class CatalogSample:
         rows: without those that a run skips.
         text_bytes: of all rows.
         rows_reused: rows whose texts are in the old file.
-        texts: the other ones that were read, as one call, which took no time.
-        texts_tokenized: how many of them were.
-        partitions_read: how many were.
-        refused: of the partition at this place: why a run will refuse its first rows.
+        texts: the texts of the whole catalog that need a vector, as one call, without its time.
+        texts_tokenized: how many texts were tokenized.
+        partitions_read: how many partitions were read.
+        refused: why a run will refuse partitions, by their places.
     """
 
     rows: np.ndarray
@@ -68,19 +68,19 @@ class CatalogSample:
 
 
 @dataclass(frozen=True, slots=True)
-class _FirstRows:
+class _GroupSample:
     """The first rows of a group of partitions.
 
     Attributes:
-        partitions: that were read.
-        listed_rows, listed_bytes: of all that these stand for, as their source lists them.
-        rows: without those that a run skips.
-        rows_read: with them.
-        rows_with_file: of partitions that have an old file.
-        reused: texts that are in the old files.
-        distinct: how many different texts the others have.
-        tokens: mean of these.
-        tokenized: for how many of them it was counted.
+        partitions: how many were read.
+        listed_rows, listed_bytes: of the group, as its source lists them.
+        rows: rows read, without those that a run skips or rejects.
+        rows_read: all rows read.
+        rows_with_file: rows read of partitions that have an old file.
+        reused: rows whose texts are in the old files.
+        distinct: how many different texts the other rows have.
+        tokens: mean of these texts.
+        tokenized: of how many of them it is the mean.
     """
 
     partitions: int
@@ -136,33 +136,48 @@ def sample_catalog(
     reuse = reuse or [None] * len(partitions)
     reader = _Reader(partitions, sizes, reuse, count_tokens)
     shares = weights * [sizes[group].sum() for group in groups] / max(1.0, sizes.sum())
-    read = [
-        reader.first_rows(group, share)
-        for group, share in zip(groups, shares.tolist(), strict=True)
-    ]
+    read = [reader.sample(group, share) for group, share in zip(groups, shares, strict=True)]
 
-    firsts = [first for first in read if first is not None]
-    weights = weights[[first is not None for first in read]]
-    listed_rows = weights * [first.listed_rows for first in firsts]
-    listed_bytes = weights * [first.listed_bytes for first in firsts]
-    # Each row that was read stands for so many of the catalog.
-    stands_for = listed_rows / [first.rows_read for first in firsts]
-    kept = stands_for * [first.rows for first in firsts]
-    kept_with_file = stands_for * [first.rows_with_file for first in firsts]
-    text_bytes = stands_for * [first.text_bytes for first in firsts]
-    reused = stands_for * [first.reused for first in firsts]
-
-    rows *= _ratio(kept, listed_rows, unknown=1.0)
+    has_rows = [sample is not None for sample in read]
+    samples = [sample for sample in read if sample is not None]
     has_file = np.array([each is not None for each in reuse], np.bool_)
-    rows_reused = rows * has_file * _ratio(reused, kept_with_file)
+    return _extrapolated(samples, weights[has_rows], rows, sizes, has_file, reader.refused)
+
+
+def _extrapolated(
+    samples: Sequence[_GroupSample],
+    weights: np.ndarray,
+    rows: np.ndarray,
+    sizes: np.ndarray,
+    has_file: np.ndarray,
+    refused: Mapping[int, Failure],
+) -> CatalogSample:
+    """Return what the catalog has if each group is like those that were read for it.
+
+    Args:
+        weights: how many groups each sample stands for.
+        rows, sizes: listed rows and bytes of each partition of the catalog.
+        has_file: whether it has an old file.
+    """
+    listed_rows = weights * [sample.listed_rows for sample in samples]
+    listed_bytes = weights * [sample.listed_bytes for sample in samples]
+    # rows of the catalog for each row that was read
+    stands_for = listed_rows / [sample.rows_read for sample in samples]
+    kept = stands_for * [sample.rows for sample in samples]
+    kept_with_file = stands_for * [sample.rows_with_file for sample in samples]
+    text_bytes = stands_for * [sample.text_bytes for sample in samples]
+    reused = stands_for * [sample.reused for sample in samples]
+
+    kept_rows = rows * _ratio(kept, listed_rows, unknown=1.0)
+    rows_reused = kept_rows * has_file * _ratio(reused, kept_with_file)
     return CatalogSample(
-        rows=rows.round().astype(np.int64),
+        rows=kept_rows.round().astype(np.int64),
         text_bytes=sizes * _ratio(text_bytes, listed_bytes),
         rows_reused=rows_reused.round().astype(np.int64),
-        texts=_as_call(firsts, stands_for),
-        texts_tokenized=sum(first.tokenized for first in firsts),
-        partitions_read=sum(first.partitions for first in firsts),
-        refused=reader.refused,
+        texts=_as_call(samples, stands_for),
+        texts_tokenized=sum(sample.tokenized for sample in samples),
+        partitions_read=sum(sample.partitions for sample in samples),
+        refused=refused,
     )
 
 
@@ -195,7 +210,7 @@ def _chosen(sizes: np.ndarray, starts: np.ndarray) -> tuple[list[np.ndarray], np
     filled = [group[sizes[group] > 0] for group in np.split(np.arange(len(sizes)), starts[1:])]
     groups = [group for group in filled if len(group)]
     partitions = sum(map(len, groups))
-    wanted = min(_GROUPS, max(1, _MOST_PARTITIONS * len(groups) // max(1, partitions)))
+    wanted = min(_GROUPS, max(1, _PARTITIONS * len(groups) // max(1, partitions)))
     if len(groups) <= wanted:
         return groups, np.ones(len(groups))
     group_sizes = np.array([sizes[group].sum() for group in groups])
@@ -231,7 +246,7 @@ class _Reader:
         self._reuse = reuse
         self._count_tokens = count_tokens
 
-    def first_rows(self, group: np.ndarray, share: float) -> _FirstRows | None:
+    def sample(self, group: np.ndarray, share: float) -> _GroupSample | None:
         """Return what a plan needs of the partitions at these places; None if none has rows.
 
         Args:
@@ -248,7 +263,7 @@ class _Reader:
         rows = sum(map(len, batches))
         rejected = sum(len(batch.rejected) for batch in batches)
         with_file = [read[place] for place in read if self._reuse[place] is not None]
-        return _FirstRows(
+        return _GroupSample(
             partitions=len(read),
             listed_rows=sum(self._partitions[place].source_rows or 0 for place in places),
             listed_bytes=float(self._sizes[places].sum()),
@@ -335,18 +350,18 @@ def first_rows(
                 return
 
 
-def _as_call(read: Sequence[_FirstRows], weights: np.ndarray) -> Call:
-    """Return the texts that need a vector, each counted as often as its partition weighs.
+def _as_call(read: Sequence[_GroupSample], weights: np.ndarray) -> Call:
+    """Return the texts that need a vector, each for as many rows of the catalog as `weights` say.
 
-    Their bytes are those of as many rows of the partition, as a forecast has no others.
+    Their bytes are those of as many rows of the group, as a forecast has no others.
     """
     texts = text_bytes = tokens = equal_texts = 0.0
-    for first, weight in zip(read, weights.tolist(), strict=True):
-        count = first.rows - first.reused
-        texts += weight * first.distinct
-        equal_texts += weight * (count - first.distinct)
-        text_bytes += weight * count * first.text_bytes / max(1, first.rows)
-        tokens += weight * first.distinct * first.tokens
+    for sample, weight in zip(read, weights.tolist(), strict=True):
+        count = sample.rows - sample.reused
+        texts += weight * sample.distinct
+        equal_texts += weight * (count - sample.distinct)
+        text_bytes += weight * count * sample.text_bytes / max(1, sample.rows)
+        tokens += weight * sample.distinct * sample.tokens
     return Call(texts, text_bytes, tokens, 0.0, equal_texts)
 
 
