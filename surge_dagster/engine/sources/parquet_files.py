@@ -32,6 +32,9 @@ _DECODED_BYTES = 16 * 1024 * 1024
 _COPIES = 3
 # In larger row groups the longest value of dictionaries is looked up.
 _UNSEEN_BYTES = 256 * 1024
+# A chunk with them has a dictionary, even if its footer does not state where: parquet-mr before
+# 1.12, which Spark 3.1 has, left that out.
+_DICTIONARY_ENCODINGS = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 _VERSION_BYTES = 250  # a database index has room for little
 # Columns are read with checksums, and in pieces of their pages.
 _OPTIONS: dict[str, Any] = {
@@ -134,8 +137,9 @@ def _rows_of_group(
     the first row is read before the others, unless all fit however long the shared values are.
     """
     facts = reader.metadata.row_group(group)
-    fits = facts.num_rows * facts.total_byte_size <= _DECODED_BYTES
-    rows = max(1, facts.num_rows) if fits else 1
+    # DuckDB before 2023 left the size at 0.
+    fits = 0 < facts.num_rows * facts.total_byte_size <= _DECODED_BYTES
+    rows = BATCH_ROWS if fits else 1
     batches = reader.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
     for first in batches:
         yield first
@@ -151,13 +155,24 @@ def rows_per_read(
 ) -> int:
     """Return how many rows of a row group to read at once, so that what is decoded is bounded; call
     it after one of its rows was read."""
-    facts = reader.metadata.row_group(group)
+    stored = _stored_bytes(reader, columns, group)
     # The mean deceives if rows share what is stored once.
-    by_mean = BATCH_BYTES * facts.num_rows // max(1, facts.total_byte_size)
+    by_mean = BATCH_BYTES * reader.metadata.row_group(group).num_rows // stored
     # Rows with a longer text are refused in any case.
     least = _DECODED_BYTES // DEFAULT_MAX_TEXT_BYTES
     by_longest = max(least, _DECODED_BYTES // _longest_shared(reader, source, columns, group))
     return max(1, min(BATCH_ROWS, by_mean, by_longest))
+
+
+def _stored_bytes(reader: pq.ParquetFile, columns: list[str], group: int) -> int:
+    """Return the bytes of a row group, uncompressed: only of these columns if its own size is 0."""
+    facts = reader.metadata.row_group(group)
+    size = facts.total_byte_size
+    if not size:
+        for place in range(reader.metadata.num_columns):
+            if reader.metadata.schema.column(place).path in columns:
+                size += facts.column(place).total_uncompressed_size
+    return max(1, size)
 
 
 def _longest_shared(
@@ -165,7 +180,7 @@ def _longest_shared(
 ) -> int:
     """Return the bytes of a row that has the longest shared value in each column, or more."""
     facts = reader.metadata.row_group(group)
-    stored = max(1, facts.total_byte_size)  # no value is longer
+    stored = _stored_bytes(reader, columns, group)  # no value is longer
     schema = reader.metadata.schema
     shared: list[str] = []
     for place in range(reader.metadata.num_columns):
@@ -175,7 +190,7 @@ def _longest_shared(
         chunk = facts.column(place)
         if "DELTA_BYTE_ARRAY" in chunk.encodings:  # its texts may begin as others do
             return stored
-        if chunk.has_dictionary_page:
+        if chunk.has_dictionary_page or _DICTIONARY_ENCODINGS.intersection(chunk.encodings):
             shared.append(column.path)
     if not shared:
         return 1
@@ -196,7 +211,7 @@ def _longest_in_dictionaries(
             )
             first = select(next(rows), columns)
     except (*UNREADABLE, KeyError, StopIteration):  # reading itself reports what cannot be read
-        return max(1, reader.metadata.row_group(group).total_byte_size)
+        return _stored_bytes(reader, columns, group)
 
     longest = 1
     for column in first.columns:
