@@ -282,7 +282,7 @@ def run_case(case: Case) -> Document:
         "texts": sum(sizes),
         "refused": len(report.partitions_failed),
         "ledger_peak_bytes": report.peak_resident_bytes,
-        "above_start_bytes": report.peak_rss_bytes - gauge.peak_bytes,
+        "above_start_bytes": (report.peak_rss_bytes or 0) - (gauge.peak_bytes or 0),
         "wall_seconds": report.wall_seconds,
     }
 

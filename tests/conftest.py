@@ -182,7 +182,7 @@ def no_cloud() -> Iterator[None]:
 
 class _ResidentGauge(MemoryGauge):
     def _sample(self) -> None:
-        self.peak_bytes = max(self.peak_bytes, psutil.Process().memory_info().rss)
+        self.peak_bytes = max(self.peak_bytes or 0, psutil.Process().memory_info().rss)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -303,7 +303,7 @@ class RunReport:
     time_to_first_output_seconds: float | None = None
     max_in_flight_texts: int = 0
     peak_resident_bytes: int = 0
-    peak_rss_bytes: int = 0
+    peak_rss_bytes: int | None = None
     b_min: int = 0
     b_max: int = 0
     predicted_wall_seconds: float | None = None

@@ -49,13 +49,17 @@ class MemoryGauge:
 
     It adds up their PSS, in which shared pages are divided among the processes that map them. The
     kernel takes 6 ms per gigabyte to compute it, so it is read only if more memory is resident
-    than ever before. Before each sample the allocators return free memory to the system: every
-    publishing thread has its own heap, and the heaps would keep the largest piece that each thread
-    ever wrote.
+    than ever before. There shared pages count once, in the process that maps most of them.
+
+    Before each sample the allocators return free memory to the system: every publishing thread has
+    its own heap, and the heaps would keep the largest piece that each thread ever wrote.
+
+    Attributes:
+        peak_bytes: None if the system does not report it, as on macOS.
     """
 
     def __init__(self, interval_seconds: float = 0.5) -> None:
-        self.peak_bytes = 0
+        self.peak_bytes: int | None = None
         self._most_resident_bytes = 0.0
         self._interval = interval_seconds
         self._stop = threading.Event()
@@ -88,7 +92,7 @@ class MemoryGauge:
         resident = _resident_bytes(processes)
         if resident > _NOTICED_GROWTH * self._most_resident_bytes:
             self._most_resident_bytes = resident
-            self.peak_bytes = max(self.peak_bytes, sum(map(_pss_bytes, processes)))
+            self.peak_bytes = max(self.peak_bytes or 0, sum(map(_pss_bytes, processes)))
 
 
 def _family(pid: int) -> Iterator[int]:
@@ -101,11 +105,15 @@ def _family(pid: int) -> Iterator[int]:
 
 
 def _resident_bytes(processes: Iterable[int]) -> int:
-    pages = 0
+    """Return the private bytes of all processes, and the shared ones of the one with most."""
+    private = 0
+    most_shared = 0
     for pid in processes:
         with contextlib.suppress(OSError):
-            pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * _PAGE_BYTES
+            _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
+            private += int(resident) - int(shared)
+            most_shared = max(most_shared, int(shared))
+    return (private + most_shared) * _PAGE_BYTES
 
 
 def _pss_bytes(pid: int) -> int:

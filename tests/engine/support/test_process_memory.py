@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -52,6 +53,7 @@ def test_lowest_limit_of_all_parent_groups_counts(
 def test_gauge_measures_allocated_memory() -> None:
     with MemoryGauge(interval_seconds=60) as gauge:
         held = bytearray(b"\1") * (200 << 20)
+    assert gauge.peak_bytes is not None
     assert gauge.peak_bytes > len(held)
     assert not gauge._thread.is_alive()
 
@@ -71,6 +73,7 @@ def test_gauge_adds_up_this_process_and_its_descendants() -> None:
         gauge._sample()
         os.killpg(shell.pid, signal.SIGKILL)
 
+    assert gauge.peak_bytes is not None
     assert gauge.peak_bytes > before / 2 + (100 << 20)
 
 
@@ -90,6 +93,51 @@ def test_gauge_reads_shared_pages_only_if_more_memory_is_resident(
 
     gauge._sample()
     assert len(readings) == 2
+
+
+def test_gauge_notices_private_growth_after_two_processes_shared_pages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    size = 200 << 20
+    descriptor = os.memfd_create("shared")
+    os.ftruncate(descriptor, size)
+    shared = mmap.mmap(descriptor, size)
+    shared.write(b"1" * size)
+    read_all = (
+        f"import mmap; shared = mmap.mmap({descriptor}, {size}); sum(shared[::4096]); "
+        "print(flush=True); input()"
+    )
+    gauge = MemoryGauge()
+    with subprocess.Popen(
+        [sys.executable, "-c", read_all],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=[descriptor],
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        monkeypatch.setattr(process_memory, "_family", lambda pid: [pid, child.pid])
+        gauge._sample()
+        child.communicate(b"\n")
+    before = gauge.peak_bytes
+    os.close(descriptor)
+
+    held = bytearray(b"1") * (100 << 20)
+    gauge._sample()
+
+    assert before is not None
+    assert gauge.peak_bytes is not None
+    assert gauge.peak_bytes > before + len(held) // 2
+    shared.close()
+
+
+def test_peak_is_unknown_if_the_system_reports_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_memory, "_resident_bytes", lambda processes: 0)
+    gauge = MemoryGauge()
+
+    gauge._sample()
+
+    assert gauge.peak_bytes is None
 
 
 def test_process_that_has_ended_takes_no_memory() -> None:
