@@ -17,6 +17,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import mul
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -33,6 +34,8 @@ _SUSPECTS = 4096
 _INT64 = pa.int64()
 _LONGEST_ID = 128  # bytes, of ids that are hashed a column at a time
 _WEIGHTS = np.frombuffer(secrets.token_bytes(8 * (_LONGEST_ID + 1)), np.uint64)
+_PYTHON_WEIGHTS: list[int] = _WEIGHTS.tolist()
+_FEW_IDS = 8  # up to which numpy's calls take longer than Python
 T = TypeVar("T")
 
 
@@ -386,6 +389,8 @@ def id_keys(ids: pa.Array) -> np.ndarray:
     """
     if ids.type == _INT64:
         return ids.to_numpy(zero_copy_only=True)
+    if len(ids) <= _FEW_IDS:
+        return np.array([_id_key(value) for value in ids.to_pylist()], np.uint64).view(np.int64)
     offsets, values = value_parts(ids)
     starts = offsets[:-1] - offsets[0]
     lengths = np.minimum(offsets[1:] - offsets[:-1], _LONGEST_ID + 1)
@@ -393,9 +398,17 @@ def id_keys(ids: pa.Array) -> np.ndarray:
     for length in np.flatnonzero(np.bincount(lengths)).tolist():
         rows = np.flatnonzero(lengths == length)
         if length > _LONGEST_ID:
-            keys[rows] = [hash(ids[row].as_py()) % 2**64 for row in rows.tolist()]
+            keys[rows] = [_id_key(ids[row].as_py()) for row in rows.tolist()]
         else:
             starting = (len(values) - length + 1, length)  # at each byte
             texts = np.ndarray(starting, np.uint8, values, strides=(1, 1))[starts[rows]]
             keys[rows] += texts.astype(np.uint64) @ _WEIGHTS[:length]
     return keys.view(np.int64)
+
+
+def _id_key(value: str | bytes) -> int:
+    """Return the key of one string or bytes, unsigned."""
+    raw = value.encode() if isinstance(value, str) else value
+    if len(raw) > _LONGEST_ID:
+        return hash(value) % 2**64
+    return (sum(map(mul, raw, _PYTHON_WEIGHTS)) + len(raw) * _PYTHON_WEIGHTS[-1]) % 2**64
