@@ -74,6 +74,7 @@ class SuperBatchCall:
         self._borders = np.array([segment.start for segment in batch.segments])
         self._has_vector = self._slot.is_known(0, len(self._slot)).copy()
         missing = np.flatnonzero(~self._has_vector)
+        assert batch.hashes is not None
         self._repeats, self._originals = _repeats(batch.hashes, missing, memory.ledger)
         self._call: EncodeCall | None = None
         self._submit(np.setdiff1d(missing, self._repeats, assume_unique=True))

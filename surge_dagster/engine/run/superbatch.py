@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +22,6 @@ from surge_dagster.engine.run.change_feed import RowChanges
 from surge_dagster.engine.run.report import Action, Failure, failure_of
 from surge_dagster.engine.sources.partition import Partition, PartitionRange, RowBatch
 from surge_dagster.engine.store.store import Store, Upload
-from surge_dagster.engine.support.text_hash import TEXT_HASH
 from surge_dagster.engine.support.timeline import Span
 
 
@@ -203,7 +201,7 @@ class SuperBatch:
         vector_bytes: booked in addition: vectors that rows had from the start, then all that
             encoding and writing it take.
         read_seconds: see `Costs`.
-        hashes: of its texts (`text_hashes`).
+        hashes: of its texts (`text_hashes`); None until its memory is booked.
     """
 
     index: int
@@ -212,7 +210,7 @@ class SuperBatch:
     held_bytes: int
     vector_bytes: int = 0
     read_seconds: float = 0.0
-    hashes: pa.Array = field(default_factory=partial(pa.array, [], TEXT_HASH), repr=False)
+    hashes: pa.FixedSizeBinaryArray | None = field(default=None, repr=False)
 
     @property
     def texts(self) -> int:
@@ -268,6 +266,7 @@ class SpaceTarget:
 
     def table(self, batch: SuperBatch, segment: Segment, matrix: np.ndarray) -> pa.Table:
         """Return a segment with its vectors [rows, dimension] as rows of a file."""
+        assert batch.hashes is not None
         return table_of(
             self.columns(segment.id_type, segment.carried_columns),
             segment.ids,
