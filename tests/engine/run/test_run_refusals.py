@@ -293,7 +293,7 @@ class SpoilingPool(Wrapped):
 @pytest.mark.parametrize("row", [5, 50, 150, 290])
 def test_invalid_vector_refuses_its_partition_and_names_the_row(output: Output, row: int) -> None:
     rows = numbered_rows("bad", 300 if row > 50 else 60)
-    catalog = {"bad": rows, "good": GOOD["good"], "split": GOOD["split"]}
+    catalog = {"good": GOOD["good"], "bad": rows, "split": GOOD["split"]}
     failure = output.failure(in_memory(catalog), pool=SpoilingPool(output.pool, rows[row][1]))
     assert failure.key == "bad"
     assert f"row {row}: its vector is not finite" in failure.reason

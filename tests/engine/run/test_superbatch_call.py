@@ -16,10 +16,10 @@ import pytest
 from surge_dagster.engine.encoder.arena import KnownVectors, Slot
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.worker.backends import hash_vectors
-from surge_dagster.engine.run.encoding import SuperBatchCall
+from surge_dagster.engine.run.encoding import SuperBatchCall, _repeats
 from surge_dagster.engine.run.superbatch import PartitionToRead, Segment, SuperBatch
 from surge_dagster.engine.support.ledger import Ledger
-from surge_dagster.engine.support.text_hash import text_hashes
+from surge_dagster.engine.support.text_hash import TEXT_HASH, text_hashes
 from tests.engine.encoder.faulty_pools import faulty_pool
 from tests.engine.runs import read_of
 from tests.small_catalogs import DIMENSION, partition_of
@@ -73,6 +73,16 @@ def test_equal_texts_of_a_superbatch_are_encoded_once(hash_pool: EncoderPool) ->
         assert call.deduplicated == 4
         assert is_right(batch.slot, partitions["a"] + partitions["b"]).all()
         assert all(map(call.is_encoded, batch.segments))
+
+
+def test_texts_whose_hashes_share_a_half_are_not_repeats() -> None:
+    hashes = [b"one half" + bytes([row % 3]) * 8 for row in range(9)]
+    column: Any = pa.array([b"z" * 16, *hashes], TEXT_HASH)[1:]
+
+    repeats, originals = _repeats(column, np.arange(9), Ledger(1 << 20))
+
+    assert repeats.tolist() == [3, 4, 5, 6, 7, 8]
+    assert originals.tolist() == [0, 1, 2, 0, 1, 2]
 
 
 @pytest.mark.usefixtures("faulty_workers")
