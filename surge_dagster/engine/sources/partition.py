@@ -398,7 +398,7 @@ def id_keys(ids: pa.Array) -> np.ndarray:
     for length in np.flatnonzero(np.bincount(lengths)).tolist():
         rows = np.flatnonzero(lengths == length)
         if length > _LONGEST_ID:
-            keys[rows] = [_id_key(ids[row].as_py()) for row in rows.tolist()]
+            keys[rows] = [_id_key(value) for value in ids.take(pa.array(rows)).to_pylist()]
         else:
             starting = (len(values) - length + 1, length)  # at each byte
             texts = np.ndarray(starting, np.uint8, values, strides=(1, 1))[starts[rows]]
