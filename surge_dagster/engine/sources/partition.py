@@ -17,6 +17,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from operator import mul
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -389,16 +390,16 @@ def id_keys(ids: pa.Array) -> np.ndarray:
     """
     if ids.type == _INT64:
         return ids.to_numpy(zero_copy_only=True)
-    if len(ids) <= _FEW_IDS:
-        return np.array([_id_key(value) for value in ids.to_pylist()], np.uint64).view(np.int64)
     offsets, values = value_parts(ids)
+    if len(ids) <= _FEW_IDS:
+        return np.array(_python_keys(offsets, values), np.uint64).view(np.int64)
     starts = offsets[:-1] - offsets[0]
     lengths = np.minimum(offsets[1:] - offsets[:-1], _LONGEST_ID + 1)
     keys = lengths.astype(np.uint64) * _WEIGHTS[-1]
     for length in np.flatnonzero(np.bincount(lengths)).tolist():
         rows = np.flatnonzero(lengths == length)
         if length > _LONGEST_ID:
-            keys[rows] = [_id_key(value) for value in ids.take(pa.array(rows)).to_pylist()]
+            keys[rows] = _python_keys(*value_parts(ids.take(pa.array(rows))))
         else:
             starting = (len(values) - length + 1, length)  # at each byte
             texts = np.ndarray(starting, np.uint8, values, strides=(1, 1))[starts[rows]]
@@ -406,9 +407,13 @@ def id_keys(ids: pa.Array) -> np.ndarray:
     return keys.view(np.int64)
 
 
-def _id_key(value: str | bytes) -> int:
-    """Return the key of one string or bytes, unsigned."""
-    raw = value.encode() if isinstance(value, str) else value
-    if len(raw) > _LONGEST_ID:
+def _python_keys(offsets: np.ndarray, values: memoryview) -> list[int]:
+    """Return the key of each string, unsigned; see `value_parts`."""
+    ends = (offsets - offsets[0]).tolist()
+    return [_python_key(bytes(values[start:end])) for start, end in pairwise(ends)]
+
+
+def _python_key(value: bytes) -> int:
+    if len(value) > _LONGEST_ID:
         return hash(value) % 2**64
-    return (sum(map(mul, raw, _PYTHON_WEIGHTS)) + len(raw) * _PYTHON_WEIGHTS[-1]) % 2**64
+    return (sum(map(mul, value, _PYTHON_WEIGHTS)) + len(value) * _PYTHON_WEIGHTS[-1]) % 2**64
