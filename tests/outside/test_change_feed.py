@@ -155,6 +155,7 @@ NIGHT = st.tuples(
 )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("examples", [4, pytest.param(40, marks=pytest.mark.soak)])
 def test_consumer_has_the_rows_of_the_source_after_thirty_nights(
     hash_pool: EncoderPool, tmp_path_factory: pytest.TempPathFactory, examples: int

@@ -39,6 +39,7 @@ FLOOR = 0.99999
 _SETTINGS = BackendSettings("cpu", "fp32", choose_devices("cpu").threads)
 
 
+@pytest.mark.processes
 def test_vectors_equal_sentence_transformers_for_texts_of_all_lengths(
     model_pool: EncoderPool, reference: SentenceTransformer
 ) -> None:
@@ -56,6 +57,7 @@ def test_vectors_equal_sentence_transformers_for_texts_of_all_lengths(
     assert costs.tokens <= costs.padded_tokens <= 1.15 * costs.tokens
 
 
+@pytest.mark.processes
 def test_vector_depends_neither_on_its_batch_nor_on_the_portions(
     model_pool: EncoderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

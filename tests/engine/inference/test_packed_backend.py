@@ -202,7 +202,7 @@ def test_pooling_sums_the_tokens_of_each_text_in_order() -> None:
 @pytest.mark.parametrize(
     ("compiler", "name"),
     [
-        ("eager", "bert_cls"),
+        pytest.param("eager", "bert_cls", marks=pytest.mark.processes),
         pytest.param("inductor", "distilbert_mean", marks=[pytest.mark.soak, COMPILES]),
     ],
 )

@@ -24,6 +24,7 @@ from tests.engine.runs import in_memory, make_run, of_kind, receipts
 from tests.small_catalogs import keys_of, numbered_catalog, numbered_rows
 from tests.waiting import until
 
+pytestmark = pytest.mark.processes
 _MOST_SECONDS = 60.0
 _ONE_PARTITION_EACH = Thresholds(b_min=1, b_max=100)
 
