@@ -185,11 +185,13 @@ class Dispatcher:
             portion = worker.portion_of(message["portion"])
             start, stop = message["start"], message["stop"]
             portion.call.add_part(portion, start, stop, message["tokens"], message["reason"])
+        elif message["op"] == "warning":
+            log.warning("%s", message["text"])
         elif message["op"] == "done":
             portion = worker.assigned.pop(0)
             self._losses[worker.seat.index] = 0
             costs = Costs(**message["costs"])
-            portion.call.add(portion, costs, message["ended_at"], message["refused"])
+            portion.call.add(portion, costs, message["ended_at"])
             self._release(portion)
         elif message["op"] == "refused":
             if message["ends_pool"]:

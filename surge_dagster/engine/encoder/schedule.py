@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -197,23 +197,12 @@ class EncodeCall:
         self.finished_rows += skipped
         return None if rows is None else Portion(self, rows.start, rows.stop, rows)
 
-    def add(
-        self,
-        portion: Portion,
-        costs: Costs,
-        ended_at: float,
-        refused: Iterable[tuple[int, str]] = (),
-    ) -> None:
-        """Count a portion that its worker finished at this time.
-
-        Args:
-            refused: texts of the portion without a vector, and why.
-        """
+    def add(self, portion: Portion, costs: Costs, ended_at: float) -> None:
+        """Count a portion that its worker finished at this time."""
         self.ended_at = max(ended_at, self.ended_at or ended_at)
         self.costs = self.costs.plus(costs)
-        reasons = {portion.start + place: reason for place, reason in refused}
         for start, stop in portion.unanswered():
-            self._finish(start, stop, reasons)
+            self._finish(start, stop)
 
     def add_part(
         self, portion: Portion, start: int, stop: int, tokens: int, reason: str = ""
@@ -228,17 +217,16 @@ class EncodeCall:
         stop += portion.start
         portion.answered.append((start, stop))
         self.costs = self.costs.plus(Costs(tokens=tokens, padded_tokens=tokens))
-        self._finish(start, stop, dict.fromkeys(range(start, stop), reason) if reason else {})
+        self._finish(start, stop, reason)
 
-    def _finish(self, start: int, stop: int, refused: Mapping[int, str]) -> None:
-        """Count rows that have their vectors, but for the refused ones."""
+    def _finish(self, start: int, stop: int, reason: str = "") -> None:
+        """Count rows that have their vectors, or were refused for a reason."""
         self.finished_rows += stop - start
-        first = start
-        for row in sorted(refused.keys() & range(start, stop)):
-            self.encoded.append((first, row))
-            self.quarantine.refuse(row, refused[row])
-            first = row + 1
-        self.encoded.append((first, stop))
+        if not reason:
+            self.encoded.append((start, stop))
+            return
+        for row in range(start, stop):
+            self.quarantine.refuse(row, reason)
 
     def lose(self, portion: Portion, reason: str, *, was_killed: bool = False) -> None:
         """Quarantine the unanswered rows of a portion whose worker was lost; see

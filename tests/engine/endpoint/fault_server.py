@@ -94,8 +94,10 @@ class FaultServer:
             headers = {} if self.retry_after is None else {"Retry-After": self.retry_after}
             return JSONResponse({"error": {"message": "as told"}}, fault, headers)
         texts = body["input"]
-        if len(texts) > self.most_inputs or any(REFUSED in text for text in texts):
-            return JSONResponse({"error": {"message": "an input cannot be encoded"}}, 400)
+        refused = [text for text in texts if REFUSED in text]
+        if refused or len(texts) > self.most_inputs:
+            message = f"an input cannot be encoded: {refused[:1]}"
+            return JSONResponse({"error": {"message": message}}, 400)
         self.encoded.update(texts)
         if fault == "garbage":
             return Response(b"<html>", 200)

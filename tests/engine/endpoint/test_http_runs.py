@@ -89,6 +89,38 @@ def test_refused_text_fails_only_its_partition_and_is_named(
     assert len(asked_alone) == 1
 
 
+def test_many_refused_texts_with_long_reasons_do_not_end_the_worker(
+    server: FaultServer, new_pool: MakePool
+) -> None:
+    pool = _started(new_pool(server, batch=100, concurrency=10), server)
+    before = list(pool.worker_pids)
+    texts = [f"text {row}" for row in range(600)]
+    texts += [f"{REFUSED} {row} {'x' * 200}" for row in range(400)]
+
+    with pool.arena(slots=1, max_texts=1_000, max_bytes=200_000) as arena:
+        slot = arena.acquire()
+        slot.append(pa.array(texts, pa.large_string()))
+        metrics = pool.submit(slot).result(60)
+
+    assert metrics is not None
+    assert sorted(failed.row for failed in metrics.failed) == list(range(600, 1_000))
+    assert list(pool.worker_pids) == before
+
+
+def test_log_of_a_run_says_that_the_server_does_not_encode(
+    server: FaultServer,
+    new_pool: MakePool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    output = Output(_started(new_pool(server), server), tmp_path / "out")
+    server.faults.append(503)
+
+    output.embed(in_memory(numbered_catalog([5])))
+
+    assert f"the encoder at {server.url} does not encode now (HTTP 503" in caplog.text
+
+
 def test_wrong_count_ends_the_run_and_refuses_no_partition(
     server: FaultServer, new_pool: MakePool, tmp_path: Path
 ) -> None:

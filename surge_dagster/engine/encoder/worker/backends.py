@@ -66,8 +66,8 @@ class Rows:
         matrix: vectors of many rows, [rows, dimension].
         truncated: uint8 [rows], whether a text was longer than the model reads.
         places: the row of each text, int64 [texts].
-        refused: why a text has no vector, by its place in `places`; the backend adds it, and does
-            not encode the text again.
+        refused: why a text has no vector, by its place in `places`; the backend adds it, reports
+            it, and does not encode the text again.
         report: a backend whose texts cost money calls it as soon as some of them are answered: they
             are not encoded again if the worker is lost before its portion ends.
     """

@@ -10,6 +10,7 @@ pool's error messages.
 from __future__ import annotations
 
 import faulthandler
+import logging
 import mmap
 import os
 import queue
@@ -74,6 +75,18 @@ class _Answered:
         self._send(message | {"tokens": tokens, "reason": reason})
 
 
+class _Warnings(logging.Handler):
+    """Sends the pool what this package warns of: a user sees a worker's output only if it fails."""
+
+    def __init__(self, send: Callable[[protocol.Message], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._send = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()[:_MAX_REPORT_CHARACTERS]
+        self._send({"op": "warning", "text": text})
+
+
 class _PoolEnded(Exception):
     """The pool has closed the connection: no portion follows."""
 
@@ -90,6 +103,7 @@ class Worker:
         self._prepared: queue.SimpleQueue[_Work | BaseException] = queue.SimpleQueue()
 
     def run(self) -> int:
+        logging.getLogger("surge_dagster").addHandler(_Warnings(self._send))
         threading.Thread(target=self._report_progress, daemon=True).start()
         first = protocol.receive(self._connection)
         if first is None:
@@ -159,8 +173,7 @@ class Worker:
         # The worker takes the time, because the pool may read this answer late. All processes share
         # this clock.
         ended_at = time.monotonic()
-        refused = list(work.rows.refused.items())
-        self._send({"op": "done", "costs": asdict(costs), "ended_at": ended_at, "refused": refused})
+        self._send({"op": "done", "costs": asdict(costs), "ended_at": ended_at})
 
     def _load(self, message: protocol.Message) -> Backend:
         space = Space(
