@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 _LONGEST_SHOWN = 200
+_MOST_TOKENS_PER_BYTE = 4
+_MOST_TOKENS_PER_TEXT = 1_000  # of a prompt that the server sets before each
 
 
 class UnusableAnswer(Exception):
@@ -45,23 +47,31 @@ def request_body(
     return body
 
 
-def read_answer(content: bytes, inputs: int, dimension: int | None) -> Answer:
+def read_answer(
+    content: bytes, inputs: int, dimension: int | None, key: str | None = None
+) -> Answer:
     """Return the vectors of an answer, in the order of the inputs.
 
     Args:
         dimension: that is expected; None expects that of the first vector.
+        key: that no message may show.
 
     Raises:
         UnusableAnswer: it has not one vector of that dimension for each input.
     """
     try:
-        document = json.loads(content)
-        rows = [(entry.get("index", place), entry["embedding"]) for place, entry in _data(document)]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return _read_answer(content, inputs, dimension)
+    except UnusableAnswer:
+        raise
+    except Exception as error:  # such as RecursionError: a server may write anything
         raise UnusableAnswer(
-            f"the answer is not a list of embeddings ({error!r}): {shown(content)}"
+            f"the answer is not a list of embeddings ({error!r}): {shown(content, key)}"
         ) from None
 
+
+def _read_answer(content: bytes, inputs: int, dimension: int | None) -> Answer:
+    document = json.loads(content)
+    rows = [(entry.get("index", place), entry["embedding"]) for place, entry in _data(document)]
     if len(rows) != inputs:
         raise UnusableAnswer(f"the answer has {len(rows)} vectors for {inputs} inputs")
     if {place for place, _ in rows} != set(range(inputs)):
@@ -70,6 +80,8 @@ def read_answer(content: bytes, inputs: int, dimension: int | None) -> Answer:
     decoded = {place: _decoded(embedding) for place, embedding in rows}
     if dimension is None:
         dimension = len(decoded[0])
+    if dimension == 0:
+        raise UnusableAnswer("the first vector is empty, or is neither base64 nor numbers")
     vectors = np.empty((inputs, dimension), np.float32)
     for place, vector in decoded.items():
         if len(vector) != dimension:
@@ -78,8 +90,19 @@ def read_answer(content: bytes, inputs: int, dimension: int | None) -> Answer:
     return Answer(vectors, _tokens(document))
 
 
-def shown(content: bytes) -> str:
-    """Return the begin of what a server wrote, for messages."""
+def plausible_tokens(tokens: int | None, texts: Sequence[str]) -> int | None:
+    """Return the tokens that a server counted in texts; None if they cannot be so many."""
+    size = sum(len(text.encode()) for text in texts)
+    most = _MOST_TOKENS_PER_BYTE * size + _MOST_TOKENS_PER_TEXT * len(texts)
+    if tokens is None or not len(texts) <= tokens <= most:
+        return None
+    return tokens
+
+
+def shown(content: bytes, key: str | None = None) -> str:
+    """Return the begin of what a server wrote, for messages, without the key."""
+    if key is not None:
+        content = content.replace(key.encode(), b"***")
     return " ".join(content[: 4 * _LONGEST_SHOWN].decode(errors="replace").split())[:_LONGEST_SHOWN]
 
 
@@ -104,5 +127,5 @@ def _decoded(embedding: Any) -> np.ndarray:
         if isinstance(embedding, str):
             return np.frombuffer(base64.b64decode(embedding, validate=True), "<f4")
         return np.array(embedding, np.float32).reshape(len(embedding))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return np.empty(0, np.float32)

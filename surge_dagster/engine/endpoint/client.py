@@ -7,7 +7,7 @@ a status means:
 | --- | --- |
 | 200 | the answer is paid for: it is used or ends the run, and is never requested again |
 | 400, 413, 422 | `InputsRefused`: the caller cuts the request in two |
-| 429, 502 to 504, 529, a lost connection | tried again after `Retry-After` or a growing pause |
+| 429, 502 to 504, 529, a lost connection | tried again after a growing pause, or `Retry-After` |
 | other 5xx, 424, no answer in time | tried again; after five times `InputsRefused` |
 | any other, such as 401, 403, 404 | `ConfigError`, and nothing else is sent |
 | a certificate that is not trusted | `ConfigError`, and nothing is sent |
@@ -18,14 +18,22 @@ A server that encodes nothing for `patience_seconds`, or asks for a longer pause
 from __future__ import annotations
 
 import asyncio
+import datetime
 import email.utils
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from surge_dagster.engine.endpoint.answers import Answer, read_answer, request_body, shown
+from surge_dagster.engine.endpoint.answers import (
+    Answer,
+    UnusableAnswer,
+    plausible_tokens,
+    read_answer,
+    request_body,
+    shown,
+)
 from surge_dagster.engine.endpoint.endpoint import Endpoint
 from surge_dagster.engine.errors import ConfigError, EndpointDown
 
@@ -53,12 +61,12 @@ class _Trouble:
     """Why a request was not answered.
 
     Attributes:
-        pause_seconds: that the server asks for; None if it does not say.
+        pause_seconds: that the server asks for at least; 0 if it does not say.
         is_suspicious: one of the inputs may be the cause.
     """
 
     reason: str
-    pause_seconds: float | None = None
+    pause_seconds: float = 0.0
     is_suspicious: bool = False
 
 
@@ -99,6 +107,7 @@ class EndpointClient:
         self._failing_since: float | None = None
         self._has_warned = False
         key = endpoint.api_key()
+        self._key = key
         self._http = httpx.AsyncClient(
             http2=True,
             headers={} if key is None else {"Authorization": f"Bearer {key}"},
@@ -138,7 +147,8 @@ class EndpointClient:
             tries += 1
             outcome = await self._try(body, tokens)
             if isinstance(outcome, bytes):
-                return read_answer(outcome, len(texts), dimension)
+                answer = read_answer(outcome, len(texts), dimension, self._key)
+                return replace(answer, tokens=plausible_tokens(answer.tokens, texts))
             if outcome.is_suspicious:
                 suspicious += 1
             if suspicious >= _SUSPICIOUS_TRIES:
@@ -160,6 +170,8 @@ class EndpointClient:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise self._end(self._untrusted(error)) from None
             return _Trouble(f"{type(error).__name__}: {error}")
+        except httpx.DecodingError as error:
+            raise UnusableAnswer(f"the answer cannot be decompressed: {error}") from None
         if response.status_code == 200:
             self._failing_since = None
             return response.content
@@ -182,7 +194,7 @@ class EndpointClient:
 
     def _trouble_of(self, response: httpx.Response) -> _Trouble:
         status = response.status_code
-        reason = f"HTTP {status}: {shown(response.content)}"
+        reason = f"HTTP {status}: {shown(response.content, self._key)}"
         if status in _REFUSED_INPUTS:
             self._failing_since = None  # a server that refuses an input works
             raise InputsRefused(reason)
@@ -191,6 +203,9 @@ class EndpointClient:
             return _Trouble(reason, pause)
         if status >= 500 or status == 424:
             return _Trouble(reason, pause, is_suspicious=True)
+        if response.has_redirect_location:
+            place = shown(response.headers["Location"].encode(), self._key)
+            reason = f"HTTP {status}: it has moved to {place}"
         raise self._end(
             ConfigError(
                 f"the encoder at {self._endpoint.url} refuses requests for {self.model!r} "
@@ -214,9 +229,8 @@ class EndpointClient:
         now = asyncio.get_running_loop().time()
         if self._failing_since is None:
             self._failing_since = now
-        seconds = trouble.pause_seconds
-        if seconds is None:
-            seconds = min(_FIRST_PAUSE_SECONDS * 2 ** min(tries - 1, 10), _LONGEST_PAUSE_SECONDS)
+        growing = _FIRST_PAUSE_SECONDS * 2 ** min(tries - 1, 10)
+        seconds = max(trouble.pause_seconds, min(growing, _LONGEST_PAUSE_SECONDS))
         patience = self._endpoint.patience_seconds
         if now + seconds - self._failing_since > patience:
             raise self._end(
@@ -290,17 +304,17 @@ def token_bucket(endpoint: Endpoint) -> float:
     return min(float(endpoint.tokens), endpoint.tokens_per_minute / 2)
 
 
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds of a `Retry-After`, which may be a date; None if there is none."""
+def _retry_after(headers: Mapping[str, str]) -> float:
+    """Return the seconds of a `Retry-After`, which may be a date; 0 if there is none."""
     value = headers.get("Retry-After", "").strip()
-    if not value:
-        return None
     try:
         return max(0.0, float(value))
     except ValueError:
         pass
     try:
-        at = email.utils.parsedate_to_datetime(value).timestamp()
+        at = email.utils.parsedate_to_datetime(value)
     except (ValueError, TypeError):
-        return None
-    return max(0.0, at - time.time())
+        return 0.0
+    if at.tzinfo is None:  # the form of asctime, which means GMT
+        at = at.replace(tzinfo=datetime.UTC)
+    return max(0.0, at.timestamp() - time.time())

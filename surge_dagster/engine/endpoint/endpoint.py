@@ -50,7 +50,7 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         for text in (self.fields, self.query_fields):
-            own = sorted(_OWN_FIELDS & json.loads(text).keys())
+            own = sorted(_OWN_FIELDS & json.loads(text, object_hook=_without_secrets).keys())
             if own:
                 raise ConfigError(
                     f"the fields {', '.join(own)} of a request are set by this package. Leave "
@@ -115,7 +115,24 @@ class Endpoint:
                 f"encoder_api_key_env names the environment variable {self.api_key_env}, which is "
                 "not set. Set it to the key, or correct the name."
             )
+        if not (key.isascii() and key.isprintable()):
+            raise ConfigError(
+                f"the environment variable {self.api_key_env} has a line break, or a character "
+                "that is not ASCII. Set it to the key only."
+            )
         return key
+
+
+def _without_secrets(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a JSON object of a request; refuse one that may hold a key."""
+    for name in fields:
+        if name.lower().endswith(("key", "token", "secret", "password", "authorization")):
+            raise ConfigError(
+                f"the field {name!r} of a request may be a secret, and each output records the "
+                "fields. Leave it out of encoder_fields and encoder_query_fields, and name the "
+                "environment variable of the key in encoder_api_key_env."
+            )
+    return fields
 
 
 def json_fields(fields: Mapping[str, Any]) -> str:

@@ -41,6 +41,7 @@ from surge_dagster.engine.model.spec import Space
 _MOST_REFUSED = 64
 _FIRST_TOKENS_PER_BYTE = 0.5  # until the first answer
 _PROGRESS_SECONDS = 1.0
+_ROUNDING = 1e-6  # of the length of a float32 vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +198,9 @@ class HttpBackend:
 
     def _take(self, portion: _Portion, start: int, stop: int, answer: Answer) -> None:
         vectors = answer.vectors
-        if self._space.requested.normalize:
+        if self._space.normalize:
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+            lengths[np.abs(lengths - 1) < _ROUNDING] = 1
             with np.errstate(invalid="ignore"):  # whoever publishes them names what is not finite
                 vectors = vectors / np.maximum(lengths, 1e-12)
         portion.rows.matrix[portion.rows.places[start:stop]] = vectors

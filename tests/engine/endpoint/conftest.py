@@ -6,7 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from surge_dagster.engine.endpoint import client
 from tests.engine.endpoint.fault_server import FaultServer, fault_server
+
+
+@pytest.fixture
+def quick_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of this process are tried again after milliseconds."""
+    monkeypatch.setattr(client, "_FIRST_PAUSE_SECONDS", 0.001)
 
 
 @pytest.fixture

@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from surge_dagster.engine.endpoint.answers import UnusableAnswer, read_answer, request_body
+from surge_dagster.engine.endpoint.answers import (
+    UnusableAnswer,
+    plausible_tokens,
+    read_answer,
+    request_body,
+)
 
 VECTORS = np.array([[0.6, 0.8], [0.0, -1.0]], np.float32)
 
@@ -48,6 +53,8 @@ def test_vectors_are_in_the_order_of_the_inputs(entries: list[dict[str, Any]]) -
         (b"<html>", "is not a list of embeddings"),
         (b'{"data": 3}', "is not a list of embeddings"),
         (b"[]", "is not a list of embeddings"),
+        (b"[" * 100_000 + b"]" * 100_000, "RecursionError"),
+        (_content({"index": [0], "embedding": [1.0, 0.0]}, _entry(1, [1.0, 0.0])), "TypeError"),
         (_content(_entry(0, [1.0, 0.0])), "has 1 vectors for 2 inputs"),
         (_content(_entry(0, [1.0, 0.0]), _entry(0, [1.0, 0.0])), "indexes"),
         (_content(_entry(1, [1.0, 0.0]), _entry(2, [1.0, 0.0])), "indexes"),
@@ -65,6 +72,7 @@ def test_answer_whose_vectors_cannot_be_matched_is_unusable(content: bytes, reas
         ("/", "has 0 numbers, expected 2"),
         (None, "has 0 numbers, expected 2"),
         ([[1.0, 0.0]], "has 0 numbers, expected 2"),
+        ([10**400, 0], "has 0 numbers, expected 2"),
     ],
 )
 def test_answer_with_a_vector_of_another_length_is_unusable(embedding: Any, reason: str) -> None:
@@ -72,6 +80,22 @@ def test_answer_with_a_vector_of_another_length_is_unusable(embedding: Any, reas
 
     with pytest.raises(UnusableAnswer, match=reason):
         read_answer(content, 2, 2)
+
+
+@pytest.mark.parametrize("embedding", ["", [], None])
+def test_empty_vectors_are_unusable_if_any_dimension_is_expected(embedding: Any) -> None:
+    with pytest.raises(UnusableAnswer, match="the first vector is empty"):
+        read_answer(_content(_entry(0, embedding)), 1, None)
+
+
+@pytest.mark.parametrize("space", [0, 190], ids=["in sight", "at the cut"])
+def test_message_about_an_answer_does_not_show_the_key(space: int) -> None:
+    content = b"x" * space + b"Bearer open-sesame"
+
+    with pytest.raises(UnusableAnswer) as caught:
+        read_answer(content, 1, None, "open-sesame")
+
+    assert "open" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +111,16 @@ def test_tokens_are_those_that_the_server_counted(usage: Any, tokens: int | None
     content = _content(_entry(0, [1.0, 0.0]), usage=usage)
 
     assert read_answer(content, 1, None).tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("tokens", "plausible"),
+    [(-5, None), (0, None), (1, None), (2, 2), (2_032, 2_032), (2_033, None), (None, None)],
+)
+def test_tokens_are_at_least_one_of_each_text_and_not_more_than_bytes_allow(
+    tokens: int | None, plausible: int | None
+) -> None:
+    assert plausible_tokens(tokens, ["Größe", "x"]) == plausible
 
 
 def test_body_has_further_fields_and_the_requested_dimensions() -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import selectors
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
-from surge_dagster.engine.endpoint.answers import Answer
+from surge_dagster.engine.endpoint.answers import Answer, UnusableAnswer
 from surge_dagster.engine.endpoint.client import EndpointClient, InputsRefused
 from surge_dagster.engine.endpoint.endpoint import Endpoint
 from surge_dagster.engine.errors import ConfigError, EndpointDown
@@ -65,6 +67,7 @@ def _embed(server: FaultServer, *texts: str, **settings: Any) -> Answer:
     return asyncio.run(ask())
 
 
+@pytest.mark.usefixtures("quick_pauses")
 @pytest.mark.parametrize("fault", [429, 500, 502, 503, 504, 529, 424, 408, "reset"])
 def test_request_is_tried_again_after_a_passing_fault(
     server: FaultServer, fault: int | str
@@ -78,6 +81,7 @@ def test_request_is_tried_again_after_a_passing_fault(
     assert len(server.bodies) == 3
 
 
+@pytest.mark.usefixtures("quick_pauses")
 def test_first_fault_is_a_line_of_the_log(
     server: FaultServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -99,6 +103,7 @@ def test_refused_inputs_are_not_tried_again(server: FaultServer, status: int) ->
     assert len(server.bodies) == 1
 
 
+@pytest.mark.usefixtures("quick_pauses")
 def test_request_that_always_fails_counts_as_refused(server: FaultServer) -> None:
     server.lasting_fault = 500
 
@@ -142,6 +147,45 @@ def test_unset_environment_variable_of_the_key_is_named(server: FaultServer) -> 
         _embed(server, "red", api_key_env="NO_KEY")
 
     assert server.bodies == []
+
+
+@pytest.mark.parametrize("key", ["open\nsesame", "opén sesame", "open\x07sesame"])
+def test_key_that_no_header_can_have_is_refused_and_not_shown(
+    server: FaultServer, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    endpoint = Endpoint(url=server.url, api_key_env="OUR_KEY")
+    monkeypatch.setenv("OUR_KEY", key)
+
+    with pytest.raises(ConfigError, match="OUR_KEY has a line break, or a character") as caught:
+        EndpointClient(endpoint, MODEL, "{}", None)
+
+    assert "sesame" not in str(caught.value)
+
+
+@pytest.mark.parametrize("status", [400, 401, 500])
+def test_key_that_a_server_repeats_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    monkeypatch.setenv("OUR_KEY", "open-sesame")
+
+    def repeat(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(status, text=f"wrong: {request.headers['Authorization']}")
+
+    [error] = _with_transport(repeat, replace(ENDPOINT, api_key_env="OUR_KEY"), 1)
+
+    assert "wrong: Bearer ***" in str(error)
+    assert "sesame" not in str(error) + caplog.text
+
+
+def test_answer_that_cannot_be_decompressed_is_unusable() -> None:
+    def garble(request: httpx.Request) -> httpx.Response:
+        headers = {"Content-Encoding": "gzip"}
+        return httpx.Response(200, headers=headers, stream=httpx.ByteStream(b"not gzip"))
+
+    [error] = _with_transport(garble, ENDPOINT, 1)
+
+    assert isinstance(error, UnusableAnswer)
+    assert "cannot be decompressed" in str(error)
 
 
 def _with_transport(
@@ -228,9 +272,14 @@ def test_pause_that_the_server_asks_for_holds_for_all_requests() -> None:
 
 @pytest.mark.parametrize(
     ("headers", "seconds"),
-    [({"Retry-After": "7"}, 7), ({"Retry-After": "0"}, 0), ({}, 0.5), ({"Retry-After": "?"}, 0.5)],
+    [
+        ({"Retry-After": "7"}, 7),
+        ({"Retry-After": "0"}, 0.5),
+        ({}, 0.5),
+        ({"Retry-After": "?"}, 0.5),
+    ],
 )
-def test_pause_is_that_of_the_header_or_half_a_second(
+def test_pause_is_that_of_the_header_and_at_least_half_a_second(
     headers: dict[str, str], seconds: float
 ) -> None:
     times: list[float] = []
@@ -242,6 +291,60 @@ def test_pause_is_that_of_the_header_or_half_a_second(
     _with_transport(busy_at_first, ENDPOINT, 1)
 
     assert times[1] - times[0] == pytest.approx(seconds, abs=1e-3)
+
+
+@pytest.mark.parametrize("form", ["%a, %d %b %Y %H:%M:%S GMT", "%a %b %d %H:%M:%S %Y"])
+def test_pause_until_a_date_does_not_depend_on_the_time_zone(
+    monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    times: list[float] = []
+    date = (datetime.now(UTC) + timedelta(seconds=100)).strftime(form)
+
+    def busy_at_first(request: httpx.Request) -> httpx.Response:
+        times.append(asyncio.get_running_loop().time())
+        if len(times) > 1:
+            return _answer_of(request)
+        return httpx.Response(503, headers={"Retry-After": date})
+
+    with monkeypatch.context() as context:
+        context.setenv("TZ", "UTC-5")
+        time.tzset()
+        _with_transport(busy_at_first, ENDPOINT, 1)
+    time.tzset()
+
+    assert 90 <= times[1] - times[0] <= 100
+
+
+def test_server_that_asks_for_no_pause_is_not_sent_thousands_of_requests() -> None:
+    requests: list[httpx.Request] = []
+
+    def busy(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        return httpx.Response(429, headers={"Retry-After": "0"})
+
+    _with_transport(busy, ENDPOINT, 1)
+
+    assert len(requests) < 30
+
+
+def test_redirect_names_the_new_place() -> None:
+    def move(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(307, headers={"Location": "https://new.example/v1"})
+
+    [error] = _with_transport(move, ENDPOINT, 1)
+
+    assert isinstance(error, ConfigError)
+    assert "HTTP 307: it has moved to https://new.example/v1" in str(error)
+
+
+def test_count_of_tokens_that_cannot_be_is_left_out() -> None:
+    def exaggerate(request: httpx.Request) -> httpx.Response:
+        content = json.loads(_answer_of(request).content)
+        return httpx.Response(200, json={**content, "usage": {"prompt_tokens": 10**30}})
+
+    [answer] = _with_transport(exaggerate, ENDPOINT, 1)
+
+    assert answer.tokens is None
 
 
 @pytest.mark.parametrize("status", [429, 503])

@@ -24,6 +24,8 @@ from tests.engine.endpoint.fault_server import (
     fault_server,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_pauses")
+
 SETTINGS = BackendSettings("cpu", "fp32", 1)
 
 
@@ -208,6 +210,17 @@ def test_refused_key_ends_the_portion_before_the_next_request(server: FaultServe
 
 def test_vectors_have_length_1_if_the_spec_says_so(server: FaultServer) -> None:
     matrix, _, _ = _encoded(_space(server, dimension=8, normalize=True), _texts(5))
+
+    assert np.allclose(np.linalg.norm(matrix, axis=1), 1, atol=1e-6)
+
+
+def test_vectors_of_nearly_length_1_are_scaled_if_the_probes_count_as_such(
+    server: FaultServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = FaultServer.vectors
+    monkeypatch.setattr(FaultServer, "vectors", lambda *texts: exact(*texts) * 1.005)
+
+    matrix, _, _ = _encoded(_space(server), _texts(5))
 
     assert np.allclose(np.linalg.norm(matrix, axis=1), 1, atol=1e-6)
 

@@ -182,6 +182,8 @@ def _side_of_queries(space: Space) -> str:
     ("endpoint", "spec", "reason"),
     [
         ({"fields": json_fields({"input": "x"})}, {}, "the fields input of a request are set by"),
+        ({"fields": json_fields({"api_key": "x"})}, {}, "the field 'api_key' of a request may be"),
+        ({"query_fields": json_fields({"a": [{"Token": 1}]})}, {}, "the field 'Token' of a"),
         ({}, {"model": "hash://16"}, "the model 'hash://16' needs a local model"),
         ({}, {"trust_remote_code": "a" * 40}, "trust_remote_code needs a local model"),
     ],
@@ -193,6 +195,25 @@ def test_settings_that_an_endpoint_cannot_have_are_refused(
 
     with pytest.raises(ConfigError, match=reason):
         EncodingSpec(**values, endpoint=Endpoint(url="http://x/v1", **endpoint))
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "truncate_prompt_tokens", "keywords"])
+def test_field_whose_name_is_only_like_that_of_a_secret_is_sent(
+    server: FaultServer, name: str
+) -> None:
+    _spec(server, {"fields": json_fields({name: 3})}).resolve()
+
+    assert server.bodies[0][name] == 3
+
+
+def test_server_of_empty_vectors_is_refused(
+    server: FaultServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = FaultServer.vectors
+    monkeypatch.setattr(FaultServer, "vectors", lambda *texts: exact(*texts)[:, :0])
+
+    with pytest.raises(ConfigError, match="gives no usable vectors for 'hash-model'"):
+        _spec(server).resolve()
 
 
 def test_probes_that_are_refused_name_the_settings(server: FaultServer) -> None:
