@@ -8,7 +8,7 @@ a status means:
 | 200 | the answer is paid for: it is used or ends the run, and is never requested again |
 | 400, 413, 422 | `InputsRefused`: the caller cuts the request in two |
 | 429, 502 to 504, 529, a lost connection | tried again after a growing pause, or `Retry-After` |
-| other 5xx, 424, no answer in time | tried again; after five times `InputsRefused` |
+| other 5xx, 424, no answer in time | tried again; `InputsRefused` at the fifth time |
 | any other, such as 401, 403, 404 | `ConfigError`, and nothing else is sent |
 | a certificate that is not trusted | `ConfigError`, and nothing is sent |
 
@@ -44,8 +44,8 @@ log = logging.getLogger(__name__)
 
 _REFUSED_INPUTS = (400, 413, 422)
 _BUSY = (408, 425, 429, 502, 503, 504, 529)
-# Statuses and time-outs that one of the inputs may have caused.
-_SUSPICIOUS_TRIES = 5
+# Of a request whose failure one of the inputs may have caused.
+SUSPICIOUS_TRIES = 5
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
 _MINUTE_SECONDS = 60.1  # timers may be early
@@ -53,7 +53,13 @@ _INSTALL = "An encoder behind HTTP needs httpx and aiolimiter: pip install 'surg
 
 
 class InputsRefused(Exception):
-    """The server does not encode an input of a request, or all; the text is the reason."""
+    """The server does not encode an input of a request, or all; the text is the reason.
+
+    Attributes:
+        is_suspicious: it failed, or did not answer in time; an input may be the cause.
+    """
+
+    is_suspicious = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +132,18 @@ class EndpointClient:
         await self._http.aclose()
 
     async def embed(
-        self, texts: Sequence[str], tokens: int, dimension: int | None = None
+        self,
+        texts: Sequence[str],
+        tokens: int,
+        dimension: int | None = None,
+        most_tries: int = SUSPICIOUS_TRIES,
     ) -> Answer:
         """Return the vectors of texts, which go in one request.
 
         Args:
             tokens: of all texts, about.
             dimension: of the vectors; None if it is not known yet.
+            most_tries: if one of the texts may be why the server does not answer.
 
         Raises:
             InputsRefused: the server does not encode them.
@@ -151,9 +162,16 @@ class EndpointClient:
                 return replace(answer, tokens=plausible_tokens(answer.tokens, texts))
             if outcome.is_suspicious:
                 suspicious += 1
-            if suspicious >= _SUSPICIOUS_TRIES:
-                raise InputsRefused(f"tried {suspicious} times: {outcome.reason}")
-            self._pause(outcome, tries)
+            if suspicious < most_tries:
+                self._pause(outcome, tries)
+                continue
+            if most_tries == 1:
+                self._require_patience(outcome, 0.0)
+            else:
+                self._failing_since = None  # an input may be the cause: the patience begins again
+            refusal = InputsRefused(f"tried {suspicious} times: {outcome.reason}")
+            refusal.is_suspicious = True
+            raise refusal
 
     async def _try(self, body: Mapping[str, Any], tokens: int) -> bytes | _Trouble:
         """Send a request when it may be sent; return a 200's content, or why there is none."""
@@ -226,11 +244,18 @@ class EndpointClient:
         Raises:
             EndpointDown: the server encodes nothing, and the patience is over.
         """
+        growing = _FIRST_PAUSE_SECONDS * 2 ** min(tries - 1, 10)
+        seconds = max(trouble.pause_seconds, min(growing, _LONGEST_PAUSE_SECONDS))
+        self._require_patience(trouble, seconds)
+        now = asyncio.get_running_loop().time()
+        self._not_before = max(self._not_before, now + seconds)
+
+    def _require_patience(self, trouble: _Trouble, seconds: float) -> None:
+        """Raise `EndpointDown` if the server encodes nothing, and the patience is over in so many
+        seconds; the first trouble is a line of the log."""
         now = asyncio.get_running_loop().time()
         if self._failing_since is None:
             self._failing_since = now
-        growing = _FIRST_PAUSE_SECONDS * 2 ** min(tries - 1, 10)
-        seconds = max(trouble.pause_seconds, min(growing, _LONGEST_PAUSE_SECONDS))
         patience = self._endpoint.patience_seconds
         if now + seconds - self._failing_since > patience:
             raise self._end(
@@ -249,7 +274,6 @@ class EndpointClient:
                 trouble.reason,
                 patience,
             )
-        self._not_before = max(self._not_before, now + seconds)
 
     def _end(self, error: Exception) -> Exception:
         """Let no further request be sent."""

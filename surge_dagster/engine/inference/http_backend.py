@@ -33,7 +33,12 @@ from surge_dagster.engine.encoder.worker.backends import (
 )
 from surge_dagster.engine.encoder.worker.tokenization import load_tokenizer
 from surge_dagster.engine.endpoint.answers import Answer, UnusableAnswer
-from surge_dagster.engine.endpoint.client import EndpointClient, InputsRefused, token_bucket
+from surge_dagster.engine.endpoint.client import (
+    SUSPICIOUS_TRIES,
+    EndpointClient,
+    InputsRefused,
+    token_bucket,
+)
 from surge_dagster.engine.errors import EndpointDown
 from surge_dagster.engine.model.spec import Space
 
@@ -155,46 +160,59 @@ class HttpBackend:
         async with self._slots:
             await self._send(portion, start, stop)
 
-    async def _send(self, portion: _Portion, start: int, stop: int) -> bool:
-        """Encode texts, in several requests if need be; return whether all were accepted."""
-        count = stop - start
-        if count > self._most_inputs:  # which was more when the portion was cut
-            return await self._send_halves(portion, start, stop)
-        answer = await self._answer(portion, start, stop)
-        if isinstance(answer, Answer):
-            self._take(portion, start, stop, answer)
-            return True
-        if count == 1:
-            portion.refuse(start, answer)
-            return False
-        is_too_large = await self._send_halves(portion, start, stop)
-        if is_too_large:
-            self._most_inputs = min(self._most_inputs, (count + 1) // 2)
-        return is_too_large
+    async def _send(self, portion: _Portion, start: int, stop: int) -> None:
+        """Encode texts, in several requests if need be."""
+        if await self._refusal(portion, start, stop, SUSPICIOUS_TRIES) is not None:
+            await self._send_halves(portion, start, stop)
 
-    async def _answer(self, portion: _Portion, start: int, stop: int) -> Answer | str:
-        """Send a request; return its answer, or why the server refuses it.
+    async def _send_halves(self, portion: _Portion, start: int, stop: int) -> bool:
+        """Encode texts that were refused together; return whether all of them are accepted.
+
+        If the server failed over the first half, the second one shows whether it works.
+        """
+        if stop - start == 1:
+            return False
+        middle = (start + stop + 1) // 2
+        are_accepted = True
+        postponed: list[tuple[int, int]] = []
+        for first, last in ((start, middle), (middle, stop)):
+            tries = SUSPICIOUS_TRIES if last - first == 1 else 1
+            refusal = await self._refusal(portion, first, last, tries)
+            if refusal is not None and refusal.is_suspicious:
+                postponed.append((first, last))
+            elif refusal is not None:
+                are_accepted &= await self._send_halves(portion, first, last)
+        for first, last in postponed:
+            are_accepted &= await self._send_halves(portion, first, last)
+        if are_accepted and stop - start <= self._most_inputs:
+            self._most_inputs = middle - start
+        return are_accepted
+
+    async def _refusal(
+        self, portion: _Portion, start: int, stop: int, most_tries: int
+    ) -> InputsRefused | None:
+        """Send a request and take its vectors; return why the server refuses it.
 
         Raises:
             EndpointDown: the answer does not match the request, so that no other can be trusted.
         """
+        if stop - start > self._most_inputs:  # which was more when the portion was cut
+            return InputsRefused("too many texts")
         tokens = int(portion.tokens[start:stop].sum())
         texts = portion.texts[start:stop]
         try:
-            return await self._client.embed(texts, tokens, self._space.dimension)
-        except InputsRefused as refused:
-            return str(refused)
+            answer = await self._client.embed(texts, tokens, self._space.dimension, most_tries)
+        except InputsRefused as refusal:
+            if stop - start == 1:
+                portion.refuse(start, str(refusal))
+            return refusal
         except UnusableAnswer as error:
             raise EndpointDown(
                 f"the encoder at {self._url} gave an answer that cannot be used: {error}. The "
                 "texts are not the cause. What is published stays; run again when the server works."
             ) from None
-
-    async def _send_halves(self, portion: _Portion, start: int, stop: int) -> bool:
-        middle = (start + stop + 1) // 2
-        first = await self._send(portion, start, middle)
-        second = await self._send(portion, middle, stop)
-        return first and second
+        self._take(portion, start, stop, answer)
+        return None
 
     def _take(self, portion: _Portion, start: int, stop: int, answer: Answer) -> None:
         vectors = answer.vectors

@@ -27,7 +27,7 @@ from surge_dagster.engine.encoder.arena import ArenaClosed, Slot
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.quarantine import FailedRow
 from surge_dagster.engine.encoder.schedule import EncodeCall, EncodeMetrics
-from surge_dagster.engine.errors import Cancelled, EncoderError, MaxCostReached
+from surge_dagster.engine.errors import Cancelled, ConfigError, EncoderError, MaxCostReached
 from surge_dagster.engine.run.cost_limit import CostLimit
 from surge_dagster.engine.run.events import EventStream
 from surge_dagster.engine.run.report import Failure, Receipt
@@ -117,6 +117,11 @@ class SuperBatchCall:
     def is_encoded(self, segment: Segment) -> bool:
         """Whether all rows of a segment have their vectors; final once the call has ended."""
         return bool(self._has_vector[segment.start : segment.stop].all())
+
+    def encoded_rows(self, segment: Segment) -> int:
+        """Return how many rows from a segment's first one on have their vectors; not all of them
+        have."""
+        return int(np.argmin(self._has_vector[segment.start : segment.stop]))
 
     def _submit(self, rows: np.ndarray) -> None:
         """Let the pool encode these rows of the slot, if there are any, or as many as may be."""
@@ -361,8 +366,7 @@ def _fits(limit: CostLimit | None, batch: SuperBatch) -> bool:
 
 
 def _encoded_so_far(calls: deque[SuperBatchCall], memory: RunMemory) -> Iterator[EncodedSuperBatch]:
-    """Yield the segments of unfinished calls that are encoded by now or soon; none if the store is
-    down."""
+    """Yield what is encoded of unfinished calls by now or soon; nothing if the store is down."""
     stop = memory.stop
     patience = stop.seconds_left(_ENCODE_SHARE)
     if patience is None:
@@ -372,17 +376,50 @@ def _encoded_so_far(calls: deque[SuperBatchCall], memory: RunMemory) -> Iterator
     deadline = time.monotonic() + patience
     for call in calls:
         # The call that failed first has raised its error; what the pool encoded before is valid.
-        with contextlib.suppress(EncoderError, MaxCostReached):
+        with contextlib.suppress(ConfigError, EncoderError, MaxCostReached):
             call.result(max(0.0, deadline - time.monotonic()))
         call.abandon()
-        whole: list[Segment] = []
+        encoded: list[Segment] = []
         if call.batch.texts and not stop.over.is_set():
-            whole = [segment for segment in call.batch.segments if call.is_encoded(segment)]
-        if whole:
-            batch = replace(call.batch, segments=tuple(whole))
+            encoded = _encoded_segments(call)
+        if encoded:
+            batch = replace(call.batch, segments=tuple(encoded))
             yield EncodedSuperBatch(batch, call.metrics, deduplicated=call.deduplicated)
         else:
             memory.release(call.batch, call.batch.texts)
+
+
+def _encoded_segments(call: SuperBatchCall) -> list[Segment]:
+    """Return the segments of an ended call that are encoded.
+
+    Of the others, the one with the most encoded rows at its begin is cut to these rows, which are
+    staged: a partition may have cost more than a run may cost.
+    """
+    whole: list[Segment] = []
+    begun: list[Segment] = []
+    for segment in call.batch.segments:
+        if call.is_encoded(segment):
+            whole.append(segment)
+        elif not segment.partition.ended_workers.rows:  # else the next run may number them anew
+            begun.append(segment)
+    longest = max(begun, key=call.encoded_rows, default=None)
+    if longest is None or not call.encoded_rows(longest):
+        return whole
+    return [*whole, _first_rows(longest, call.encoded_rows(longest))]
+
+
+def _first_rows(segment: Segment, rows: int) -> Segment:
+    """Return the first rows of a segment, which do not end its partition."""
+    ids: list[pa.Array] = []
+    carried: list[pa.RecordBatch] = []
+    remaining = rows
+    for place, piece in enumerate(segment.ids):
+        ids.append(piece.slice(0, remaining))
+        if segment.carried:
+            carried.append(segment.carried[place].slice(0, remaining))
+        remaining -= len(ids[-1])
+    stop = segment.start + rows
+    return replace(segment, stop=stop, ids=tuple(ids), carried=tuple(carried), read=None)
 
 
 class _Measures:

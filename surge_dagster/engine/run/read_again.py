@@ -2,8 +2,9 @@
 
 Only the publisher learns that a text ended workers, when other rows of its partition may be
 published or staged. So the partition is dropped and read from its beginning, once everything else
-is encoded. Each time at least one more text is found; a partition with more than `MOST_TEXTS` of
-them has another problem, and is refused.
+is encoded. Each time at least one more text is found, or all that an encoder behind HTTP refuses in
+a SuperBatch. A partition that would be read again more than `MOST_READS` times has another problem,
+and is refused.
 
 A text that is not tried again until its source changes is left out from the start.
 """
@@ -11,15 +12,16 @@ A text that is not tried again until its source changes is left out from the sta
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from surge_dagster.engine.output.ended_workers import EndedWorkers, ended_workers_in
-from surge_dagster.engine.output.rejected import rejected_from
+from surge_dagster.engine.output.rejected import MOST_LISTED, rejected_from
 from surge_dagster.engine.run.superbatch import PartitionToRead, SpaceTarget
 from surge_dagster.engine.sources.partition import RejectedRow
 
-MOST_TEXTS = 16  # each costs about seven workers
+MOST_READS = 16  # for each of them, a text costs about seven workers
 
 
 class ReadAgain:
@@ -29,14 +31,16 @@ class ReadAgain:
         self._target = target
         self._lock = threading.Lock()
         self._found: dict[PartitionToRead, dict[str, RejectedRow]] = {}
+        self._reads: Counter[str] = Counter()
 
     def add(self, partition: PartitionToRead, rows: Sequence[RejectedRow]) -> bool:
         """Take rows whose texts ended workers; return False if the partition must be refused."""
         new = {row.id: row for row in rows if row.id is not None}
         with self._lock:
             found = self._found.get(partition, {})
-            is_too_many = len({*partition.ended_workers.rows, *found, *new}) > MOST_TEXTS
-            if partition.range is not None or is_too_many:
+            is_too_often = self._reads[partition.key] >= MOST_READS
+            is_too_many = len({*partition.ended_workers.rows, *found, *new}) > MOST_LISTED
+            if partition.range is not None or is_too_often or is_too_many:
                 return False
             self._found[partition] = found | new
         return True
@@ -46,6 +50,7 @@ class ReadAgain:
         with self._lock:
             found = self._found
             self._found = {}
+            self._reads.update(partition.key for partition in found)
         again: list[PartitionToRead] = []
         for partition, rows in found.items():
             ended_workers = EndedWorkers({**partition.ended_workers.rows, **rows})

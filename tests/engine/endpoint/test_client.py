@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import selectors
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,35 +19,9 @@ from surge_dagster.engine.endpoint.client import EndpointClient, InputsRefused
 from surge_dagster.engine.endpoint.endpoint import Endpoint
 from surge_dagster.engine.errors import ConfigError, EndpointDown
 from tests.engine.endpoint.fault_server import MODEL, FaultServer, fault_server
+from tests.engine.endpoint.virtual_loop import VirtualLoop
 
 ENDPOINT = Endpoint(url="http://127.0.0.1:9/v1", patience_seconds=600)
-
-
-class _Timers(selectors.DefaultSelector):
-    """Waits for no timer, and counts the seconds that it should have waited.
-
-    A turn of the loop takes a microsecond: a timer that is early by a rounding error is set again.
-    """
-
-    passed_seconds = 0.0
-
-    def select(self, timeout: float | None = None) -> Any:
-        self.passed_seconds += 1e-6
-        if timeout is not None:
-            self.passed_seconds += timeout
-            timeout = 0
-        return super().select(timeout)
-
-
-class _VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock counts only the waits for timers, so that no test waits."""
-
-    def __init__(self) -> None:
-        self._timers = _Timers()
-        super().__init__(self._timers)
-
-    def time(self) -> float:
-        return self._timers.passed_seconds
 
 
 def _answer_of(request: httpx.Request) -> httpx.Response:
@@ -217,7 +190,7 @@ def _with_transport(
                 answers += await asyncio.gather(*work, return_exceptions=True)
         return answers
 
-    with asyncio.Runner(loop_factory=_VirtualLoop) as runner:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(ask())
 
 
@@ -386,6 +359,26 @@ def test_request_without_an_answer_in_time_counts_as_refused() -> None:
 
     assert isinstance(error, InputsRefused)
     assert "tried 5 times: no answer within 30 s" in str(error)
+
+
+def test_patience_begins_again_after_a_request_that_always_failed() -> None:
+    async def ask() -> Answer:
+        failed: list[httpx.Request] = []
+
+        def fail_at_first(request: httpx.Request) -> httpx.Response:
+            failed.append(request)
+            status = 500 if len(failed) <= 5 else 503
+            return httpx.Response(status) if len(failed) <= 6 else _answer_of(request)
+
+        transport = httpx.MockTransport(fail_at_first)
+        async with EndpointClient(ENDPOINT, "m", "{}", None, transport=transport) as client:
+            with pytest.raises(InputsRefused):
+                await client.embed(["bad"], 1)
+            await asyncio.sleep(ENDPOINT.patience_seconds)
+            return await client.embed(["good"], 1)
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        assert len(runner.run(ask()).vectors) == 1
 
 
 def test_longer_pause_than_the_patience_ends_the_run_at_once() -> None:

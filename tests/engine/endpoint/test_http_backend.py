@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.worker.backends import BackendSettings, Rows
+from surge_dagster.engine.endpoint.client import EndpointClient
 from surge_dagster.engine.endpoint.endpoint import Endpoint, json_fields
 from surge_dagster.engine.errors import ConfigError, EndpointDown
+from surge_dagster.engine.inference import http_backend
 from surge_dagster.engine.inference.http_backend import HttpBackend
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.endpoint.fault_server import (
@@ -23,6 +29,7 @@ from tests.engine.endpoint.fault_server import (
     FaultServer,
     fault_server,
 )
+from tests.engine.endpoint.virtual_loop import VirtualLoop
 
 pytestmark = pytest.mark.usefixtures("quick_pauses")
 
@@ -188,6 +195,72 @@ def test_many_refused_texts_are_named_if_more_are_accepted(server: FaultServer) 
 
     assert sorted(rows.refused) == list(range(100, 180))
     assert np.array_equal(matrix[180:], server.vectors(texts[180:]))
+
+
+def _at_no_time(space: Space, texts: list[str], handler: Any, monkeypatch: Any) -> Rows:
+    """The rows of texts that a handler encodes; only timers move the clock."""
+    transport = httpx.MockTransport(handler)
+    monkeypatch.setattr(asyncio, "new_event_loop", VirtualLoop)
+    monkeypatch.setattr(
+        http_backend, "EndpointClient", partial(EndpointClient, transport=transport)
+    )
+    matrix = np.empty((len(texts), space.dimension), np.float32)
+    rows = Rows.of_all(matrix, np.empty(len(texts), np.uint8))
+    backend = HttpBackend(space, SETTINGS)
+    backend.forward(backend.prepare(texts), rows, lambda: None)
+    return rows
+
+
+@pytest.mark.parametrize("places", [(0,), (255,), (3, 4, 250), (90, 170)])
+def test_text_that_is_never_answered_is_named(
+    server: FaultServer, monkeypatch: pytest.MonkeyPatch, places: tuple[int, ...]
+) -> None:
+    async def stall(request: httpx.Request) -> httpx.Response:
+        texts = json.loads(request.content)["input"]
+        if any("bad" in text for text in texts):
+            await asyncio.Event().wait()
+        return _vectors_of(texts)
+
+    texts = _texts(256, **{f"at_{place}": "bad" for place in places})
+    rows = _at_no_time(_space(server), texts, stall, monkeypatch)
+
+    assert sorted(rows.refused) == list(places)
+    assert "no answer within 60 s" in rows.refused[places[0]]
+
+
+def test_server_that_never_answers_ends_the_run(
+    server: FaultServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stall(request: httpx.Request) -> httpx.Response:
+        times.append(asyncio.get_running_loop().time())
+        await asyncio.Event().wait()
+        return _vectors_of([])
+
+    times: list[float] = []
+    with pytest.raises(EndpointDown, match=r"encoder_patience is 300 s\. .* no answer within 60 s"):
+        _at_no_time(_space(server), _texts(2_048), stall, monkeypatch)
+
+    assert times[-1] - times[0] < 15 * 60
+
+
+def test_text_that_fails_the_server_stops_the_others_for_seconds(
+    server: FaultServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(request: httpx.Request) -> httpx.Response:
+        times.append(asyncio.get_running_loop().time())
+        texts = json.loads(request.content)["input"]
+        return httpx.Response(500) if "bad" in texts else _vectors_of(texts)
+
+    times: list[float] = []
+    rows = _at_no_time(_space(server), _texts(300, at_7="bad"), fail, monkeypatch)
+
+    assert list(rows.refused) == [7]
+    assert times[-1] - times[0] < 20
+
+
+def _vectors_of(texts: list[str]) -> httpx.Response:
+    data = [{"index": place, "embedding": [1.0] * 16} for place in range(len(texts))]
+    return httpx.Response(200, json={"data": data})
 
 
 def test_server_that_refuses_every_text_ends_the_run(server: FaultServer) -> None:

@@ -15,8 +15,9 @@ import pytest
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.encoder.schedule import EncodeCall
 from surge_dagster.engine.endpoint.endpoint import Endpoint
-from surge_dagster.engine.errors import ConfigError, EndpointDown
+from surge_dagster.engine.errors import ConfigError, EndpointDown, MaxCostReached
 from surge_dagster.engine.model.spec import EncodingSpec
+from surge_dagster.engine.run.report import Prices
 from surge_dagster.engine.support.waiting import in_background
 from tests.engine.endpoint.fault_server import MODEL, NOT_FINITE, REFUSED, FaultServer, fault_server
 from tests.engine.runs import Output, failures, in_memory, receipts
@@ -169,8 +170,27 @@ def test_refused_key_ends_the_run_and_the_next_run_goes_on(
     again = Output(_started(new_pool(server), server), tmp_path / "out")
     again.embed(in_memory(catalog))
     again.check_all(catalog)
-    sent = {text for key in catalog.keys() - published for _, text in catalog[key]}
-    assert set(server.encoded) == sent
+    unpublished = [text for key in sorted(catalog.keys() - published) for _, text in catalog[key]]
+    assert set(server.encoded) == set(unpublished[250 - 60 * len(published) :])
+
+
+def test_run_that_reaches_max_cost_inside_a_partition_is_not_paid_for_twice(
+    server: FaultServer, new_pool: MakePool, tmp_path: Path
+) -> None:
+    output = Output(_started(new_pool(server), server), tmp_path / "out")
+    catalog = numbered_catalog([200])
+    [(key, rows)] = catalog.items()
+    tokens = sum(len(text) for _, text in rows)
+    prices = Prices(per_million_tokens=1e6, max_cost=0.7 * tokens)
+
+    with pytest.raises(MaxCostReached):
+        output.events(in_memory(catalog), prices=prices)
+    first = sum(server.encoded.values())
+    output.embed(in_memory(catalog))
+
+    output.check(key, rows)
+    assert first > 100
+    assert sum(server.encoded.values()) == 200
 
 
 def test_server_that_encodes_nothing_ends_the_run_with_its_last_answer(
@@ -216,6 +236,18 @@ def test_refused_texts_are_set_aside_if_the_settings_say_so(
     assert run.report.rejected_rows == 1
     asked_alone = [body for body in server.bodies if body["input"] == [REFUSED]]
     assert len(asked_alone) == 1
+
+
+def test_any_number_of_refused_texts_is_set_aside(
+    server: FaultServer, new_pool: MakePool, tmp_path: Path
+) -> None:
+    refused = [(f"bad {row}", f"{REFUSED} {row}") for row in range(20)]
+    output = Output(_started(new_pool(server), server), tmp_path / "out")
+
+    run = output.embed(in_memory({"a": [*refused, *numbered_rows("a", 30)]}), bad_rows="set_aside")
+
+    output.check("a", numbered_rows("a", 30))
+    assert run.report.rejected_rows == 20
 
 
 def test_changed_model_is_found_before_a_text_is_sent(

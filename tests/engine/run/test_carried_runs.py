@@ -13,11 +13,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from surge_dagster.engine.errors import DataError
+from surge_dagster.engine.errors import DataError, MaxCostReached
 from surge_dagster.engine.files.facts import InvalidFile
 from surge_dagster.engine.files.formats import file_name, read_published_file
 from surge_dagster.engine.readers.loading import open_embeddings
 from surge_dagster.engine.readers.search import search
+from surge_dagster.engine.run.report import Prices
 from surge_dagster.engine.run.thresholds import Thresholds
 from surge_dagster.engine.sources import Selection, Source
 from surge_dagster.engine.sources.partition import Partition, RowBatch
@@ -217,3 +218,18 @@ def test_nan_and_times_beyond_python_are_verified_and_found(output: Output) -> N
     assert not output.violations(source)
     [[hit]] = search(output.store, output.pool, ["one"], 1)
     assert "1152921504606846976" in hit.columns["far"], hit.columns
+
+
+def test_run_that_ended_inside_a_partition_goes_on_with_its_columns(
+    output: Output, tmp_path: Path
+) -> None:
+    prices = Prices(per_million_tokens=1e6, max_cost=250)
+    run = output.run(in_frames(tmp_path), Thresholds(300, 300), prices=prices)
+
+    with pytest.raises(MaxCostReached):
+        list(run)
+    again = output.embed(in_frames(tmp_path))
+
+    assert 0 < again.report.texts_encoded < len(TABLE)
+    assert run.report.texts_encoded + again.report.texts_encoded == len(TABLE)
+    assert_carried(output, BIG, LITTLE)

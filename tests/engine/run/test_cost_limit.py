@@ -86,7 +86,8 @@ def test_run_ends_before_the_limit_and_the_next_one_goes_on(output: Output) -> N
     assert published
 
     again = output.embed(in_memory(catalog))
-    assert again.report.texts_encoded == 60 * (30 - len(published))
+    assert again.report.texts_encoded <= 60 * (30 - len(published))
+    assert run.report.texts_encoded + again.report.texts_encoded == 60 * 30
     output.check_all(catalog)
 
 

@@ -137,9 +137,11 @@ def test_stopped_run_publishes_what_is_encoded_of_a_superbatch(
     files = faulty.keys()
     assert {"p0", "p1"} <= files
     assert "p3" not in files
-    assert run.report.texts_encoded == 4_000 * len(files) == 4_000 * run.report.partitions_written
+    assert run.report.partitions_written == len(files)
+    assert run.report.texts_encoded >= 4_000 * len(files)
     again = faulty.embed(in_memory(catalog), LARGE)
-    assert again.report.texts_encoded == 4_000 * (4 - len(files))
+    assert again.report.texts_encoded <= 4_000 * (4 - len(files))
+    assert run.report.texts_encoded + again.report.texts_encoded == 16_000
     faulty.check_all(catalog)
 
 

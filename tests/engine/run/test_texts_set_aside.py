@@ -166,7 +166,7 @@ def test_file_without_such_rows_is_verified(pool: EncoderPool, tmp_path: Path) -
 def test_partition_of_too_many_such_texts_is_refused(
     pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_again, "MOST_TEXTS", 1)
+    monkeypatch.setattr(read_again, "MOST_READS", 1)
     rows = with_texts(numbered_rows("p", 300), {7: "fail always", 250: "fail always too"})
 
     run = set_aside(pool, [placed("p", rows)], tmp_path)
