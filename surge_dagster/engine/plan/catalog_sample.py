@@ -16,7 +16,6 @@ from itertools import chain
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from surge_dagster.engine.encoder.speed import Call, Speed
 from surge_dagster.engine.encoder.worker.backends import hash_tokens
@@ -31,6 +30,7 @@ from surge_dagster.engine.sources.partition import (
     read_rows,
     refuse_repeated_id,
 )
+from surge_dagster.engine.support.values import value_lengths
 
 _GROUPS = 64
 _GROUP_ROWS = 128  # of neighbors that are read together; a larger partition is a group of its own
@@ -105,7 +105,7 @@ def token_counter(space: Space, speed: Speed) -> tuple[CountTokens, bool]:
         prompt_bytes = len(space.prompt.encode())
 
         def count_hashed(texts: pa.Array) -> np.ndarray:
-            return np.minimum(hash_tokens(text_sizes(texts) + prompt_bytes), space.max_length)
+            return np.minimum(hash_tokens(value_lengths(texts) + prompt_bytes), space.max_length)
 
         return count_hashed, True
 
@@ -117,7 +117,7 @@ def token_counter(space: Space, speed: Speed) -> tuple[CountTokens, bool]:
 
 def tokens_by_bytes(speed: Speed) -> CountTokens:
     """Return what gives texts as many tokens per byte as those of earlier runs had."""
-    return lambda texts: text_sizes(texts) * speed.tokens_per_single_byte
+    return lambda texts: value_lengths(texts) * speed.tokens_per_single_byte
 
 
 def sample_catalog(
@@ -325,7 +325,7 @@ def _to_tokenize(texts: pa.Array, share: float) -> np.ndarray:
     """Return the places of texts to tokenize, at equal distances."""
     if not len(texts):
         return np.zeros(0, int)
-    mean_bytes = max(1.0, text_sizes(texts).mean())
+    mean_bytes = max(1.0, value_lengths(texts).mean())
     most = int(min(_TOKENIZED_TEXTS, _TOKENIZED_BYTES / mean_bytes) * share)
     return np.linspace(0, len(texts) - 1, min(len(texts), max(1, most))).astype(int)
 
@@ -363,8 +363,3 @@ def _as_call(read: Sequence[_GroupSample], weights: np.ndarray) -> Call:
         text_bytes += weight * count * sample.text_bytes / max(1, sample.rows)
         tokens += weight * sample.distinct * sample.tokens
     return Call(texts, text_bytes, tokens, 0.0, equal_texts)
-
-
-def text_sizes(texts: pa.Array) -> np.ndarray:
-    """Return the bytes of each text."""
-    return pc.binary_length(texts).to_numpy(zero_copy_only=False)  # pyright: ignore[reportAttributeAccessIssue]
