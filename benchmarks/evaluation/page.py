@@ -58,15 +58,19 @@ def _measured(document: Document) -> Iterator[str]:
 
 
 def _aims(document: Document) -> Iterator[str]:
-    """Yield the table of aims, without those that need a larger catalog than was measured."""
-    yield from head("aim", "target", "measured", "")
+    """Yield the table of aims, without those that need a larger catalog than was measured.
+
+    A missed one is in bold.
+    """
+    yield from head("aim", "target", "measured")
     for aim in aims(rows_of(document)):
         if aim.measured is None and aim.note:
             continue
         sign = "≥" if aim.at_least else "≤"
-        measured = "" if aim.measured is None else f"{aim.measured:.4g}"
-        verdict = {True: "met", False: "**missed**", None: "not measured here"}[aim.met]
-        yield line(aim.name, f"{sign} {aim.target:g}", measured, verdict)
+        measured = "not here" if aim.measured is None else f"{aim.measured:.4g}"
+        if aim.met is False:
+            measured = f"**{measured}**"
+        yield line(aim.name, f"{sign} {aim.target:g}", measured)
 
 
 _OTHERS: dict[str, Callable[[Document], Iterator[str]]] = {

@@ -16,7 +16,6 @@ TEXTS = 10_000_000
 PARTITIONS = 4_000
 B_MIN = 100_000
 MEAN_SIZE = TEXTS / PARTITIONS
-PRICE_PER_HOUR = 7.30  # of the node with four L4
 
 Values = Mapping[str, float]
 

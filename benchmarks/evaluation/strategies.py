@@ -228,7 +228,6 @@ def _figures(strategy: str, case: Case, meter: Meter, store: SlowStore) -> Docum
         - wall_seconds: from a pool that is ready to the last file.
         - exposed: seconds in which files were written and nothing was encoded, before the last call
           ended.
-        - tail: seconds after the last call.
     """
     texts = sum(meter.call_texts)
     assert texts == case.texts
@@ -251,7 +250,6 @@ def _figures(strategy: str, case: Case, meter: Meter, store: SlowStore) -> Docum
         "b_max": case.thresholds.b_max or 0,
         "wall_seconds": wall_seconds,
         "exposed": max(0.0, exposed_seconds - tail_seconds),
-        "tail": tail_seconds,
     }
 
 

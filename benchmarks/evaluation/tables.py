@@ -1,8 +1,7 @@
 """The tables of the page: what was measured, with the paper's value in italics behind it.
 
 Each function takes the document's rows by experiment and yields lines of Markdown; `TABLES` has all
-of them with the experiments that they need. Some follow from the cost model: theorem 1 and the
-decision table.
+of them with the experiments that they need. Theorem 1 follows from the cost model.
 """
 
 from __future__ import annotations
@@ -13,14 +12,8 @@ from typing import Any
 
 from benchmarks.evaluation import published
 from benchmarks.evaluation.scales import SEED
-from benchmarks.synthetic import LOG_SIGMA, partition_sizes
-from surge_dagster.engine.plan.cost_model import (
-    CostConstants,
-    recommend,
-    small_share,
-    speedup,
-    variation,
-)
+from benchmarks.synthetic import partition_sizes
+from surge_dagster.engine.plan.cost_model import CostConstants, speedup, variation
 
 Row = dict[str, Any]
 Rows = Mapping[str, Sequence[Row]]
@@ -100,31 +93,14 @@ def calls(rows: Rows) -> Iterator[str]:
 
 
 def end_to_end(rows: Rows) -> Iterator[str]:
-    def priced(values: Mapping[str, Any]) -> Row:
-        dollars = published.PRICE_PER_HOUR / 3_600 * 1e6  # section 5.11
-        return {**values, "price": dollars / values["throughput"]}
-
-    theirs = {name: priced(values) for name, values in published.END_TO_END.items()}
-    yield from _compared(
-        map(priced, rows["end_to_end"]),
-        theirs,
-        _THROUGHPUT,
-        _MEMORY,
-        _TTFO,
-        ("exposed I/O, s", "exposed", ".2f"),
-        ("after the last call, s", "tail", ".2f"),
-        ("$ per million texts", "price", ".2f"),
-    )
+    exposed: Column = ("exposed I/O, s", "exposed", ".2f")
+    columns = (_THROUGHPUT, _MEMORY, _TTFO, exposed)
+    yield from _compared(rows["end_to_end"], published.END_TO_END, *columns)
 
 
 def packing(rows: Rows) -> Iterator[str]:
     ours = named(rows, "packing", "1.72").values()
     yield from _compared(ours, published.PACKING, _THROUGHPUT, _MEMORY, _TTFO)
-
-
-def bound(rows: Rows) -> Iterator[str]:
-    columns = (("largest call", "largest", ",d"), ("B_max", "b_max", ",d"))
-    yield from _compared(rows["bound"], {}, *columns)
 
 
 def ablation(rows: Rows) -> Iterator[str]:
@@ -150,9 +126,13 @@ def models(rows: Rows) -> Iterator[str]:
 
 
 def real_models(rows: Rows) -> Iterator[str]:
-    ours = [row | {"name": f"{row['group']}: {row['name']}"} for row in rows["real_models"]]
-    columns = (("texts", "texts", ",d"), _THROUGHPUT, ("first output, s", "ttfo", ".2f"))
-    yield from _compared(ours, {}, *columns)
+    """Yield a row per way to run, with the texts per second of each model."""
+    ways: dict[str, Row] = {}
+    for row in rows["real_models"]:
+        way = ways.setdefault(row["name"], {"name": row["name"]})
+        way[row["group"]] = row["throughput"]
+    columns = [(model, model, ",.0f") for model in ("minilm", "bge-base", "e5-large")]
+    yield from _compared(ways.values(), {}, *columns)
 
 
 def sigmas(rows: Rows) -> Iterator[str]:
@@ -178,25 +158,11 @@ def profiles(rows: Rows) -> Iterator[str]:
     ours = []
     for profile in published.PROFILES:
         runs = named(rows, "profiles", profile)
-        sync = runs["sync"]
-        surge = runs["async"]
-        ours.append(
-            {
-                "name": profile,
-                "sync": sync["throughput"],
-                "async": surge["throughput"],
-                "gain": surge["throughput"] / sync["throughput"] - 1,
-                "exposed_sync": sync["exposed"],
-                "exposed": surge["exposed"],
-            }
-        )
-    columns = (
-        ("sync", "sync", ",.0f"),
-        ("async", "async", ",.0f"),
-        ("gain", "gain", "+.1%"),
-        ("exposed I/O, s: sync", "exposed_sync", ".2f"),
-        ("async", "exposed", ".2f"),
-    )
+        sync = runs["sync"]["throughput"]
+        surge = runs["async"]["throughput"]
+        gain = surge / sync - 1
+        ours.append({"name": profile, "sync": sync, "async": surge, "gain": gain})
+    columns = (("sync", "sync", ",.0f"), ("async", "async", ",.0f"), ("gain", "gain", "+.1%"))
     yield from _compared(ours, published.PROFILES, *columns, heading="store")
 
 
@@ -256,28 +222,10 @@ def failures(rows: Rows) -> Iterator[str]:
     yield from _compared(rows["failures"], {}, *columns, heading="failure")
 
 
-def decisions(rows: Rows) -> Iterator[str]:
-    """Yield table 11 on the paper's six workloads, from their own constants and sizes."""
-    yield from head("workload", "phi", "CV", "verdict")
-    for sigma in map(float, published.SIGMAS):
-        sizes = partition_sizes(published.TEXTS, published.PARTITIONS, sigma)
-        for name, (costs, *_) in _THEOREM.items():
-            if sigma == LOG_SIGMA or name == "MiniLM, 2 workers":
-                phi = small_share(sizes, costs.break_even_texts)
-                cv = variation(sizes)
-                yield line(
-                    f"{name}, sigma {sigma}",
-                    f"{phi:.2f}",
-                    f"{cv:.2f}",
-                    recommend(phi, cv),
-                )
-
-
 _OF_EXPERIMENTS = (
     calls,
     end_to_end,
     packing,
-    bound,
     ablation,
     models,
     real_models,
@@ -290,7 +238,6 @@ _OF_EXPERIMENTS = (
 # Each with the experiments that it needs.
 TABLES: dict[str, tuple[Callable[[Rows], Iterator[str]], tuple[str, ...]]] = {
     "theorem": (theorem, ()),
-    "decisions": (decisions, ()),
     "sigmas": (sigmas, ("packing",)),
     **{table.__name__: (table, (table.__name__,)) for table in _OF_EXPERIMENTS},
 }
