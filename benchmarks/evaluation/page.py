@@ -54,7 +54,8 @@ def _measured(document: Document) -> Iterator[str]:
         when = f"`{experiment['scale']}`, {experiment['date']}"
         together.setdefault(when, []).append(name.replace("_", " "))
     for when, names in together.items():
-        yield f"- {when}: {', '.join(names)}"
+        experiments = "every experiment" if len(together) == 1 else ", ".join(names)
+        yield f"- {when}: {experiments}"
 
 
 def _aims(document: Document) -> Iterator[str]:

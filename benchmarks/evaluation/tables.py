@@ -100,7 +100,7 @@ def end_to_end(rows: Rows) -> Iterator[str]:
 
 def packing(rows: Rows) -> Iterator[str]:
     ours = named(rows, "packing", "1.72").values()
-    yield from _compared(ours, published.PACKING, _THROUGHPUT, _MEMORY, _TTFO)
+    yield from _compared(ours, published.PACKING, _THROUGHPUT, _TTFO)
 
 
 def ablation(rows: Rows) -> Iterator[str]:
@@ -109,7 +109,7 @@ def ablation(rows: Rows) -> Iterator[str]:
     for row in others:
         ours.append(row | {"change": row["throughput"] / full["throughput"] - 1})
     change: Column = ("change", "change", "+.1%")
-    yield from _compared(ours, published.ABLATION, _THROUGHPUT, change, _MEMORY, _TTFO)
+    yield from _compared(ours, published.ABLATION, _THROUGHPUT, change, _MEMORY)
 
 
 def models(rows: Rows) -> Iterator[str]:
@@ -122,7 +122,7 @@ def models(rows: Rows) -> Iterator[str]:
         pbp = named(rows, "models", row["group"])["PBP"]
         gain = row["throughput"] / pbp["throughput"]
         ours.append(row | {"name": f"{row['group']} {row['name']}", "gain": gain})
-    yield from _compared(ours, theirs, _THROUGHPUT, _MEMORY, _TTFO, ("gain", "gain", ".2f"))
+    yield from _compared(ours, theirs, _THROUGHPUT, _TTFO, ("gain", "gain", ".2f"))
 
 
 def real_models(rows: Rows) -> Iterator[str]:
@@ -149,7 +149,6 @@ def sigmas(rows: Rows) -> Iterator[str]:
         ("PBP", "pbp", ",.0f"),
         ("SURGE", "throughput", ",.0f"),
         ("gain", "speedup", ".2f"),
-        _MEMORY,
     )
     yield from _compared(ours, published.SIGMAS, *columns, heading="sigma")
 
@@ -167,7 +166,7 @@ def profiles(rows: Rows) -> Iterator[str]:
 
 
 def thresholds(rows: Rows) -> Iterator[str]:
-    columns = (_THROUGHPUT, _TTFO, _MEMORY)
+    columns = (_THROUGHPUT, _TTFO)
     yield from _compared(rows["thresholds"], published.THRESHOLDS, *columns, heading="B_min")
 
 
