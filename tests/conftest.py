@@ -89,6 +89,7 @@ _OF_MODELS = {
     "tests/engine/encoder/test_vectors.py",
     "tests/engine/encoder/test_zoo.py",
     "tests/engine/inference/test_converted_models.py",
+    "tests/engine/inference/test_joined_products.py",
     "tests/engine/inference/test_packed_backend.py",
     "tests/engine/inference/test_pass_loop.py",
     "tests/engine/inference/test_torch_backend.py",

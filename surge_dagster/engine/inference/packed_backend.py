@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from surge_dagster.engine.encoder.worker.parity import reference_vectors
 from surge_dagster.engine.encoder.worker.tokenization import TextTokenizer, TokenizerFacts, Tokens
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.inference.device import Device, Mark, open_device
+from surge_dagster.engine.inference.joined_products import join_products
 from surge_dagster.engine.inference.packed_attention import PACKED_ATTENTION, has_varlen_attention
 from surge_dagster.engine.inference.packing import CELL, LONGEST_IN_CELLS, Pack, pack_texts
 from surge_dagster.engine.inference.token_backend import RunPass, TokenBackend
@@ -50,7 +52,23 @@ POOLING_MODES = ("cls", "lasttoken", "max", "mean", "mean_sqrt_len_tokens", "wei
 _FEATURES = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "apart"})
 
 
-def load_packed(space: Space, settings: BackendSettings) -> PackedBackend:
+@dataclass(frozen=True, slots=True)
+class PackedOptions:
+    """How passes are computed; benchmarks compare them.
+
+    Attributes:
+        is_compiled: fuse the kernels of the model's layers, which are compiled once for all
+            lengths. Where that fails they are computed as they are.
+        has_joined_products: compute query, key and value in one product.
+    """
+
+    is_compiled: bool = True
+    has_joined_products: bool = True
+
+
+def load_packed(
+    space: Space, settings: BackendSettings, options: PackedOptions = PackedOptions()
+) -> PackedBackend:
     """Raises ConfigError for a model whose texts cannot be packed."""
     if settings.device != "cpu" and not has_varlen_attention():
         raise ConfigError(f"packed passes need a newer torch than {torch.__version__}")
@@ -59,18 +77,13 @@ def load_packed(space: Space, settings: BackendSettings) -> PackedBackend:
     facts = tokenizer_facts(model, space)
     if facts is None:
         raise ConfigError("packed passes need a model with plain tokens")
-    return PackedBackend(
-        space, settings, model, facts, device, is_compiled=settings.device != "cpu"
-    )
+    if settings.device == "cpu":
+        options = replace(options, is_compiled=False)
+    return PackedBackend(space, settings, model, facts, device, options)
 
 
 class PackedBackend(TokenBackend):
-    """Computes vectors in packed passes.
-
-    Args:
-        is_compiled: fuse the kernels of the model's layers, which are compiled once for all
-            lengths. Where that fails they are computed as they are.
-    """
+    """Computes vectors in packed passes."""
 
     name = "packed"
 
@@ -81,8 +94,7 @@ class PackedBackend(TokenBackend):
         model: SentenceTransformer,
         facts: TokenizerFacts,
         device: Device,
-        *,
-        is_compiled: bool,
+        options: PackedOptions,
     ) -> None:
         self._space = space
         self._model = model
@@ -90,6 +102,9 @@ class PackedBackend(TokenBackend):
         # What the model gives for no token at all: such a text has no place in a pass.
         self._of_empty_text = device.upload(reference_vectors(model, space, ["", "a"])[0])
         self._position_offset = _take_packed_texts(model)
+        if options.has_joined_products:
+            join_products(model)
+            device.free_memory()
         self._prompt_length = facts.prompt_length or 0
         self._pad_id = facts.pad_id
         self._queued: deque[Mark] = deque()  # behind each pass and each portion
@@ -106,7 +121,7 @@ class PackedBackend(TokenBackend):
             self._try()
         except NotImplementedError:
             self._has_cells = False
-        fused = is_compiled and self._compile_layers()
+        fused = options.is_compiled and self._compile_layers()
         self.detail = f"torch {torch.__version__}, packed{' and compiled' if fused else ''}"
 
     def forward(self, prepared: Tokens, rows: Rows, progress: Progress) -> Costs:

@@ -58,20 +58,16 @@ def _loaded(
     """The backend, on the CPU unless another device is given, its space, and sentence-transformers'
     own vectors."""
     from surge_dagster.engine.inference.device import Device
-    from surge_dagster.engine.inference.packed_backend import PackedBackend
+    from surge_dagster.engine.inference.packed_backend import PackedBackend, PackedOptions
 
     space = EncodingSpec(str(folder)).resolve()
     model = load_model(space, _settings())
     expected = reference_vectors(model, space, texts())
     facts = tokenizer_facts(model, space)
     assert facts is not None
-    return (
-        PackedBackend(
-            space, _settings(), model, facts, device or Device(), is_compiled=is_compiled
-        ),
-        space,
-        expected,
-    )
+    options = PackedOptions(is_compiled=is_compiled)
+    backend = PackedBackend(space, _settings(), model, facts, device or Device(), options)
+    return backend, space, expected
 
 
 def test_model_comes_to_its_device_in_the_precision_that_it_has_there(
