@@ -192,6 +192,8 @@ class _DagsterReporter:
 
 def removed_keys(listing: Listing) -> list[str]:
     """Return the partition keys of Dagster that the source no longer lists."""
+    unlisted = [key for key in listing.catalogued.registered if key not in listing.partitions]
+    if not unlisted:
+        return []
     listed = listing.catalog_keys
-    registered = listing.catalogued.registered
-    return [key for key in registered if is_removed(from_partition_key(key), listed)]
+    return [key for key in unlisted if is_removed(from_partition_key(key), listed)]

@@ -89,6 +89,9 @@ def concerns(
 def held_by_active_runs(names: CatalogNames, instance: dg.DagsterInstance) -> Held:
     """Return the partitions that active runs may touch."""
     runs = [run for run in active_runs(instance) if embeds(names, instance, run)]
+    if not runs:
+        return Held(set(), ())
+
     registered = dict.fromkeys(instance.get_dynamic_partitions(names.partitions_name))
     held: set[str] = set()
     holders_of_all: list[str] = []

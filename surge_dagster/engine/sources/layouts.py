@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.sources.file_read import SourceFile
@@ -26,17 +27,13 @@ _LEVEL = re.compile(r"([^/=]+)=([^/]*)", re.DOTALL)
 _decoded = lru_cache(maxsize=1 << 16)(decode_key)  # each listing decodes the same names
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(NamedTuple):  # a listing makes and compares tens of thousands of them
     """What the names of a file say: for each level a column's name, and its value as written."""
 
     scope: str
-    levels: tuple[tuple[str, str], ...]
+    names: tuple[str, ...]
+    values: tuple[str, ...]
     begin: str = ""  # of names in the scope
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(name for name, _ in self.levels)
 
 
 @dataclass(slots=True)
@@ -68,7 +65,7 @@ def grouped(files: Sequence[SourceFile], pattern: NamePattern | None, url: str) 
     if not expected:
         if pattern is None:
             _require_loose(files, url)
-        places = [_Place(file.relative, (("", _stem(file)),)) for file in files]
+        places = [_Place(file.relative, ("",), (_stem(file),)) for file in files]
         expected = ("",)
     groups: dict[str, FileGroup] = {}
     for file, place in zip(files, places, strict=True):
@@ -83,22 +80,24 @@ def _stem(file: SourceFile) -> str:
 
 def _place(file: SourceFile, pattern: NamePattern | None) -> _Place:
     if pattern is not None and pattern.names:
-        scope, begin, names = pattern.names_in(file.relative)
-        return _Place(scope, tuple(names.items()), begin)
+        scope, begin, named = pattern.names_in(file.relative)
+        return _Place(scope, tuple(named), tuple(named.values()), begin)
     parts = file.relative.split("/")
     folders = parts if file.refusal else parts[:-1]  # a refused link may be a folder
     scope = file.relative
-    levels: list[tuple[str, str]] = []
+    names: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
     for number, part in enumerate(folders, 1):
         if (match := _LEVEL.fullmatch(part)) is not None:
-            levels.append((match[1], match[2]))
+            names += (match[1],)
+            values += (match[2],)
             scope = "/".join(parts[:number])
-    return _Place(scope, tuple(levels))
+    return _Place(scope, names, values)
 
 
 def _usual_names(places: Sequence[_Place]) -> tuple[str, ...]:
     """Return the levels that most folders have; none if files are not in such folders."""
-    scopes = {place.scope: place.names for place in places if place.levels}
+    scopes = {place.scope: place.names for place in places if place.names}
     if not scopes:
         return ()
     return Counter(scopes.values()).most_common(1)[0][0]
@@ -126,11 +125,11 @@ def _group(place: _Place, expected: tuple[str, ...], file: SourceFile) -> FileGr
         remedy = "Move it to such folders, or out of the source."
         return FileGroup(printable(file.relative), refusal=(reason, remedy))
     values: dict[str, str] = {}
-    for name, written in place.levels:
+    for name, written in zip(place.names, place.values, strict=True):
         try:
             value = _decoded(written)
         except ValueError as error:
-            key = "/".join(printable(each) for _, each in place.levels) or place.scope
+            key = "/".join(map(printable, place.values)) or place.scope
             remedy = "Rename it: percent-encode the key's UTF-8 bytes."
             return FileGroup(key, refusal=(str(error), remedy))
         if value is None and len(expected) == 1:
