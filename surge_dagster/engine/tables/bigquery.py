@@ -152,7 +152,8 @@ class BigQueryCatalog:
 
     def _listing_query(self) -> str:
         row = f"TO_JSON_STRING(STRUCT({self._columns}))"
-        version = f"FORMAT('%016x', BIT_XOR(FARM_FINGERPRINT({row})))"
+        # Their sum: with BIT_XOR, two equal rows would count as none.
+        version = f"CAST(SUM(CAST(FARM_FINGERPRINT({row}) AS NUMERIC)) AS STRING)"
         if self._updated_at:
             version = f"CAST(MAX({_quoted(self._updated_at)}) AS STRING)"
         return (
@@ -291,8 +292,10 @@ class _Rows:
         self._storage = storage
         self._sql = sql
         self._columns = selection.columns
-        self._id = selection.id
         self._sets_aside = selection.bad_rows == "set_aside"
+        self._order = [selection.id]
+        if self._sets_aside:  # so that the same one of rows with one id is kept each time
+            self._order = list(dict.fromkeys((selection.id, *selection.text_columns)))
         self._held: dict[str, pa.Table] = {}  # of the last session, by key
         self._result: Any = None  # of the query, which bills all rows: made for the first session
 
@@ -301,7 +304,7 @@ class _Rows:
         listed = self.listed[place]
         if listed.bytes > _SESSION_BYTES:
             of_key = f"SELECT * FROM ({self._sql})\nWHERE {_filter([listed])}"
-            result = self._run(f"{of_key}\nORDER BY {_quoted(self._id)}")
+            result = self._run(f"{of_key}\nORDER BY {', '.join(map(_quoted, self._order))}")
             yield from self._read(result, self._columns)
             return
         # Kept until the next session: a repeated id makes the engine read a partition again.
@@ -327,11 +330,12 @@ class _Rows:
             raise TransientError("BigQuery returned no rows: the source was changed. Run again.")
         table = pa.Table.from_batches(batches)
         try:
-            table = table.sort_by([("surge_key", "ascending"), (self._id, "ascending")])
+            table = table.sort_by([(name, "ascending") for name in ("surge_key", *self._order)])
         except pa.ArrowException as error:
+            types = [f"the column {name!r} has type {table[name].type}" for name in self._order]
             raise ConfigError(
-                f"rows cannot be sorted by their id: the column {self._id!r} has type "
-                f"{table[self._id].type}. Name a column of strings or integers with the setting id."
+                f"rows cannot be sorted: {' and '.join(types)}. Name a column of strings or "
+                "integers with the setting id, and plain columns with text."
             ) from error
 
         held = {listed.key: table.slice(0, 0) for listed in wanted}

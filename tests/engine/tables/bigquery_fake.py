@@ -16,7 +16,9 @@ import time
 from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
+from functools import reduce
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from operator import add, xor
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -220,7 +222,9 @@ class FakeBigQuery:
         listed: list[dict[str, Any]] = []
         for key, rows in found.items():
             texts = [json.dumps([row[name] for name in columns]) for row in rows]
-            version = f"{hash(tuple(sorted(texts))) & (2**63 - 1):016x}"
+            fingerprints = map(hash, texts)
+            combine = xor if "BIT_XOR(FARM_FINGERPRINT(" in sql else add
+            version = str(reduce(combine, fingerprints))
             if newest:
                 version = str(max(row[newest[1]] for row in rows))
             size = sum(map(len, texts))
@@ -236,8 +240,11 @@ class FakeBigQuery:
 
     def _all_rows(self, sql: str) -> pa.Table:
         table = self._keyed(sql)
-        ordered = re.search(r"\nWHERE (.*)\nORDER BY `(\w+)`$", sql)
-        return _filtered(table, ordered[1]).sort_by(ordered[2]) if ordered else table
+        ordered = re.search(r"\nWHERE (.*)\nORDER BY `(.*)`$", sql)
+        if ordered is None:
+            return table
+        columns = ordered[2].split("`, `")
+        return _filtered(table, ordered[1]).sort_by([(name, "ascending") for name in columns])
 
 
 def _filtered(table: pa.Table, condition: str) -> pa.Table:

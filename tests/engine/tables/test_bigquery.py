@@ -100,6 +100,22 @@ def test_a_partition_larger_than_a_session_is_sorted_and_streamed(
     assert rows_of(found["b"]) == CATALOG["b"]
 
 
+@pytest.mark.parametrize("session_bytes", [1, module._SESSION_BYTES], ids=["streamed", "held"])
+def test_the_same_row_of_a_repeated_id_is_kept_each_time(
+    service: Service, monkeypatch: pytest.MonkeyPatch, session_bytes: int
+) -> None:
+    monkeypatch.setattr(module, "_SESSION_BYTES", session_bytes)
+    rows = table_of({"a": [("1", "second"), ("1", "first"), ("2", "third")]})
+    kept: list[list[tuple[object, str]]] = []
+
+    for order in ([0, 1, 2], [2, 1, 0]):
+        service.fake.replace(rows.take(order))
+        [partition] = service.open(selection=Selection(bad_rows="set_aside"))
+        kept.append(rows_of(partition))
+
+    assert kept == [[("1", "first"), ("2", "third")]] * 2
+
+
 def test_an_ended_session_is_transient_and_a_new_reading_opens_another(service: Service) -> None:
     [first, *_] = service.open()
     service.fake.refused["ReadRows"] = (
@@ -161,6 +177,18 @@ def test_version_moves_with_the_rows_of_a_modified_table(
     assert listed["ß"].current_source_version() == listed["ß"].source_version
     assert len(service.fake.queries) == queries + 1
     assert versions(source)["ß"] == listed["ß"].source_version
+
+
+def test_version_moves_with_a_row_that_the_table_has_twice(service: Service) -> None:
+    selection = Selection(bad_rows="set_aside")
+    twice = [("1", "a text"), ("1", "a text"), ("2", "the other row")]
+    service.fake.replace(table_of({"a": twice}))
+    before = versions(service.open(selection=selection))
+
+    changed = [("1", "another text"), ("1", "another text"), ("2", "the other row")]
+    service.fake.replace(table_of({"a": changed}))
+
+    assert versions(service.open(selection=selection)) != before
 
 
 def test_a_table_is_listed_by_a_query_only_after_it_was_modified(service: Service) -> None:
