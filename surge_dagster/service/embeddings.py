@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 from fastapi import APIRouter
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, to_json
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -38,6 +38,7 @@ MAX_TEXTS = 2048
 _LARGE_REQUEST = 4 * 1024
 _PIECE_NUMBERS = 16 * 1024
 _READ_SECONDS = 1.0
+_ITEM = '{"object":"embedding","index":%d,"embedding":%s}'  # the JSON of an `Embedding`
 T = TypeVar("T")
 
 
@@ -183,9 +184,11 @@ def embedding_json(frame: str, vectors: np.ndarray, encoding_format: str | None)
     for start in range(0, len(vectors), rows):
         piece = list[str]()
         for index, row in enumerate(np.ascontiguousarray(vectors[start : start + rows], "<f4")):
-            embedding = b64encode(row).decode() if encoding_format == "base64" else row.tolist()
-            item = Embedding.model_construct(index=start + index, embedding=embedding)
-            piece.append(item.model_dump_json())
+            if encoding_format == "base64":
+                embedding = f'"{b64encode(row).decode()}"'
+            else:
+                embedding = to_json(row.tolist()).decode()
+            piece.append(_ITEM % (start + index, embedding))
         yield ("," if start else "") + ",".join(piece)
     yield f"]{end}"
 

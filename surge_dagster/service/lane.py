@@ -31,6 +31,7 @@ from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 import numpy as np
@@ -161,7 +162,9 @@ class TextTokens:
             return TokenizedTexts(contents, tokens, truncated)
 
         found = self._tokenizer.encode(texts)
-        contents = [ids.tobytes() for ids in np.split(found.ids, found.offsets[1:-1])]
+        ids = found.ids.tobytes()
+        borders = (found.ids.itemsize * found.offsets).tolist()
+        contents = [ids[start:stop] for start, stop in pairwise(borders)]
         return TokenizedTexts(contents, np.maximum(found.lengths, 1), found.truncated)
 
 
@@ -249,6 +252,7 @@ class Lane:
         self._changed = threading.Condition()
         self._queue = deque[_QueuedText]()
         self._pass: list[_QueuedText] = []  # under way
+        self._tokens_under_way = 0
         self._arena: Arena | None = None
         self._is_closing = False
         self._is_stopping = False
@@ -354,7 +358,7 @@ class Lane:
 
     def expected_seconds(self, tokens: int = 0) -> float:
         """Return the seconds until all unanswered texts, and so many tokens more, are answered."""
-        unanswered = self.waiting_tokens + sum(entry.tokens for entry in self._pass)
+        unanswered = self.waiting_tokens + self._tokens_under_way
         return (unanswered + tokens) / self._tokens_per_second
 
     def start(self) -> None:
@@ -398,6 +402,7 @@ class Lane:
         """Take the texts of a pass as soon as there are some; returns False at the end."""
         with self._changed:
             self._pass = []
+            self._tokens_under_way = 0
             while not self._pass and not self._is_stopping:
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._queue or self._is_stopping)
@@ -412,6 +417,7 @@ class Lane:
                 if self._pass and entry.tokens > room:
                     return
                 self._pass.append(entry)
+                self._tokens_under_way += entry.tokens
                 room -= entry.tokens
             self._queue.popleft()
             self.waiting_tokens -= entry.tokens
@@ -455,7 +461,7 @@ class Lane:
             self.promise = self.promise.measured(median(self._full_rates))
         # A small pass says only whether the device is slower than a full pass. The rate stays below
         # the promise's, since bulk work may begin at any time.
-        tokens = max(sum(entry.tokens for entry in self._pass), self.promise.pass_tokens)
+        tokens = max(self._tokens_under_way, self.promise.pass_tokens)
         rate = min(tokens / max(seconds, 1e-9), self.promise.tokens_per_second)
         self._tokens_per_second += _NEWEST_SHARE * (rate - self._tokens_per_second)
 
@@ -491,6 +497,7 @@ class Lane:
         with self._changed:
             entries = [*self._pass, *self._queue]
             self._pass = []
+            self._tokens_under_way = 0
             self._queue.clear()
             self.waiting_tokens = 0
         for entry in entries:

@@ -10,8 +10,8 @@ more tokens than the model reads. Other tokenizers may look anywhere. Their long
 one at a time, since each takes many times its size.
 
 For the same reason a word has the same ids in every text of BERT's kind, and a catalog has few
-different words: each is tokenized once (`WordCache`). Arrow cuts all texts of a portion into words.
-On one core this takes a fifth of the library's time.
+different words: each is tokenized once (`WordCache`). Arrow cuts the texts of a portion into words,
+if they are not only a few. On one core this takes a fifth of the library's time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import json
 import re
 import string
 from dataclasses import dataclass
-from itertools import chain, compress, pairwise
+from itertools import chain, compress, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,9 @@ _LONG_CHARACTERS = 64 * 1024
 # Of longer texts the library reads only as much as the model does.
 _LONGEST_PLAIN_TEXT = 2_000
 _MOST_WORDS = 50_000
+# Arrow's calls take 50 µs for any number of texts, and the cutting of one in Python 2 to 6 µs. Of
+# more texts it would keep the interpreter's other threads waiting.
+_FEW_TEXTS = 16
 _PUNCTUATION = f"([{re.escape(string.punctuation)}])"
 # Texts that tokenizers treat apart. The tokens of these are on record in each space.json: do not
 # change them.
@@ -208,6 +211,7 @@ class WordCache:
         self._tokenizer.no_truncation()
         self._lowers = bool(document["normalizer"].get("lowercase"))
         self._ids: dict[str, list[int]] = {}
+        self._punctuation = re.compile(_PUNCTUATION)
         added = {token["content"][0] for token in document.get("added_tokens") or []}
         plain = {chr(code) for code in range(32, 127)} | set("\t\n\r")
         letters = re.escape("".join(sorted(plain - added)))
@@ -220,6 +224,8 @@ class WordCache:
         """Return the ids of the words of each text, which are plain, without special tokens."""
         if self._lowers:
             texts = [text.lower() for text in texts]
+        if len(texts) <= _FEW_TEXTS:
+            return self._ids_of_few(texts)
         column = pa.array(texts, pa.large_string())
         spaced = compute.replace_substring_regex(column, pattern=_PUNCTUATION, replacement=r" \1 ")
         words = compute.ascii_split_whitespace(spaced)
@@ -230,6 +236,12 @@ class WordCache:
         borders = of_words.offsets.to_numpy()[words.offsets.to_numpy()]
         flat = of_words.flatten().to_numpy().tolist()
         return [flat[start:stop] for start, stop in pairwise(borders.tolist())]
+
+    def _ids_of_few(self, texts: list[str]) -> list[list[int]]:
+        spaced = [self._punctuation.sub(r" \1 ", text) for text in texts]
+        words = [text.split() for text in spaced]
+        ids = iter(self._ids_of_words(list(chain.from_iterable(words))))
+        return [list(chain.from_iterable(islice(ids, len(of_text)))) for of_text in words]
 
     def _ids_of_words(self, words: list[str]) -> list[list[int]]:
         known = self._ids
