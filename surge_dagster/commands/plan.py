@@ -75,8 +75,9 @@ def plan(
     deadline_seconds = None if deadline is None else _seconds(deadline)
     prices = settings.prices()
     texts_per_minute = None
-    if settings.encoder_requests_per_minute is not None:
-        texts_per_minute = settings.encoder_requests_per_minute * settings.encoder_batch
+    endpoint = settings.endpoint()
+    if endpoint is not None and endpoint.requests_per_minute is not None:
+        texts_per_minute = endpoint.requests_per_minute * endpoint.most_texts
     goals = Goals(prices, deadline_seconds, settings.encoder_tokens_per_minute, texts_per_minute)
     source = settings.open_source()
     if texts_per_second is None:

@@ -49,7 +49,9 @@ class EndpointSettings(BaseModel):
     encoder_concurrency: int = Field(
         8, ge=1, le=1_000, description="most requests under way to the server"
     )
-    encoder_batch: int = Field(256, ge=1, description="most texts of a request")
+    encoder_batch: int = Field(
+        256, ge=2, description="most inputs of a request; one of them identifies the model"
+    )
     encoder_tokens: int = Field(100_000, ge=1, description="most tokens of a request")
     encoder_requests_per_minute: float | None = Field(
         None, gt=0, description="most requests per minute (unset: no limit)"

@@ -318,11 +318,12 @@ PRICES = ("--price-per-million-tokens", 1_000_000)
 def test_plan_and_run_say_what_tokens_cost(surge: Command, server: FaultServer) -> None:
     surge.write("a", 200)
     embed = ("catalog", "out", "--model", MODEL, "--encoder-url", server.url, *PRICES)
-    tokens = sum(len(f"a number {row}") for row in range(200))
+    texts = [f"a number {row}" for row in range(200)]
 
     planned = surge.json("plan", *embed)
     report = surge.json("embed", *embed)
 
+    tokens = server.tokens_of(texts)
     assert planned["cost"] == pytest.approx(tokens, rel=0.05)
     assert report["cost"] == tokens
     assert report["price_per_million_tokens"] == 1_000_000
@@ -333,14 +334,12 @@ def test_max_cost_ends_a_run_before_it_is_passed(surge: Command, server: FaultSe
         surge.write(key, 200)
     options = ("--model", MODEL, "--encoder-url", server.url, *PRICES, "--max-cost", 9_000)
     bounds = ("--b-min", 200, "--first-b-min", 200, "--b-max", 400)
-    server.encoded.clear()
 
     error = surge.error("embed", "catalog", "out", *options, *bounds, expected=1)
 
     assert "max_cost is 9000" in error
     assert "are left" in error
-    sent = sum(len(text) * count for text, count in server.encoded.items() if "number" in text)
-    assert sent <= 9_000
+    assert server.tokens_of([text for text in server.encoded if "number" in text]) <= 9_000
 
 
 def test_max_cost_is_not_passed_by_denser_texts(surge: Command, server: FaultServer) -> None:
@@ -356,7 +355,7 @@ def test_max_cost_is_not_passed_by_denser_texts(surge: Command, server: FaultSer
 
     rows = {text: count for text, count in server.encoded.items() if text[-1].isdigit()}
     assert set(rows.values()) == {1}
-    assert 11_900 < sum(map(len, rows)) <= 12_000
+    assert 11_900 < server.tokens_of(rows) <= 12_000
 
 
 def test_plan_says_that_a_run_will_reach_max_cost(surge: Command, server: FaultServer) -> None:

@@ -90,22 +90,22 @@ def test_run_check_shows_what_the_tokens_cost(bench: Workbench, server: FaultSer
 
     ran = bench.refresh()
 
-    tokens = sum(len(text) for _, text in numbered_rows("a", 5))
+    tokens = server.tokens_of([text for _, text in numbered_rows("a", 5)])
     assert ran.checks()[NAMES.run_check.name].metadata["cost"].value == tokens
 
 
 def test_max_cost_fails_the_run_without_a_retry(bench: Workbench, server: FaultServer) -> None:
-    bench.settings |= {"price_per_million_tokens": 1_000_000, "max_cost": 500}
+    bench.settings |= {"price_per_million_tokens": 1_000_000, "max_cost": 5_000}
     for key in "abcd":
-        bench.write(key, 20)
+        bench.write(key, 200)
 
     ran = bench.refresh()
 
     assert not ran.success
-    assert "max_cost is 500" in _failure_of(ran)
+    assert "max_cost is 5000" in _failure_of(ran)
     assert _tags_of(ran)[RETRY_TAG] == "false"
-    texts = {text for key in "abcd" for _, text in numbered_rows(key, 20)}
-    assert 400 < sum(len(text) * server.encoded[text] for text in texts) <= 500
+    texts = {text for key in "abcd" for _, text in numbered_rows(key, 200)}
+    assert 4_500 < server.tokens_of(texts) <= 5_000
 
 
 def test_catalog_check_cuts_documents_with_the_tokenizer(

@@ -179,7 +179,8 @@ class EncoderPool:
             return self._facts
 
     def _start_workers(self) -> PoolFacts:
-        space = asdict(replace(self.space, probes=()))  # they are too long for a message
+        probes = self.space.probes[:1]  # all of them are too long for a message
+        space = asdict(replace(self.space, probes=probes))
         message = {"op": "load", "space": space, "backend": self._backend}
         environment = self._choice.environment | self._of_endpoint()
         seats = list[WorkerSeat]()
@@ -247,7 +248,7 @@ class EncoderPool:
             limits: dict[str, int] = {}
             if self._endpoint is not None:
                 limits["most_words"] = _MOST_WORDS_OF_ENDPOINT
-                limits["texts_at_once"] = self._endpoint.concurrency * self._endpoint.batch
+                limits["texts_at_once"] = self._endpoint.concurrency * self._endpoint.most_texts
             self._speeds = SpeedRecord(self.calibration, devices, self.workers, **limits)
         self._speed = self._speeds.measure(self._time, anew=anew)
         return self._speed

@@ -186,7 +186,7 @@ class EndpointClient:
             return _Trouble(f"no answer within {seconds:g} s", is_suspicious=True)
         except httpx.TransportError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                raise self._end(self._untrusted(error)) from None
+                raise self.end(self._untrusted(error)) from None
             return _Trouble(f"{type(error).__name__}: {error}")
         except httpx.DecodingError as error:
             raise UnusableAnswer(f"the answer cannot be decompressed: {error}") from None
@@ -224,7 +224,7 @@ class EndpointClient:
         if response.has_redirect_location:
             place = shown(response.headers["Location"].encode(), self._key)
             reason = f"HTTP {status}: it has moved to {place}"
-        raise self._end(
+        raise self.end(
             ConfigError(
                 f"the encoder at {self._endpoint.url} refuses requests for {self.model!r} "
                 f"({reason}). Check encoder_url, model, and the key that encoder_api_key_env names."
@@ -258,7 +258,7 @@ class EndpointClient:
             self._failing_since = now
         patience = self._endpoint.patience_seconds
         if now + seconds - self._failing_since > patience:
-            raise self._end(
+            raise self.end(
                 EndpointDown(
                     f"the encoder at {self._endpoint.url} has encoded nothing for "
                     f"{now - self._failing_since:.0f} s and would be tried again in {seconds:g} s; "
@@ -275,8 +275,8 @@ class EndpointClient:
                 patience,
             )
 
-    def _end(self, error: Exception) -> Exception:
-        """Let no further request be sent."""
+    def end(self, error: Exception) -> Exception:
+        """Let no further request be sent; return the first error for which that was so."""
         self._ended = self._ended or error
         return self._ended
 

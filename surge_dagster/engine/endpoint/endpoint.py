@@ -63,6 +63,11 @@ class Endpoint:
         return {"fields": json.loads(self.fields), "query_fields": json.loads(self.query_fields)}
 
     @property
+    def most_texts(self) -> int:
+        """Texts of a request at most: one of its inputs is a probe."""
+        return max(1, self.batch - 1)
+
+    @property
     def host(self) -> str:
         """The server for people, without the path."""
         return self.url.partition("://")[2].partition("/")[0]

@@ -1,8 +1,10 @@
 """Probes: five texts whose vectors identify the model behind an endpoint.
 
 The weights of a server cannot be hashed. So a space records the vectors of these texts, and each
-start encodes them again. Servers and devices differ in the last bits; another model, another
-version or another pooling gives a cosine far below the limit.
+start encodes them again. The first of them is also an input of each request of a run: so each
+answer shows by itself which model gave it, whenever the server changes and however many servers
+share a URL. Servers and devices differ in the last bits; another model, another version or another
+pooling gives a cosine far below the limit.
 """
 
 from __future__ import annotations

@@ -2,9 +2,12 @@
 
 A portion is cut into requests of consecutive texts, and as many requests as the endpoint allows
 are under way; those of the next portion follow before the last ones of this one are answered. A
-request that the server refuses is cut in two until a single text is left. That text has no vector,
-its reason is in `Rows.refused`, and it is not sent again. If both halves are accepted, the request
-was too large, and later ones are no larger than a half.
+request that the server refuses is halved until a single text is left. That text has no vector,
+its reason is in `Rows.refused`, and it is not sent again. If all of its parts are accepted, the
+request was too large, and later ones are no larger than a half.
+
+The last input of each request is a probe (`probes.py`): an answer of another model ends the run
+before a vector of it is used.
 
 Each answer is reported to the pool at once: of a lost worker only the requests under way are sent
 again.
@@ -32,14 +35,15 @@ from surge_dagster.engine.encoder.worker.backends import (
     Rows,
 )
 from surge_dagster.engine.encoder.worker.tokenization import load_tokenizer
-from surge_dagster.engine.endpoint.answers import Answer, UnusableAnswer
+from surge_dagster.engine.endpoint.answers import UnusableAnswer
 from surge_dagster.engine.endpoint.client import (
     SUSPICIOUS_TRIES,
     EndpointClient,
     InputsRefused,
     token_bucket,
 )
-from surge_dagster.engine.errors import EndpointDown
+from surge_dagster.engine.endpoint.probes import written_probes
+from surge_dagster.engine.errors import ConfigError, EndpointDown
 from surge_dagster.engine.model.spec import Space
 
 # Refused texts of a portion: with more of them, and than accepted ones, texts are not the cause.
@@ -73,11 +77,13 @@ class HttpBackend:
         endpoint = space.requested.endpoint
         assert endpoint is not None
         self.detail = f"{space.requested.model} at {endpoint.host}"
-        self.portion_texts = endpoint.concurrency * endpoint.batch
         self._url = endpoint.url
         self._space = space
-        self._most_inputs = endpoint.batch
+        probe = space.carried_probe
+        self._probes = [] if probe is None else [probe]
+        self._most_texts = endpoint.most_texts
         self._most_tokens = token_bucket(endpoint)
+        self.portion_texts = endpoint.concurrency * self._most_texts
         self._tokenizer = None
         if endpoint.tokenizer is not None:
             self._tokenizer = load_tokenizer(space)
@@ -140,19 +146,26 @@ class HttpBackend:
         """Return the tokens of each text, exact or as many per byte as in the last answer."""
         if prepared.tokens is not None:
             return prepared.tokens
-        sizes = np.array([len(text.encode()) for text in prepared.texts])
+        return self._estimated(prepared.texts)
+
+    def _estimated(self, texts: list[str]) -> np.ndarray:
+        sizes = np.array([len(text.encode()) for text in texts], np.int64)
         return np.ceil(sizes * self._tokens_per_byte).astype(np.int64) + 1
+
+    @property
+    def _probe_tokens(self) -> int:
+        return int(self._estimated(self._probes).sum())
 
     def _requests(self, tokens: np.ndarray) -> Iterator[tuple[int, int]]:
         """Yield the texts, from one to before another, of each request."""
         start = 0
-        total = 0
+        total = self._probe_tokens
         for place, count in enumerate(tokens.tolist()):
-            is_full = place - start >= self._most_inputs or total + count > self._most_tokens
+            is_full = place - start >= self._most_texts or total + count > self._most_tokens
             if is_full and place > start:
                 yield start, place
                 start = place
-                total = 0
+                total = self._probe_tokens
             total += count
         yield start, len(tokens)
 
@@ -168,14 +181,16 @@ class HttpBackend:
     async def _send_halves(self, portion: _Portion, start: int, stop: int) -> bool:
         """Encode texts that were refused together; return whether all of them are accepted.
 
+        Of an odd number, one text goes by itself: with the probe, a half has half of the inputs.
         If the server failed over the first half, the second one shows whether it works.
         """
         if stop - start == 1:
             return False
-        middle = (start + stop + 1) // 2
+        size = (stop - start) // 2
         are_accepted = True
         postponed: list[tuple[int, int]] = []
-        for first, last in ((start, middle), (middle, stop)):
+        for first in range(start, stop, size):
+            last = min(first + size, stop)
             tries = SUSPICIOUS_TRIES if last - first == 1 else 1
             refusal = await self._refusal(portion, first, last, tries)
             if refusal is not None and refusal.is_suspicious:
@@ -184,8 +199,8 @@ class HttpBackend:
                 are_accepted &= await self._send_halves(portion, first, last)
         for first, last in postponed:
             are_accepted &= await self._send_halves(portion, first, last)
-        if are_accepted and stop - start <= self._most_inputs:
-            self._most_inputs = middle - start
+        if are_accepted and stop - start <= self._most_texts:
+            self._most_texts = size
         return are_accepted
 
     async def _refusal(
@@ -195,13 +210,15 @@ class HttpBackend:
 
         Raises:
             EndpointDown: the answer does not match the request, so that no other can be trusted.
+            ConfigError: it is that of another model.
         """
-        if stop - start > self._most_inputs:  # which was more when the portion was cut
+        if stop - start > self._most_texts:  # which was more when the portion was cut
             return InputsRefused("too many texts")
-        tokens = int(portion.tokens[start:stop].sum())
-        texts = portion.texts[start:stop]
+        tokens = int(portion.tokens[start:stop].sum()) + self._probe_tokens
+        inputs = portion.texts[start:stop] + self._probes
         try:
-            answer = await self._client.embed(texts, tokens, self._space.dimension, most_tries)
+            answer = await self._client.embed(inputs, tokens, self._space.dimension, most_tries)
+            self._require_same_model(answer.vectors[stop - start :])
         except InputsRefused as refusal:
             if stop - start == 1:
                 portion.refuse(start, str(refusal))
@@ -211,11 +228,36 @@ class HttpBackend:
                 f"the encoder at {self._url} gave an answer that cannot be used: {error}. The "
                 "texts are not the cause. What is published stays; run again when the server works."
             ) from None
-        self._take(portion, start, stop, answer)
+        if answer.tokens is not None:
+            tokens = answer.tokens
+            self._tokens_per_byte = tokens / max(1, sum(len(text.encode()) for text in inputs))
+        self._take(portion, start, stop, answer.vectors[: stop - start], tokens)
         return None
 
-    def _take(self, portion: _Portion, start: int, stop: int, answer: Answer) -> None:
-        vectors = answer.vectors
+    def _require_same_model(self, probes: np.ndarray) -> None:
+        """Let nothing be sent after an answer with other vectors of the probe than on record.
+
+        Raises:
+            UnusableAnswer: its vector has no direction.
+            ConfigError: the answer is that of another model.
+        """
+        if not np.isfinite(probes).all():
+            raise UnusableAnswer("the vector of a probe is not finite")
+        try:
+            self._space.require_probes(written_probes(probes))
+        except ConfigError as error:
+            raise self._client.end(
+                ConfigError(
+                    f"{error} The answer came from {self._url} during a run, and none of its "
+                    "vectors is kept; what is published is of the former model. If several servers "
+                    "share this URL, give them one model; if a vector depends on the other texts "
+                    "of its request, as after dynamic quantization, serve the model without it."
+                )
+            ) from None
+
+    def _take(
+        self, portion: _Portion, start: int, stop: int, vectors: np.ndarray, tokens: int
+    ) -> None:
         if self._space.normalize:
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
             lengths[np.abs(lengths - 1) < _ROUNDING] = 1
@@ -223,11 +265,6 @@ class HttpBackend:
                 vectors = vectors / np.maximum(lengths, 1e-12)
         portion.rows.matrix[portion.rows.places[start:stop]] = vectors
 
-        tokens = int(portion.tokens[start:stop].sum())
-        if answer.tokens is not None:
-            tokens = answer.tokens
-            size = sum(len(text.encode()) for text in portion.texts[start:stop])
-            self._tokens_per_byte = tokens / max(1, size)
         portion.accepted += stop - start
         portion.used_tokens += tokens
         portion.rows.report(start, stop, tokens, "")

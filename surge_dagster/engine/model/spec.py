@@ -21,6 +21,7 @@ import numpy as np
 from surge_dagster.engine.endpoint.endpoint import Endpoint, endpoint_from_json
 from surge_dagster.engine.endpoint.probes import (
     LOWEST_PROBE_COSINE,
+    PROBE_TEXTS,
     lowest_probe_cosine,
     probe_endpoint,
     written_probes,
@@ -351,10 +352,14 @@ class Space:
 
     def require_probes(self, found: Sequence[str]) -> None:
         """Raise `ConfigError` if a model behind HTTP gives other vectors than when the space was
-        begun."""
+        begun.
+
+        Args:
+            found: vectors of the probes, or of the first ones, as `written_probes` gives them.
+        """
         if not self.probes or not found:
             return
-        cosine = lowest_probe_cosine(self.probes, found)
+        cosine = lowest_probe_cosine(self.probes[: len(found)], found)
         if cosine < LOWEST_PROBE_COSINE:
             raise ConfigError(
                 f"the endpoint's model has changed: {self.requested.model!r} gives a probe another "
@@ -362,6 +367,17 @@ class Space:
                 f"{LOWEST_PROBE_COSINE}). Go back to the model's former version, or write to "
                 "another output."
             )
+
+    @property
+    def carried_probe(self) -> str | None:
+        """The last input of each request to a model behind HTTP, whose vector is the first of
+        `probes`; None for a local model, and for queries with fields of their own."""
+        endpoint = self.requested.endpoint
+        if endpoint is None:
+            return None
+        if self.task == "query" and endpoint.query_fields != endpoint.fields:
+            return None
+        return self.document_prompt + PROBE_TEXTS[0]
 
     @property
     def is_http(self) -> bool:

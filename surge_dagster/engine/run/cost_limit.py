@@ -1,10 +1,10 @@
 """CostLimit: ends a run before its tokens cost more than they may.
 
 The tokens of a text are known when it is answered. Before that it counts with a bound: a token for
-each of its bytes and those of the prompt, and a few around them. That is several times too much, so
-near the limit the texts of a SuperBatch are sent in parts: what the answer to a part has left is
-for the next one. A server that puts a prompt of its own before each text may exceed the bound until
-its first answer.
+each of its bytes and of those that are sent with it, and a few around them. That is several times
+too much, so near the limit the texts of a SuperBatch are sent in parts: what the answer to a part
+has left is for the next one. A server that puts a prompt of its own before each text may exceed the
+bound until its first answer.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class CostLimit:
 
     Args:
         max_cost: what all tokens of the run may cost, in the currency of the price.
-        prompt_bytes: bytes that are sent with each text.
+        added_bytes: bytes that are sent with a text at most: its prompt and a probe.
     """
 
-    def __init__(self, price_per_million_tokens: float, max_cost: float, prompt_bytes: int) -> None:
+    def __init__(self, price_per_million_tokens: float, max_cost: float, added_bytes: int) -> None:
         self._price = price_per_million_tokens / 1e6
         self._max_cost = max_cost
-        self._bytes_around_text = prompt_bytes + _TOKENS_AROUND_TEXT
+        self._bytes_around_text = added_bytes + _TOKENS_AROUND_TEXT
         self._bound_per_byte = 1.0
         self._spent = 0
         self._bytes_under_way = 0

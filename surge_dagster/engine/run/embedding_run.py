@@ -358,7 +358,9 @@ class EmbeddingRun:
         price = self.prices.per_million_tokens
         if price is None or self.prices.max_cost is None:
             return None
-        return CostLimit(price, self.prices.max_cost, len(self.pool.space.prompt.encode()))
+        space = self.pool.space
+        added = space.prompt + (space.carried_probe or "")  # a text may have a request of its own
+        return CostLimit(price, self.prices.max_cost, len(added.encode()))
 
     def _describe_space(self) -> None:
         self.report.space = self.space.name

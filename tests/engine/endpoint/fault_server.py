@@ -11,7 +11,7 @@ import base64
 import socket
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,11 +24,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from surge_dagster.engine.encoder.worker.backends import hash_vectors
+from surge_dagster.engine.endpoint.probes import PROBE_TEXTS
 
 MODEL = "hash-model"
 REFUSED = "never accepted"
 NOT_FINITE = "not finite"
 TOO_SHORT = "too short"
+OTHER_MODEL = "other model"
+PROBE_OF_REQUESTS = PROBE_TEXTS[0]
 
 
 @dataclass(slots=True)
@@ -36,12 +39,12 @@ class FaultServer:
     """The state of a server; tests change it between requests.
 
     Attributes:
-        faults: of the next requests: None, a status, "reset", "fewer", "garbage", "shuffled", or
-            "held", which is answered when `lasting_fault` is another one.
+        faults: of the next requests: None, a status, "reset", "fewer", "garbage", "shuffled",
+            `OTHER_MODEL`, or "held", which is answered when `lasting_fault` is another one.
         lasting_fault: of all requests after those.
         retry_after: the header of 429 and 503.
         seed: of the model; another one is another model.
-        encoded: how often each input was answered with 200.
+        encoded: how often each input was answered with 200, without the probes of requests.
         bodies: of all requests.
         most_under_way: requests at the same time.
         held_until: no request is answered before so many are under way.
@@ -65,6 +68,11 @@ class FaultServer:
 
     def vectors(self, texts: list[str]) -> np.ndarray:
         return hash_vectors([self.seed + text for text in texts], self.dimension)
+
+    def tokens_of(self, texts: Collection[str]) -> int:
+        """The tokens of all requests that have one of these texts, with their probes."""
+        inputs = [body["input"] for body in self.bodies if body["input"][0] in texts]
+        return sum(len(text) for request in inputs for text in request)
 
     async def answer(self, request: Request) -> Response:
         self.under_way += 1
@@ -98,14 +106,17 @@ class FaultServer:
         if refused or len(texts) > self.most_inputs:
             message = f"an input cannot be encoded: {refused[:1]}"
             return JSONResponse({"error": {"message": message}}, 400)
-        self.encoded.update(texts)
+        self.encoded.update(without_probe(texts))
         if fault == "garbage":
             return Response(b"<html>", 200)
         return JSONResponse(self._document(texts, body.get("dimensions"), fault))
 
     def _document(self, texts: list[str], dimensions: int | None, fault: str | None) -> Any:
         data: list[dict[str, Any]] = []
-        for index, vector in enumerate(self.vectors(texts)[:, :dimensions]):
+        vectors = self.vectors(texts)
+        if fault == OTHER_MODEL:
+            vectors = self.vectors([f"other {text}" for text in texts])
+        for index, vector in enumerate(vectors[:, :dimensions]):
             if NOT_FINITE in texts[index]:
                 vector = np.full_like(vector, np.nan)
             if TOO_SHORT in texts[index]:
@@ -121,6 +132,11 @@ class FaultServer:
             tokens = sum(map(len, texts))
             document["usage"] = {"prompt_tokens": tokens, "total_tokens": tokens}
         return document
+
+
+def without_probe(inputs: list[str]) -> list[str]:
+    """Return the inputs of a request without the probe, which is the last one of those of a run."""
+    return inputs[:-1] if inputs[-1].endswith(PROBE_OF_REQUESTS) else inputs
 
 
 @contextmanager

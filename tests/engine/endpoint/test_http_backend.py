@@ -24,10 +24,13 @@ from surge_dagster.engine.inference.http_backend import HttpBackend
 from surge_dagster.engine.model.spec import EncodingSpec, Space
 from tests.engine.endpoint.fault_server import (
     MODEL,
+    OTHER_MODEL,
+    PROBE_OF_REQUESTS,
     REFUSED,
     TOO_SHORT,
     FaultServer,
     fault_server,
+    without_probe,
 )
 from tests.engine.endpoint.virtual_loop import VirtualLoop
 
@@ -77,7 +80,8 @@ def test_each_row_gets_the_vector_of_its_text(server: FaultServer) -> None:
     assert np.array_equal(matrix, server.vectors(texts))
     assert rows.refused == {}
     assert not rows.truncated.any()
-    assert costs.tokens == sum(map(len, texts))
+    requests = len(server.bodies)
+    assert costs.tokens == sum(map(len, texts)) + requests * len(PROBE_OF_REQUESTS)
     assert set(server.encoded.values()) == {1}
 
 
@@ -95,7 +99,7 @@ def test_time_of_portions_under_way_together_counts_once(server: FaultServer) ->
 
 
 def test_no_more_requests_are_under_way_than_allowed(server: FaultServer) -> None:
-    space = _space(server, {"batch": 8, "concurrency": 3})
+    space = _space(server, {"batch": 9, "concurrency": 3})
 
     with fault_server(held_until=3) as holding:
         _encoded(_at(space, holding), _texts(400))
@@ -110,8 +114,9 @@ def test_request_has_at_most_the_tokens_of_the_setting(server: FaultServer) -> N
     _encoded(_space(server, {"tokens": 200}), texts)
 
     requests = [body["input"] for body in server.bodies]
-    assert sorted(chain.from_iterable(requests)) == sorted(texts)
-    assert all(len(request) == 1 or sum(map(len, request)) <= 400 for request in requests)
+    own = [without_probe(request) for request in requests]
+    assert sorted(chain.from_iterable(own)) == sorted(texts)
+    assert all(len(request) == 2 or sum(map(len, request)) <= 400 for request in requests)
 
 
 def test_prompt_and_fields_are_those_of_the_task(server: FaultServer) -> None:
@@ -123,8 +128,8 @@ def test_prompt_and_fields_are_those_of_the_task(server: FaultServer) -> None:
     _encoded(space, ["red"])
     _encoded(replace(space, task="query"), ["red"])
 
-    sent = [(body["input"], body["input_type"]) for body in server.bodies]
-    assert sent == [(["doc: red"], "search_document"), (["query: red"], "search_query")]
+    sent = [(body["input"][0], body["input_type"]) for body in server.bodies]
+    assert sent == [("doc: red", "search_document"), ("query: red", "search_query")]
 
 
 def test_refused_text_is_named_and_all_others_are_encoded(server: FaultServer) -> None:
@@ -259,7 +264,8 @@ def test_text_that_fails_the_server_stops_the_others_for_seconds(
 
 
 def _vectors_of(texts: list[str]) -> httpx.Response:
-    data = [{"index": place, "embedding": [1.0] * 16} for place in range(len(texts))]
+    vectors = FaultServer().vectors(texts).tolist()
+    data = [{"index": place, "embedding": vector} for place, vector in enumerate(vectors)]
     return httpx.Response(200, json={"data": data})
 
 
@@ -303,7 +309,7 @@ def test_tokens_are_estimated_for_a_server_that_does_not_count(server: FaultServ
 
     _, _, costs = _encoded(_space(server), ["x" * 100])
 
-    assert costs.tokens == 51
+    assert costs.tokens == 51 + len(PROBE_OF_REQUESTS) // 2 + 1
 
 
 def test_tokenizer_counts_tokens_and_marks_longer_texts(
@@ -315,9 +321,87 @@ def test_tokenizer_counts_tokens_and_marks_longer_texts(
     _, rows, costs = _encoded(_space(server, endpoint, max_length=8), ["red hat", "red " * 20])
 
     assert rows.truncated.tolist() == [0, 1]
-    assert costs.tokens == 4 + 8
+    assert costs.tokens == 4 + 8 + len(PROBE_OF_REQUESTS) // 2 + 1
 
 
 def test_missing_tokenizer_is_named(server: FaultServer) -> None:
     with pytest.raises(ConfigError, match=r"expected a tokenizer\.json, or a folder with one"):
         _encoded(_space(server, {"tokenizer": "/not/there"}), ["red"])
+
+
+def test_each_request_ends_with_a_probe_under_the_prompt_of_documents(server: FaultServer) -> None:
+    space = _space(server, {"batch": 10}, document_prompt="doc: ", query_prompt="query: ")
+
+    _encoded(space, _texts(30))
+    _encoded(replace(space, task="query"), _texts(1))
+
+    assert {body["input"][-1] for body in server.bodies} == {f"doc: {PROBE_OF_REQUESTS}"}
+    assert [len(body["input"]) for body in server.bodies] == [10, 10, 10, 4, 2]
+
+
+def test_queries_with_fields_of_their_own_have_no_probe(server: FaultServer) -> None:
+    fields = json_fields({"input_type": "search_query"})
+    space = _space(server, {"query_fields": fields})
+
+    _encoded(replace(space, task="query"), ["red"])
+
+    assert [body["input"] for body in server.bodies] == [["red"]]
+
+
+@pytest.mark.parametrize("answered", [0, 1, 7])
+def test_answer_of_another_model_is_not_used_and_nothing_is_sent_after_it(
+    server: FaultServer, answered: int
+) -> None:
+    space = _space(server, {"batch": 10, "concurrency": 1})
+    texts = _texts(200)
+    matrix = np.full((200, 16), 9, np.float32)
+    rows = Rows.of_all(matrix, np.empty(200, np.uint8))
+    backend = HttpBackend(space, SETTINGS)
+    server.faults.extend([None] * answered)
+    server.lasting_fault = OTHER_MODEL
+
+    with pytest.raises(ConfigError, match="the endpoint's model has changed") as raised:
+        backend.forward(backend.prepare(texts), rows, lambda: None)
+
+    encoded = 9 * answered
+    assert np.array_equal(matrix[:encoded], server.vectors(texts[:encoded]))
+    assert (matrix[encoded:] == 9).all()
+    assert len(server.bodies) == answered + 1
+    assert f"from {server.url} during a run, and none of its vectors is kept" in str(raised.value)
+
+
+def test_one_of_two_servers_behind_a_url_with_another_model_is_found(server: FaultServer) -> None:
+    space = _space(server, {"batch": 10, "concurrency": 4})
+    server.faults.extend([None, None, OTHER_MODEL])
+
+    with pytest.raises(ConfigError, match="If several servers share this URL"):
+        _encoded(space, _texts(200))
+
+
+def test_answers_that_differ_in_the_last_bits_are_of_the_same_model(
+    server: FaultServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = _space(server)
+    exact = FaultServer.vectors
+    monkeypatch.setattr(FaultServer, "vectors", lambda *texts: exact(*texts) + 0.002)
+
+    _, rows, _ = _encoded(space, _texts(10))
+
+    assert rows.refused == {}
+
+
+def test_probe_that_is_not_finite_is_a_fault_of_the_server(
+    server: FaultServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = _space(server)
+    exact = FaultServer.vectors
+    monkeypatch.setattr(FaultServer, "vectors", lambda *texts: exact(*texts) * np.nan)
+
+    with pytest.raises(EndpointDown, match="the vector of a probe is not finite"):
+        _encoded(space, _texts(10))
+
+
+def test_request_of_one_text_still_has_a_probe(server: FaultServer) -> None:
+    _encoded(_space(server, {"batch": 1}), ["red", "blue"])
+
+    assert [len(body["input"]) for body in server.bodies] == [2, 2]

@@ -27,7 +27,7 @@ B_MAX = 200
 
 
 def test_20_killed_workers_cost_no_row(server: FaultServer, tmp_path: Path) -> None:
-    endpoint = Endpoint(url=server.url, batch=10, concurrency=4)
+    endpoint = Endpoint(url=server.url, batch=11, concurrency=4)
     catalog = numbered_catalog([60] * (KILLS + 5))
     kills = 0
 
@@ -72,6 +72,6 @@ def test_20_killed_runs_send_again_at_most_what_was_in_flight(
 
 def _start(server: FaultServer, folder: Path) -> subprocess.Popen[bytes]:
     bounds = ["--b-min", "100", "--first-b-min", "100", "--b-max", str(B_MAX)]
-    requests = ["--encoder-url", server.url, "--encoder-batch", "20", "--encoder-concurrency", "2"]
+    requests = ["--encoder-url", server.url, "--encoder-batch", "21", "--encoder-concurrency", "2"]
     command = [sys.executable, "-m", "surge_dagster", "embed", "catalog", "out", "--quiet"]
     return subprocess.Popen([*command, "--model", MODEL, *requests, *bounds], cwd=folder)

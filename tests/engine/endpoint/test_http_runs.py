@@ -19,7 +19,16 @@ from surge_dagster.engine.errors import ConfigError, EndpointDown, MaxCostReache
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run.report import Prices
 from surge_dagster.engine.support.waiting import in_background
-from tests.engine.endpoint.fault_server import MODEL, NOT_FINITE, REFUSED, FaultServer, fault_server
+from tests.engine.endpoint.fault_server import (
+    MODEL,
+    NOT_FINITE,
+    OTHER_MODEL,
+    PROBE_OF_REQUESTS,
+    REFUSED,
+    FaultServer,
+    fault_server,
+    without_probe,
+)
 from tests.engine.runs import Output, failures, in_memory, receipts
 from tests.small_catalogs import numbered_catalog, numbered_rows
 from tests.waiting import until
@@ -35,7 +44,7 @@ def new_pool() -> Iterator[MakePool]:
     pools: list[EncoderPool] = []
 
     def make(server: FaultServer, **endpoint: Any) -> EncoderPool:
-        settings = {"batch": 10, "concurrency": 4, "patience_seconds": 20.0} | endpoint
+        settings = {"batch": 11, "concurrency": 4, "patience_seconds": 20.0} | endpoint
         spec = EncodingSpec(MODEL, endpoint=Endpoint(url=server.url, **settings))
         pools.append(EncoderPool(spec))
         return pools[-1]
@@ -86,7 +95,7 @@ def test_refused_text_fails_only_its_partition_and_is_named(
     assert "the encoder gave no vector for its text (HTTP 400" in failure.reason
     assert {receipt.key for receipt in receipts(events)} == {keys[0], keys[2]}
     assert max(server.encoded.values()) == 1
-    asked_alone = [body for body in server.bodies if body["input"] == [REFUSED]]
+    asked_alone = [body for body in server.bodies if without_probe(body["input"]) == [REFUSED]]
     assert len(asked_alone) == 1
 
 
@@ -129,7 +138,7 @@ def test_wrong_count_ends_the_run_and_refuses_no_partition(
     pool = _started(new_pool(server, concurrency=1), server)
     server.faults.extend([None, "fewer"])
 
-    with pytest.raises(EndpointDown, match="the answer has 9 vectors for 10 inputs"):
+    with pytest.raises(EndpointDown, match="the answer has 10 vectors for 11 inputs"):
         Output(pool, tmp_path / "out").events(in_memory(catalog))
 
     again = Output(_started(new_pool(server), server), tmp_path / "out")
@@ -180,7 +189,7 @@ def test_run_that_reaches_max_cost_inside_a_partition_is_not_paid_for_twice(
     output = Output(_started(new_pool(server), server), tmp_path / "out")
     catalog = numbered_catalog([200])
     [(key, rows)] = catalog.items()
-    tokens = sum(len(text) for _, text in rows)
+    tokens = sum(len(text) for _, text in rows) + 200 / 10 * len(PROBE_OF_REQUESTS)
     prices = Prices(per_million_tokens=1e6, max_cost=0.7 * tokens)
 
     with pytest.raises(MaxCostReached):
@@ -234,7 +243,7 @@ def test_refused_texts_are_set_aside_if_the_settings_say_so(
 
     output.check("a", numbered_rows("a", 30))
     assert run.report.rejected_rows == 1
-    asked_alone = [body for body in server.bodies if body["input"] == [REFUSED]]
+    asked_alone = [body for body in server.bodies if without_probe(body["input"]) == [REFUSED]]
     assert len(asked_alone) == 1
 
 
@@ -261,6 +270,70 @@ def test_changed_model_is_found_before_a_text_is_sent(
             output.events(in_memory(numbered_catalog([5, 5])))
 
         assert other.bodies == []
+
+
+@pytest.mark.parametrize("answered", [0, 1, 9, 30, 40])
+def test_model_that_changes_during_a_run_leaves_no_vector(
+    server: FaultServer, new_pool: MakePool, tmp_path: Path, answered: int
+) -> None:
+    catalog = numbered_catalog([60, 1, 330, 7])
+    output = Output(_started(new_pool(server), server), tmp_path / "out")
+    server.faults.extend([None] * answered)
+    server.lasting_fault = OTHER_MODEL
+
+    with pytest.raises(ConfigError, match="the endpoint's model has changed"):
+        output.events(in_memory(catalog), changes=True)
+
+    content = _all_bytes(tmp_path / "out")
+    texts = [text for rows in catalog.values() for _, text in rows]
+    others = server.vectors([f"other {text}" for text in texts])
+    assert [row for row in others if row.tobytes() in content] == []
+    kept = [row for row in server.vectors(texts) if row.tobytes() in content]
+    assert kept or answered < 9
+    published = output.keys()
+    output.check_all({key: catalog[key] for key in published})
+
+
+def _all_bytes(folder: Path) -> bytes:
+    """All files of an output, staged ones and change files too; vectors are not compressed."""
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+def test_run_goes_on_with_the_former_model_after_a_changed_one(
+    server: FaultServer, new_pool: MakePool, tmp_path: Path
+) -> None:
+    catalog = numbered_catalog([60, 1, 330, 7])
+    output = Output(_started(new_pool(server), server), tmp_path / "out")
+    server.faults.extend([None] * 30)
+    server.lasting_fault = OTHER_MODEL
+    with pytest.raises(ConfigError):
+        output.events(in_memory(catalog))
+    server.lasting_fault = None
+    first = set(server.encoded)
+
+    again = Output(_started(new_pool(server), server), tmp_path / "out")
+    again.embed(in_memory(catalog))
+
+    again.check_all(catalog)
+    assert len(first & set(server.encoded)) < 100
+
+
+def test_worker_that_starts_again_with_another_model_ends_the_run(
+    server: FaultServer, new_pool: MakePool, tmp_path: Path
+) -> None:
+    pool = _started(new_pool(server), server)
+    output = Output(pool, tmp_path / "out")
+    server.faults.extend([None] * 8)
+    server.lasting_fault = "held"
+    run = output.run(in_memory(numbered_catalog([60] * 4)))
+    ended = in_background(lambda: list(run.events()), "consumer")
+    until(lambda: len(server.bodies) == 12 and server.under_way == 4)
+
+    os.kill(pool.worker_pids[0], signal.SIGKILL)
+    server.lasting_fault = OTHER_MODEL
+
+    with pytest.raises(ConfigError, match="the endpoint's model has changed"):
+        ended.result(60)
 
 
 def test_requests_go_through_the_proxy_of_the_environment(
@@ -313,7 +386,8 @@ def test_killed_worker_costs_only_the_requests_under_way(
     texts = {text for rows in catalog.values() for _, text in rows}
     sent = [text for body in server.bodies for text in body["input"] if text in texts]
     assert len(sent) <= len(texts) + 4 * 10
-    assert run.report.costs.tokens == sum(map(len, texts))
+    lost = [text for body in server.bodies[answered : answered + 4] for text in body["input"]]
+    assert run.report.costs.tokens == server.tokens_of(texts) - sum(map(len, lost))
 
 
 def test_later_call_is_sent_while_an_earlier_one_waits(
