@@ -4,9 +4,8 @@
 
 A first start times three calls: a few short texts, many short texts, and long texts. They give the
 three costs, for all workers together. Runs add the calls of their SuperBatches. The newest nine
-give the pace: how many times longer their texts took. Smaller ones before them give the cost of a
-call, with passes that few texts share. Nine calls are enough to follow a machine that changes its
-speed, and medians ignore a single call that was stalled.
+give the pace: how many times longer they took. Nine calls are enough to follow a machine that
+changes its speed, and medians ignore a single call that was stalled.
 
 SuperBatches below a sixteenth of the largest one do not count. Their time is that of a call, and a
 night with few changes must not change the speed of large runs.
@@ -21,7 +20,7 @@ from statistics import median, stdev
 import numpy as np
 
 from surge_dagster.engine.encoder.calibration import Calibration
-from surge_dagster.engine.support.fitting import fit_costs
+from surge_dagster.engine.support.fitting import fit_costs, pace
 
 LEAST_B_MIN = 1_000
 MOST_B_MIN = 100_000
@@ -153,18 +152,17 @@ def speed_of(
     costs = _costs_of_start(few, many, long)
     if texts_at_once is not None:
         costs[1] = max(costs[1], costs[0] / texts_at_once)
-    largest = max((call.texts for call in of_runs), default=0.0)
-    learned = [call for call in of_runs if call.texts >= largest / RAMP][-_NEWEST_CALLS:]
-    if learned:
-        costs = _learned_costs(costs, learned, of_runs)
+    least_texts = _least_texts(of_runs)
+    learned = [call for call in of_runs if call.texts >= least_texts][-_NEWEST_CALLS:]
     counted = learned or [many]
-
-    expected = [float(costs @ _amounts(call)) for call in counted]
-    paces = [call.seconds / seconds for call, seconds in zip(counted, expected, strict=True)]
+    seconds = np.array([call.seconds for call in counted])
+    amounts = np.array([_amounts(call) for call in counted])
     if learned:
+        costs *= pace(seconds, amounts @ costs)
         rate = median(call.texts / max(call.seconds, _LEAST_CALL_SECONDS) for call in learned)
     else:
         rate = 1 / float(costs[1] + costs[2] * _FIRST_TEXT_TOKENS)
+    paces = (seconds / (amounts @ costs)).tolist()
     speed = Speed(
         *costs.tolist(),
         workers=workers,
@@ -175,29 +173,9 @@ def speed_of(
     return speed.of_texts(counted)
 
 
-def _learned_costs(
-    costs: np.ndarray, learned: Sequence[Call], of_runs: Sequence[Call]
-) -> np.ndarray:
-    """Return the costs of the start, changed so that calls of runs take what they took.
-
-    Calls that are small next to these show what a call costs: few texts share few passes.
-    """
-    work = [float(costs[1:] @ _amounts(call)[1:]) for call in learned]
-    paces = [call.seconds / (costs[0] + done) for call, done in zip(learned, work, strict=True)]
-    pace = _weighted_median(paces, work)
-
-    of_call = pace * costs[0]
-    least_texts = median(call.texts for call in learned) / 2
-    small = [call for call in of_runs if call.texts < least_texts][-_NEWEST_CALLS:]
-    if small:
-        left = [call.seconds - pace * float(costs[1:] @ _amounts(call)[1:]) for call in small]
-        of_call = max(of_call, median(left))
-
-    paces = [(call.seconds - of_call) / done for call, done in zip(learned, work, strict=True)]
-    of_work = _weighted_median(paces, work)
-    if of_work <= 0:
-        return pace * costs
-    return np.array([of_call, *(of_work * costs[1:])])
+def _least_texts(calls: Sequence[Call]) -> float:
+    """Return the texts of the smallest call that counts next to these."""
+    return max((call.texts for call in calls), default=0.0) / RAMP
 
 
 def _costs_of_start(few: Call, many: Call, long: Call) -> np.ndarray:
@@ -213,14 +191,6 @@ def _costs_of_start(few: Call, many: Call, long: Call) -> np.ndarray:
 
 def _amounts(call: Call) -> np.ndarray:
     return np.array([1.0, call.texts, call.tokens])
-
-
-def _weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
-    """Return the value in the middle of the weights."""
-    order = np.argsort(values)
-    before = np.cumsum(np.array(weights)[order])
-    middle = np.searchsorted(before, before[-1] / 2)
-    return values[int(order[middle])]
 
 
 def derived_b_min(texts_per_second: float) -> int:
@@ -253,7 +223,6 @@ class SpeedRecord:
         self._most_words = most_words or of_devices
         self._start_name = f"start {devices}"
         self._runs_name = f"runs {devices}"
-        self._small_name = f"small calls of runs {devices}"
         self._start = self._kept(self._start_name)
 
     def measure(self, encode: EncodeTexts, *, anew: bool = False) -> Speed:
@@ -261,22 +230,19 @@ class SpeedRecord:
         if anew or not self._start:
             self._start = time_start(encode, self._most_words)
             start = [astuple(call) for call in self._start]
-            empty = {self._runs_name: [], self._small_name: []}
-            self._calibration.write(**{self._start_name: start}, **empty)
+            self._calibration.write(**{self._start_name: start, self._runs_name: []})
         return self.read()
 
     def learn(self, calls: Sequence[Call]) -> Speed:
-        """Keep the calls of a run: small ones apart, so that many nights with few changes do not
-        push out the large ones."""
-        largest = max([call.texts for call in (*self._kept(self._runs_name), *calls)], default=0)
-        large = [astuple(call) for call in calls if call.texts >= largest / RAMP]
-        small = [astuple(call) for call in calls if call.texts < largest / RAMP]
+        """Keep the calls of a run, without small ones: many nights with few changes must not push
+        out the large ones."""
+        least_texts = _least_texts([*self._kept(self._runs_name), *calls])
+        large = [astuple(call) for call in calls if call.texts >= least_texts]
         self._calibration.observe(self._runs_name, large)
-        self._calibration.observe(self._small_name, small)
         return self.read()
 
     def read(self) -> Speed:
-        of_runs = [*self._kept(self._small_name), *self._kept(self._runs_name)]
+        of_runs = self._kept(self._runs_name)
         return speed_of(self._start, of_runs, self._workers, self._texts_at_once)
 
     def _kept(self, name: str) -> list[Call]:

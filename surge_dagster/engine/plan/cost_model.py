@@ -13,7 +13,7 @@ the aggregator's own rule over the actual sizes instead, and `plan` uses that.
 Sizes are texts unless they say bytes. The paper's rho, which is measured and not planned, is
 `metrics.overlap_ratio`.
 
-Reading and publishing are not in the paper's model: `io_costs` fits what they took in earlier runs.
+Reading and publishing are not in the paper's model: see `io_costs`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,14 @@ import numpy as np
 from surge_dagster.engine.run.report import SuperBatchReport
 from surge_dagster.engine.run.thresholds import Bounds
 from surge_dagster.engine.store.store import Store
-from surge_dagster.engine.support.fitting import fit_costs
+from surge_dagster.engine.support.fitting import pace
 
 CALL_SECONDS = 0.001  # c_ipc of this engine, where it was not measured
+# Seconds that `IoCosts` consist of on 2 cores of AMD Zen 4 with a local disk, 2026-11-29; those of
+# other machines and of buckets are a multiple.
+_READ = np.array([0.8e-3, 1e-6, 5e-6, 5e-9])
+_PUBLISH = np.array([0.01, 1e-3, 2e-9])
+_HOST = np.array([0.04, 0.8e-3])
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +207,7 @@ class IoCosts:
     Attributes:
         read: of a partition, of a row, of a row that keeps its old vector, and of a byte of text.
         publish: of a SuperBatch, of a file and of a byte.
-        host: processor seconds of both, of a partition and of a row.
+        host: processor seconds of both, of a SuperBatch and of a partition.
     """
 
     read: np.ndarray
@@ -211,17 +216,27 @@ class IoCosts:
 
 
 def io_costs(seen: Sequence[Io], vector_bytes: float = 0.0) -> IoCosts:
-    """Fit the costs to what was seen.
+    """Return the usual costs, times the pace of what was seen.
+
+    The SuperBatches of one catalog do not tell the cost of a file from that of a row: with costs
+    from least squares the next catalog's plan was 13 % wrong, and with these 1 %.
 
     Args:
         vector_bytes: of a row.
     """
     rows = np.array([astuple(superbatch) for superbatch in seen], float)
     files, texts, reused, file_bytes, read, publish, host = rows.reshape(-1, len(fields(Io))).T
+    ones = np.ones(len(seen))
     to_read = np.column_stack([files, texts, reused, file_bytes - texts * vector_bytes])
-    to_publish = np.column_stack([np.ones(len(seen)), files, file_bytes])
-    to_do = np.column_stack([files, texts])
-    return IoCosts(fit_costs(to_read, read), fit_costs(to_publish, publish), fit_costs(to_do, host))
+    return IoCosts(
+        read=_paced(_READ, to_read, read),
+        publish=_paced(_PUBLISH, np.column_stack([ones, files, file_bytes]), publish),
+        host=_paced(_HOST, np.column_stack([ones, files]), host),
+    )
+
+
+def _paced(usual: np.ndarray, amounts: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    return usual * pace(seconds, amounts @ usual) if len(seconds) else 0 * usual
 
 
 def io_of(report: SuperBatchReport, vector_bytes: int) -> Io:

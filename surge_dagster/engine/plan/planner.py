@@ -79,7 +79,7 @@ def forecast(flushes: Sequence[Flush], costs: RunCosts) -> Forecast:
 
     read = np.column_stack([partitions, texts, reused, text_bytes]) @ costs.io.read
     encode = speed.seconds(new_texts * (1 - speed.equal_share), tokens)
-    encode += np.minimum(encode, costs.core_share * _host_seconds(partitions, texts, costs.io))
+    encode += np.minimum(encode, costs.core_share * _host_seconds(partitions, costs.io))
     publish = np.column_stack([np.ones(len(flushes)), partitions, file_bytes]) @ costs.io.publish
 
     ready = 0.0
@@ -105,10 +105,10 @@ def forecast(flushes: Sequence[Flush], costs: RunCosts) -> Forecast:
     )
 
 
-def _host_seconds(partitions: np.ndarray, texts: np.ndarray, io: IoCosts) -> np.ndarray:
+def _host_seconds(partitions: np.ndarray, io: IoCosts) -> np.ndarray:
     """Return the processor seconds of the run's own process while each SuperBatch is encoded: of
     reading the next one and of publishing the one before, each about half of all its work."""
-    host = np.column_stack([partitions, texts]) @ io.host
+    host = np.column_stack([np.ones(len(partitions)), partitions]) @ io.host
     around = np.concatenate([[0.0], host, [0.0]])
     return (around[:-2] + around[2:]) / 2
 

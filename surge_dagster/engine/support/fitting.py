@@ -1,4 +1,4 @@
-"""Costs per unit that explain measured seconds."""
+"""Costs per unit, and a pace, that explain measured seconds."""
 
 from __future__ import annotations
 
@@ -26,3 +26,15 @@ def fit_costs(amounts: np.ndarray, seconds: np.ndarray) -> np.ndarray:
             break
         is_used[np.flatnonzero(is_used)[found.argmin()]] = False
     return costs
+
+
+def pace(seconds: np.ndarray, expected: np.ndarray) -> float:
+    """Return how many times longer than expected most of the expected seconds took.
+
+    A single measurement that was stalled does not change it.
+    """
+    ratios = seconds / expected
+    order = np.argsort(ratios)
+    before = np.cumsum(expected[order])
+    middle = np.searchsorted(before, before[-1] / 2)
+    return float(ratios[order[middle]])

@@ -119,17 +119,6 @@ def test_large_superbatches_outweigh_small_ones() -> None:
     assert seconds == pytest.approx(call(20_000).seconds)
 
 
-def test_small_superbatches_show_what_a_call_costs() -> None:
-    """Few texts share few passes, so that the first SuperBatches of a run take longer per text."""
-    of_runs = [replace(call(texts), seconds=call(texts).seconds + 0.2) for texts in (500, 900)]
-    of_runs += [call(8_000)] * 9
-
-    speed = speed_of(START, of_runs)
-
-    assert speed.call_seconds == pytest.approx(C_IPC + 0.2, rel=0.01)
-    assert speed.seconds(8_000.0, 96_000.0) == pytest.approx(call(8_000).seconds)
-
-
 def test_mean_length_is_that_of_the_texts_of_runs() -> None:
     speed = speed_of(START, [call(2_000, 40)])
 

@@ -230,28 +230,28 @@ def test_publishing_does_not_count_the_wait_for_the_superbatch_before() -> None:
     assert io_of(SOME, 64).file_bytes == 4_700 + 6_400
 
 
-def test_costs_of_files_rows_and_bytes_are_told_apart() -> None:
-    shapes = [
-        (1, 700, 0, 1e6),
-        (50, 700, 300, 1e6),
-        (10, 40_000, 40_000, 5e7),
-        (200, 9_000, 0, 2e7),
-    ]
-    seen = [
-        Io(
-            *(files, texts, reused, size),
-            read_seconds=4e-3 * files + 1e-6 * texts + 5e-6 * reused + 2e-9 * (size - 10 * texts),
-            publish_seconds=0.02 + 2e-3 * files,
-            host_seconds=1e-3 * files + 2e-6 * texts,
-        )
-        for files, texts, reused, size in shapes
-    ]
+# A SuperBatch of one partition on 2 cores of AMD Zen 4.
+LARGE = Io(1, 780, 0, 1.3e6, read_seconds=0.004, publish_seconds=0.014, host_seconds=0.05)
 
-    found = io_costs(seen, vector_bytes=10)
 
-    assert found.read == pytest.approx([4e-3, 1e-6, 5e-6, 2e-9])
-    assert found.publish == pytest.approx([0.02, 2e-3, 0], abs=1e-12)
-    assert found.host == pytest.approx([1e-3, 2e-6])
+def test_superbatch_of_one_partition_does_not_make_thousands_of_files_expensive() -> None:
+    """5,222 texts in 1,102 partitions took 1.3 s of a processor and 1.3 s of publishing there."""
+    found = io_costs([LARGE])
+
+    assert found.host @ [5, 1_102] == pytest.approx(1.3, rel=0.25)
+    assert found.publish @ [5, 1_102, 8.5e6] == pytest.approx(1.3, rel=0.25)
+
+
+@pytest.mark.parametrize("stalled", [{}, {"read_seconds": 9.0, "publish_seconds": 600.0}])
+def test_costs_follow_the_pace_of_superbatches(stalled: dict[str, float]) -> None:
+    usual = io_costs([LARGE])
+    slow = replace(LARGE, read_seconds=0.012, publish_seconds=0.042, host_seconds=0.15)
+
+    found = io_costs([slow, replace(slow, **stalled), slow])
+
+    assert found.read == pytest.approx(3 * usual.read)
+    assert found.publish == pytest.approx(3 * usual.publish)
+    assert found.host == pytest.approx(3 * usual.host)
 
 
 def test_buckets_and_the_local_disk_have_costs_of_their_own(

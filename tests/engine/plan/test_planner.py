@@ -49,7 +49,7 @@ def run_costs(
 ) -> RunCosts:
     read = np.array([0.0, per_row, per_reused, 0.0])
     publish = np.array([per_superbatch, per_file, 0.0])
-    host = np.array([host_per_file, 0.0])
+    host = np.array([0.0, host_per_file])
     io = replace(FREE, read=read, publish=publish, host=host)
     return RunCosts(encode, io, VECTOR, core_share=0.5)
 
