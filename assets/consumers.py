@@ -26,6 +26,10 @@ from surge_dagster.orchestration.heartbeats import executing
 from surge_dagster.orchestration.names import CatalogNames
 
 CHECK = "table_matches_files"
+_CHECK_DESCRIPTION = (
+    "Every partition has as many rows in the table as in its file, and of a sample the vectors are "
+    "equal bit for bit."
+)
 _NAMED = 5
 
 
@@ -67,19 +71,11 @@ def _target_asset(
 ) -> dg.AssetsDefinition:
     """Return the asset of a table; the table confirms what it has under the asset's key."""
     target = settings.target()
-    check = dg.AssetCheckSpec(
-        CHECK,
-        asset=key,
-        description=(
-            "Every partition has as many rows in the table as in its file, and of a sample the "
-            "vectors are equal bit for bit."
-        ),
-    )
 
     @dg.asset(
         key=key,
         deps=[names.embeddings, names.current_space],
-        check_specs=[check],
+        check_specs=[dg.AssetCheckSpec(CHECK, asset=key, description=_CHECK_DESCRIPTION)],
         metadata=columns,
         group_name=names.group,
         kinds={key.path[-1]},

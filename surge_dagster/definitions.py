@@ -89,32 +89,31 @@ def catalog_definitions(
         next_space(names),
         current_space(names),
         *(derived_space(names, settings, each) for each in settings.derived),
+        *tables,
     ]
-    mapped = dg.map_asset_specs(
-        lambda spec: _spec(spec.replace_attributes(owners=settings.owners), get_asset_spec),
-        [*assets, *tables],
-    )
+    jobs = [
+        refresh,
+        embed,
+        catalog_check(names, checks),
+        compare_spaces(names),
+        switch_current_space(names),
+        *follow,
+    ]
+    sensors = [
+        new_partitions(names, settings, embed),
+        lost_runs(names, settings),
+        *webhook_alerts(names, settings),
+        *hand_over_changes(names, settings, follow),
+    ]
     return dg.Definitions(
-        assets=mapped,
+        assets=dg.map_asset_specs(
+            lambda spec: _spec(spec.replace_attributes(owners=settings.owners), get_asset_spec),
+            assets,
+        ),
         asset_checks=[checks],
-        jobs=[
-            refresh,
-            embed,
-            catalog_check(names, checks),
-            compare_spaces(names),
-            switch_current_space(names),
-            *follow,
-        ],
-        sensors=[
-            new_partitions(names, settings, embed),
-            lost_runs(names, settings),
-            *webhook_alerts(names, settings),
-            *hand_over_changes(names, settings, follow),
-        ],
-        schedules=[
-            nightly_refresh(names, settings, refresh),
-            *scheduled_check(names, settings),
-        ],
+        jobs=jobs,
+        sensors=sensors,
+        schedules=[nightly_refresh(names, settings, refresh), *scheduled_check(names, settings)],
         resources=resources,
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from surge_dagster.cluster.cluster_run import OpenedRun, open_run
 from surge_dagster.config.catalog_settings import FRAMES
@@ -22,6 +22,9 @@ from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.counts import counted, named
 from surge_dagster.engine.tables.frames import Frame
 from surge_dagster.terminal import complain, progress_bar
+
+# A frame, or frames by partition key.
+Frames: TypeAlias = Frame | Mapping[str, Frame | Callable[[], Frame]]
 
 _NAMED = 10
 _UPDATE_SECONDS = 0.5  # of the progress of a run
@@ -59,7 +62,7 @@ class DeletionRefused(SurgeError):
 
 
 def embed(
-    source: str | Path | Frame | Mapping[str, Frame | Callable[[], Frame]] | None = None,
+    source: str | Path | Frames | None = None,
     output: str | Path | None = None,
     *,
     force: bool = False,
@@ -102,15 +105,7 @@ def embed(
     """
     if isinstance(output, Path):
         output = str(output)
-    if isinstance(source, Path):
-        source = str(source)
-    if source is None or isinstance(source, str):
-        read = load_settings(source=source, output=output, **settings)
-        catalog = read.open_source()
-    else:
-        read = load_settings(output=output, **settings)
-        catalog = read.open_frames(source, read.encoding_spec())
-        read = read.model_copy(update={"source": FRAMES})
+    read, catalog = _read_settings(source, output, settings)
 
     ended = run_catalog(read, catalog, read.open_store(), force=force, quiet=quiet)
     if ended.report.partitions_failed and raise_on_failure:
@@ -118,6 +113,21 @@ def embed(
     if ended.refusal and raise_on_failure:
         raise DeletionRefused(ended.refusal, ended.report)
     return ended.report
+
+
+def _read_settings(
+    source: str | Path | Frames | None, output: str | None, settings: Mapping[str, Any]
+) -> tuple[Settings, Source]:
+    """Return the settings of a run, and its catalog."""
+    if isinstance(source, Path):
+        source = str(source)
+    if source is None or isinstance(source, str):
+        read = load_settings(source=source, output=output, **settings)
+        return read, read.open_source()
+
+    read = load_settings(output=output, **settings)
+    catalog = read.open_frames(source, read.encoding_spec())
+    return read.model_copy(update={"source": FRAMES}), catalog
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,12 @@ from surge_dagster.commands.settings import (
 )
 from surge_dagster.config.settings import Settings
 from surge_dagster.config.settings_input import require_text
+from surge_dagster.engine.model.spec import Space
 from surge_dagster.engine.output.current_space import read_current
 from surge_dagster.engine.output.spaces import find_space, require_model
+from surge_dagster.engine.readers.search import Hit
 from surge_dagster.engine.readers.search import search as search_space
+from surge_dagster.engine.store.store import Store
 from surge_dagster.terminal import Json, complain, one_line, print_json
 
 
@@ -54,16 +57,25 @@ def search(
         settings, store, yes=yes, name=space_name, described=described, queries=True
     )
     if not described and space_name is None and describes_space(settings):
-        asked = find_space(store, settings.encoding_spec())
-        if asked is None or asked.spec_sha256 != space.encoder_sha256:
-            complain(f"searching the current space {space.name}, which is not that of the settings")
+        _mention_other_space(settings, store, space)
 
     with start_pool(settings, spec, task="query") as pool:
         require_model(pool.space, space)
         [hits] = search_space(store, pool, [text], k, space, removed=removed, documents=documents)
     for hit in hits:
-        mark = "  (truncated: the model reads only a part)" if hit.truncated else ""
-        print(f"{hit.score:.3f}  {one_line(hit.key)}  {one_line(hit.id)}{mark}")
-        print(f"       {one_line(hit.text)}")
+        _print_hit(hit)
     if as_json:
         print_json({"query": text, "space": space.name, "hits": [asdict(hit) for hit in hits]})
+
+
+def _mention_other_space(settings: Settings, store: Store, space: Space) -> None:
+    """Say that the current space is searched, if the settings describe another one."""
+    asked = find_space(store, settings.encoding_spec())
+    if asked is None or asked.spec_sha256 != space.encoder_sha256:
+        complain(f"searching the current space {space.name}, which is not that of the settings")
+
+
+def _print_hit(hit: Hit) -> None:
+    mark = "  (truncated: the model reads only a part)" if hit.truncated else ""
+    print(f"{hit.score:.3f}  {one_line(hit.key)}  {one_line(hit.id)}{mark}")
+    print(f"       {one_line(hit.text)}")

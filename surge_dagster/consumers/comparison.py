@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from surge_dagster.consumers.target import HandOver, OpenFeed, Target
+from surge_dagster.consumers.target import HandOver, OpenFeed, Stored, Target
 from surge_dagster.engine.compare.recall import recall_of
 from surge_dagster.engine.errors import DataError, SurgeError, TransientError
 from surge_dagster.engine.feed.changes import Changes, Sample
@@ -54,7 +54,7 @@ def apply_and_compare(
     """
     compared = Comparison()
 
-    def judge(feed: Changes, stored: Target) -> Collection[str]:
+    def judge(feed: Changes, stored: Stored) -> Collection[str]:
         nonlocal compared
         compared = compare(feed, stored, everything=everything)
         return compared.wrong
@@ -65,13 +65,13 @@ def apply_and_compare(
     return done, compared
 
 
-def compare(feed: Changes, target: Target, *, everything: bool = False) -> Comparison:
-    """Compare a target with the files of its partitions; partitions without a file are wrong.
+def compare(feed: Changes, stored: Stored, *, everything: bool = False) -> Comparison:
+    """Compare a table with the files of its partitions; partitions without a file are wrong.
 
     If a vector of the sample is wrong, everything is compared.
     """
     files = feed.files()
-    counts = target.counts()
+    counts = stored.counts()
     pending = feed.versions.keys() - files.keys()
     compared = Comparison(not_judged=pending)
     for key in files.keys() | counts.keys() - pending:
@@ -81,8 +81,8 @@ def compare(feed: Changes, target: Target, *, everything: bool = False) -> Compa
         compared.rows_found += rows
         if expected_rows != rows:
             compared.wrong[key] = f"it has {rows:,} rows; its file has {expected_rows:,}"
-    if everything or _differs(feed, target, compared, SAMPLE):
-        _differs(feed, target, compared, None)
+    if everything or _differs(feed, stored, compared, SAMPLE):
+        _differs(feed, stored, compared, None)
     return compared
 
 
@@ -104,7 +104,7 @@ def index_recall(feed: Changes, target: Target) -> float | None:
         return None
 
 
-def _differs(feed: Changes, target: Target, compared: Comparison, sample: Sample | None) -> bool:
+def _differs(feed: Changes, stored: Stored, compared: Comparison, sample: Sample | None) -> bool:
     """Record wrong vectors in `compared`; return whether a row is missing or differs."""
     differs = False
     unread: list[str] = []
@@ -119,7 +119,7 @@ def _differs(feed: Changes, target: Target, compared: Comparison, sample: Sample
                 unread.append(str(rows))
             else:
                 compared.vectors_compared += len(rows)
-                found = target.vectors(key, rows.column("id").to_pylist())
+                found = stored.vectors(key, rows.column("id").to_pylist())
                 if (reason := _difference(rows, found)) is not None:
                     compared.wrong[key] = reason
                     differs = True

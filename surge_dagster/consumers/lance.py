@@ -6,9 +6,9 @@ one commit. Deletes are a commit of their own after it, so that readers between 
 row; for both in one commit LanceDB would read the whole table into memory. At the end the table is
 compacted, its indexes are extended, and versions older than seven days are dropped.
 
-Then the index of the vectors is built, unless the table has it. Its name has the number of rows it
-was trained on: of 19,848 rows, an `ivf_pq` that was trained on 5,000 and extended found 0.70 of the
-nearest ones, one that was built again 0.72.
+Then the index of the vectors is built, unless the table has it. It is trained only once: of 19,848
+rows, an `ivf_pq` that was trained on 5,000 and extended found 0.70 of the nearest ones, one that
+was built again 0.72.
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ _MERGED_BYTES = 128 * 1024 * 1024
 _DELETED_IDS = 10_000  # of one commit, whose condition has them all
 _KEY = ["partition", "id"]
 Index = Literal["ivf_pq", "hnsw", "none"]
-_TRAINED_ON = "surge_trained_on_"  # name of an index, before the number of rows
+_INDEX_NAME = "surge_vectors"
 _INDEXED_ROWS = 5_000  # from which on there is an index; fewer are read in 3 ms
-_TRAINED_AGAIN = 4  # times as many rows as the index was trained on
 _SUB_VECTOR = 8  # dimensions; of others, LanceDB makes one sub-vector, which finds a quarter
 # As LanceDB names them.
 _INDEX_TYPES = {"ivf_pq": "IVF_PQ", "hnsw": "IVF_HNSW_SQ"}
@@ -75,6 +74,7 @@ class LanceTable:
         self._name = table
         self._index: Index = index
         self._distance: Distance = distance
+        self.index_distance: Distance | None = None if index == "none" else distance
 
     @property
     def place(self) -> str:
@@ -135,10 +135,6 @@ class LanceTable:
                 vectors |= zip(batch.column("id").to_pylist(), matrix_of(batch), strict=True)
             return vectors
 
-    @property
-    def index_distance(self) -> Distance | None:
-        return None if self._index == "none" else self._distance
-
     def nearest(self, queries: np.ndarray, k: int) -> list[Found]:
         found: list[Found] = []
         with self._errors():
@@ -180,31 +176,21 @@ class LanceTable:
             )
 
     def _index_vectors(self, table: Any) -> None:
-        """Build the index of the vectors that the settings name, and drop others."""
-        rows = table.count_rows()
-        names = [each.name for each in table.list_indices()]
-        existing = [name for name in names if name.startswith(_TRAINED_ON)]
-        usable = [name for name in existing if self._is_usable(table, name, rows)]
-        if not usable and self._index != "none" and rows >= _INDEXED_ROWS:
-            usable = [f"{_TRAINED_ON}{rows}"]
-            self._build_index(table, usable[0])
-        for name in existing:
-            if name not in usable[:1]:
-                table.drop_index(name)
+        """Build the index of the vectors that the settings name, or drop one for others."""
+        wanted = (_INDEX_TYPES.get(self._index), _DISTANCES[self._distance])
+        if any(each.name == _INDEX_NAME for each in table.list_indices()):
+            stats = table.index_stats(_INDEX_NAME)
+            if (stats.index_type, stats.distance_type) == wanted:
+                return
+            table.drop_index(_INDEX_NAME)
+        if self._index == "none" or table.count_rows() < _INDEXED_ROWS:
+            return
 
-    def _is_usable(self, table: Any, name: str, rows: int) -> bool:
-        stats = table.index_stats(name)
-        is_of_kind = stats.index_type == _INDEX_TYPES.get(self._index)
-        is_of_distance = stats.distance_type == _DISTANCES[self._distance]
-        trained_on = int(name.removeprefix(_TRAINED_ON))
-        return is_of_kind and is_of_distance and rows <= trained_on * _TRAINED_AGAIN
-
-    def _build_index(self, table: Any, name: str) -> None:
         from lancedb.index import HnswSq, IvfPq
 
         kind = IvfPq if self._index == "ivf_pq" else HnswSq
         config = kind(distance_type=_DISTANCES[self._distance])
-        table.create_index("embedding", config=config, name=name, replace=True)
+        table.create_index("embedding", config=config, name=_INDEX_NAME, replace=True)
 
     def _load(self, done: HandOver, table: Any | None) -> None:
         """Make the table again from the whole feed, in one commit."""

@@ -69,6 +69,7 @@ class PgVectorTable:
         self._name = table
         self._index: Index = index
         self._distance: Distance = distance
+        self.index_distance: Distance | None = None if index == "none" else distance
 
     @property
     def place(self) -> str:
@@ -107,10 +108,6 @@ class PgVectorTable:
             stored = vector.to_numpy()
             vectors[row] = stored.astype(stored.dtype.newbyteorder("="))
         return vectors
-
-    @property
-    def index_distance(self) -> Distance | None:
-        return None if self._index == "none" else self._distance
 
     def nearest(self, queries: np.ndarray, k: int) -> list[Found]:
         found: list[Found] = []
@@ -318,7 +315,8 @@ class PgVectorTable:
         )
         existing = {name for (name,) in found.fetchall()}
         for distance in get_args(Distance):
-            name = f"{self._name}_{distance}".rpartition(".")[2]
+            suffix = f"~{distance}"  # which no other relation has in its name
+            name = f"{self._name}{suffix}".rpartition(".")[2]
             is_wanted = distance == self.index_distance
             if is_wanted and name not in existing:
                 query = (
@@ -327,7 +325,7 @@ class PgVectorTable:
                 parts = {"index": _quoted(name), "kind": kind, "distance": distance}
                 connection.execute(self._sql(query, **parts))
             elif not is_wanted and name in existing:
-                index = self._named(f"_{distance}")
+                index = self._named(suffix)
                 connection.execute(self._sql("DROP INDEX {index}", index=index))
 
     @contextmanager

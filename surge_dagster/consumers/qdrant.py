@@ -9,7 +9,6 @@ come twice.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -75,7 +74,7 @@ class QdrantTable:
         self._name = table
         self._api_key = api_key
         self._distance: Distance = distance
-        self._client: QdrantClient | None = None  # during a hand-over
+        self.index_distance: Distance | None = distance
 
     @property
     def place(self) -> str:
@@ -85,7 +84,7 @@ class QdrantTable:
         with self._connected() as client:
             feed = open_feed()
             vectors = self._vectors_of(feed.space)
-            current = self._current(client)
+            current = current_collection(client, self._name)
             if current is None and client.collection_exists(self._name):
                 raise other_owner(self.place, None, feed)
             if current is None or not self._is_current(client, current, feed, vectors):
@@ -99,55 +98,22 @@ class QdrantTable:
                 self._follow(client, done, current)
             feed.confirm()
             if judge is not None:
-                stored = copy.copy(self)
-                stored._client = client
-                feed.forget(judge(feed, stored))
+                feed.forget(judge(feed, _Connected(client, self._name)))
                 feed.confirm()
         return done
 
     def counts(self) -> dict[str, int]:
         with self._connected() as client:
-            current = self._current(client)
-            if current is None:
-                return {}
-            limit = _FACETS
-            while True:
-                hits = client.facet(current, "partition", limit=limit, exact=True).hits
-                if len(hits) < limit:
-                    return {str(hit.value): hit.count for hit in hits}
-                limit *= 4
+            return _Connected(client, self._name).counts()
 
     def vectors(self, partition: str, ids: Sequence[object]) -> dict[object, np.ndarray]:
-        from qdrant_client import models
-
-        rows = {_point_id(partition, row): row for row in ids}
-        points = list(rows)
-        vectors: dict[object, np.ndarray] = {}
         with self._connected() as client:
-            current = self._current(client)
-            if current is None:
-                return {}
-            stored = _stored(client, current)
-            dtype = np.dtype((stored.datatype or models.Datatype.FLOAT32).value)
-            for start in range(0, len(points), _IDS):
-                for point in client.retrieve(
-                    current,
-                    points[start : start + _IDS],
-                    with_payload=["partition"],
-                    with_vectors=True,
-                ):
-                    if (point.payload or {}).get("partition") == partition:
-                        vectors[rows[str(point.id)]] = np.array(point.vector, dtype)
-        return vectors
-
-    @property
-    def index_distance(self) -> Distance | None:
-        return self._distance
+            return _Connected(client, self._name).vectors(partition, ids)
 
     def nearest(self, queries: np.ndarray, k: int) -> list[Found]:
         found: list[Found] = []
         with self._connected() as client:
-            current = self._current(client)
+            current = current_collection(client, self._name)
             if current is None:
                 return [[] for _ in queries]
             has_bytes = self._known(client, current)["id"] == str(pa.binary())
@@ -166,13 +132,6 @@ class QdrantTable:
                     rows.append(((payload["partition"], row), np.array(point.vector, np.float32)))
                 found.append(rows)
         return found
-
-    def _current(self, client: QdrantClient) -> str | None:
-        """Return the collection that readers use; None if there is none."""
-        for alias in client.get_aliases().aliases:
-            if alias.alias_name == self._name:
-                return alias.collection_name
-        return None
 
     def _is_current(
         self, client: QdrantClient, collection: str, feed: Changes, vectors: VectorParams
@@ -329,10 +288,6 @@ class QdrantTable:
 
     @contextmanager
     def _connected(self) -> Iterator[QdrantClient]:
-        if self._client is not None:
-            with self._errors():
-                yield self._client
-            return
         folder = local_folder(self._uri)
         with lock_of_folder(folder, "surge"):
             client = self._open(folder)
@@ -379,6 +334,45 @@ class QdrantTable:
         return TransientError(f"{reason}. Run again.")
 
 
+class _Connected:
+    """What readers find under an alias; see `target.Stored`."""
+
+    def __init__(self, client: QdrantClient, alias: str) -> None:
+        self._client = client
+        self._collection = current_collection(client, alias)
+
+    def counts(self) -> dict[str, int]:
+        if self._collection is None:
+            return {}
+        limit = _FACETS
+        while True:
+            facet = self._client.facet(self._collection, "partition", limit=limit, exact=True)
+            if len(facet.hits) < limit:
+                return {str(hit.value): hit.count for hit in facet.hits}
+            limit *= 4
+
+    def vectors(self, partition: str, ids: Sequence[object]) -> dict[object, np.ndarray]:
+        from qdrant_client import models
+
+        if self._collection is None:
+            return {}
+        stored = _stored(self._client, self._collection)
+        dtype = np.dtype((stored.datatype or models.Datatype.FLOAT32).value)
+        rows = {_point_id(partition, row): row for row in ids}
+        points = list(rows)
+        vectors: dict[object, np.ndarray] = {}
+        for start in range(0, len(points), _IDS):
+            for point in self._client.retrieve(
+                self._collection,
+                points[start : start + _IDS],
+                with_payload=["partition"],
+                with_vectors=True,
+            ):
+                if (point.payload or {}).get("partition") == partition:
+                    vectors[rows[str(point.id)]] = np.array(point.vector, dtype)
+        return vectors
+
+
 class _Deletions:
     """Points that are not deleted from a collection yet.
 
@@ -407,6 +401,14 @@ class _Deletions:
             self._client.delete(self.collection, points[start : start + _IDS])
             self.requests += 1
         self._points.clear()
+
+
+def current_collection(client: QdrantClient, alias: str) -> str | None:
+    """Return the collection that readers use; None if there is none."""
+    for each in client.get_aliases().aliases:
+        if each.alias_name == alias:
+            return each.collection_name
+    return None
 
 
 def _stored(client: QdrantClient, collection: str) -> VectorParams:

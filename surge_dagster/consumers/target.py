@@ -24,7 +24,7 @@ from surge_dagster.engine.support.urls import expanded
 
 Distance = Literal["cosine", "l2", "ip"]
 KindOf = Callable[[pa.Field], str | None]
-Judge = Callable[[Changes, "Target"], Collection[str]]
+Judge = Callable[[Changes, "Stored"], Collection[str]]
 
 
 class OpenFeed(Protocol):
@@ -68,8 +68,26 @@ class HandOver:
                 deque(partition, maxlen=0)
 
 
-class Target(Protocol):
-    """A table that has the rows of the files."""
+class Stored(Protocol):
+    """What a table has."""
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of rows of each partition in the table."""
+        ...
+
+    def vectors(self, partition: str, ids: Sequence[object]) -> dict[object, np.ndarray]:
+        """Return the vectors of those of some rows that the table has, by id."""
+        ...
+
+
+class Target(Stored, Protocol):
+    """A table that has the rows of the files.
+
+    Attributes:
+        index_distance: of the index of the vectors; None if the settings name no index.
+    """
+
+    index_distance: Distance | None
 
     @property
     def place(self) -> str: ...  # for people; without secrets
@@ -86,17 +104,6 @@ class Target(Protocol):
             TransientError: the database does not answer.
         """
         ...
-
-    def counts(self) -> dict[str, int]:
-        """Return the number of rows of each partition in the table."""
-        ...
-
-    def vectors(self, partition: str, ids: Sequence[object]) -> dict[object, np.ndarray]:
-        """Return the vectors of those of some rows that the table has, by id."""
-        ...
-
-    @property
-    def index_distance(self) -> Distance | None: ...  # of the index of the vectors; None: no index
 
     def nearest(self, queries: np.ndarray, k: int) -> list[Found]:
         """Return what the index finds for each query with the database's own defaults.

@@ -11,14 +11,14 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from fastapi import Depends, FastAPI
+from fastapi import Depends, FastAPI, params
 from fastapi.security import HTTPBearer
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse, Response
@@ -108,14 +108,16 @@ def service_app(spaces: ServedSpaces, settings: ServiceSettings) -> FastAPI:
     for root in ROOTS:
         for router in routers:
             app.include_router(router, prefix=root, dependencies=with_key)
+    _add_metrics(app, metrics, with_key)
+    _add_probes(app, spaces)
+    return app
 
-    @app.get("/metrics", response_class=PlainTextResponse, dependencies=with_key)
+
+def _add_metrics(app: FastAPI, metrics: Metrics, dependencies: Sequence[params.Depends]) -> None:
+    @app.get("/metrics", response_class=PlainTextResponse, dependencies=dependencies)
     async def read_metrics() -> Response:
         """Return metrics of Prometheus."""
         return Response(metrics.text(), headers={"content-type": _PROMETHEUS})
-
-    _add_probes(app, spaces)
-    return app
 
 
 def _add_probes(app: FastAPI, spaces: ServedSpaces) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from surge_dagster.consumers.comparison import compare
-from surge_dagster.consumers.target import HandOver, Target
+from surge_dagster.consumers.target import HandOver, Stored, Target
 from surge_dagster.engine.feed.changes import Changes, changes
 from tests.consumers.tables import table_of
 from tests.engine.feeds import Applied, Output
@@ -27,8 +27,8 @@ class Follower:
     space: str | None = None
 
     def hand_over(self, *, judged: bool = False) -> HandOver:
-        def judge(feed: Changes, target: Target) -> dict[str, str]:
-            return compare(feed, target).wrong
+        def judge(feed: Changes, stored: Stored) -> dict[str, str]:
+            return compare(feed, stored).wrong
 
         opened = partial(changes, self.output.store, self.consumer, space=self.space)
         return self.target.apply(opened, judge if judged else None)

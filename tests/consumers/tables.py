@@ -8,7 +8,12 @@ from uuid import uuid4
 
 from surge_dagster.consumers.lance import LanceTable
 from surge_dagster.consumers.postgres import PgVectorTable
-from surge_dagster.consumers.qdrant import _COLUMNS, QdrantTable, _point_id
+from surge_dagster.consumers.qdrant import (
+    _COLUMNS,
+    QdrantTable,
+    _point_id,
+    current_collection,
+)
 from surge_dagster.consumers.target import Target
 
 Row = tuple[str, str]  # partition and id
@@ -148,7 +153,7 @@ class _Qdrant:
 
     def rows(self, *columns: str) -> list[tuple[Any, ...]]:
         with self._target._connected() as client:
-            current = self._target._current(client)
+            current = current_collection(client, self._target._name)
             if current is None:
                 return []
             points, _ = client.scroll(current, limit=10_000, with_vectors=True)
@@ -165,7 +170,7 @@ class _Qdrant:
         from qdrant_client import models
 
         with self._target._connected() as client:
-            collection = self._target._current(client)
+            collection = current_collection(client, self._target._name)
             assert collection is not None
             client.delete_payload(collection, [column], models.Filter())
             columns = self._target._known(client, collection)
@@ -208,7 +213,9 @@ class _Qdrant:
 
     def _run(self, method: str, *given: Any, **named: Any) -> Any:
         with self._target._connected() as client:
-            return getattr(client, method)(self._target._current(client), *given, **named)
+            return getattr(client, method)(
+                current_collection(client, self._target._name), *given, **named
+            )
 
 
 def _where(row: Row) -> str:

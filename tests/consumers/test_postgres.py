@@ -93,17 +93,20 @@ def test_index_is_dropped_if_the_settings_name_none(follower: Follower) -> None:
     assert indexes_of(follower) == []
 
 
-def test_table_with_the_name_of_an_index_is_left_alone(follower: Follower) -> None:
+@pytest.mark.parametrize("name", ["products_cosine", "products~l2"])
+def test_table_with_a_name_like_that_of_an_index_is_left_alone(
+    follower: Follower, name: str
+) -> None:
     import psycopg
 
     with psycopg.connect(dsn_of(follower), autocommit=True) as connection:
-        connection.execute("CREATE TABLE products_l2 (name text)")
+        connection.execute(f'CREATE TABLE "{name}" (name text)'.encode())
 
     load(follower, "a")
 
     assert "USING hnsw (embedding vector_cosine_ops)" in index_of(follower)[0]
     with psycopg.connect(dsn_of(follower)) as connection:
-        connection.execute("SELECT name FROM products_l2")
+        connection.execute(f'SELECT name FROM "{name}"'.encode())
 
 
 def test_index_of_float16_vectors_is_for_halfvec(follower: Follower) -> None:

@@ -74,7 +74,7 @@ def stats_of(target: LanceTable) -> tuple[str, str, int]:
 def break_searches(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each search for the nearest rows fail, and nothing else."""
     if isinstance(target, LanceTable):
-        target._index = "hnsw"  # it has too few rows for an index
+        target.index_distance = "cosine"  # as if it had an index
         monkeypatch.setitem(lancedb._DISTANCES, "cosine", "unknown")  # pyright: ignore[reportArgumentType]
     elif isinstance(target, PgVectorTable):
         monkeypatch.setitem(postgres._OPERATORS, "cosine", "<unknown>")
@@ -109,8 +109,7 @@ def test_hand_over_that_ends_while_recall_is_measured_is_confirmed(
     output = Output(tmp_path / "out")
     output.write("a", TEXTS)
     open_feed = partial(changes, output.store, "shop")
-    if isinstance(target, LanceTable):
-        target._index = "hnsw"
+    target.index_distance = "cosine"
 
     def end(*_: object) -> None:
         raise KeyboardInterrupt
@@ -130,7 +129,7 @@ def test_search_of_a_small_table_finds_the_nearest_rows(tmp_path: Path, target: 
 
     if isinstance(target, LanceTable):
         assert index_recall(feed, target) is None, "it has no index"
-        target._index = "hnsw"  # it has none yet either, and so searches all rows
+        target.index_distance = "cosine"  # as if it had one; the search reads all rows
     assert index_recall(feed, target) == pytest.approx(1, abs=0.01)
 
 
@@ -189,35 +188,6 @@ def test_few_rows_of_lancedb_have_no_index(tmp_path: Path, lance: Path) -> None:
     load(Follower(Output(tmp_path / "out"), target), "a")
 
     assert indexes_of(target) == []
-
-
-@pytest.mark.parametrize(("later", "is_trained_again"), [(80, False), (81, True)])
-def test_index_of_lancedb_is_trained_again_when_the_table_has_grown(
-    tmp_path: Path,
-    lance: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    later: int,
-    is_trained_again: bool,
-) -> None:
-    monkeypatch.setattr(lancedb, "_INDEXED_ROWS", 20)
-    target = LanceTable(str(lance), "products", index="hnsw")
-    follower = Follower(Output(tmp_path / "out"), target)
-    trainings: list[str] = []
-    build = LanceTable._build_index
-
-    def remember(target: LanceTable, table: Any, name: str) -> None:
-        trainings.append(name)
-        build(target, table, name)
-
-    monkeypatch.setattr(LanceTable, "_build_index", remember)
-    follower.output.write("a", {str(row): f"text {row}" for row in range(20)})
-    follower.hand_over()
-    follower.output.write("a", {str(row): f"text {row}" for row in range(later)})
-
-    follower.hand_over()
-
-    assert len(trainings) == (2 if is_trained_again else 1)
-    assert stats_of(target) == ("IVF_HNSW_SQ", "cosine", later)
 
 
 def test_ivf_pq_of_dimensions_that_lancedb_does_not_divide_is_refused(

@@ -15,7 +15,7 @@ import pytest
 from surge_dagster.consumers import comparison
 from surge_dagster.consumers.comparison import compare
 from surge_dagster.consumers.lance import LanceTable
-from surge_dagster.consumers.target import HandOver, Target
+from surge_dagster.consumers.target import HandOver, Stored, Target
 from surge_dagster.engine.errors import ConfigError, TransientError
 from surge_dagster.engine.feed.changes import Changes, Sample, changes
 from surge_dagster.engine.model.spec import EncodingSpec, Space
@@ -180,7 +180,7 @@ def test_vectors_changed_by_hand_are_all_found_once_a_sample_has_one(
 def test_what_is_stored_stays_where_judging_it_fails(follower: Follower) -> None:
     follower.output.write("a", TEXTS)
 
-    def judge(feed: Changes, target: Target) -> list[str]:
+    def judge(feed: Changes, stored: Stored) -> list[str]:
         raise RuntimeError("it ends here")
 
     with pytest.raises(RuntimeError, match="it ends here"):
@@ -202,7 +202,7 @@ def test_hand_over_that_judges_is_not_overtaken_by_one_of_another_space(follower
         began.set()
         second.hand_over()
 
-    def judge(feed: Changes, target: Target) -> list[str]:
+    def judge(feed: Changes, stored: Stored) -> list[str]:
         other.start()
         began.wait()
         return ["b"]

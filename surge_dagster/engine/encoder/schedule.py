@@ -25,6 +25,7 @@ from surge_dagster.engine.encoder.metrics import NO_COSTS, Costs
 from surge_dagster.engine.encoder.quarantine import FailedRow, Quarantine, QuarantinedRows
 from surge_dagster.engine.support.waiting import wait_in_turns
 
+# Bytes that a row counts in addition to its text, for special tokens, hand-over and its vector.
 ROW_WEIGHT = 32
 # A worker has one portion under way and one waiting. Each is half of the worker's share of the rows
 # that remain when it is taken, so together they are three quarters of its share.
@@ -45,9 +46,12 @@ class PortionSizes:
     smallest: int
 
 
+# In texts of 47 bytes, which weigh 79: at most 8,192, which a dying worker loses, five seconds of
+# MiniLM on two CPU cores; at least 415, enough of each length for full batches.
 PORTIONS = PortionSizes(texts=8_192, largest=4 << 20, smallest=32 << 10)
 # Of workers that queue their work on a GPU: short portions would leave the device waiting, and have
-# small passes.
+# small passes. Of these texts at most 106,000, which take MiniLM 0.15 s on an H200, and at least
+# 6,600, which take 9 ms.
 QUEUED_PORTIONS = PortionSizes(texts=131_072, largest=8 << 20, smallest=512 << 10)
 
 

@@ -32,13 +32,13 @@ from surge_dagster.engine.sources.partition import (
 )
 from surge_dagster.engine.support.values import value_lengths
 
-_GROUPS = 64
-_GROUP_ROWS = 128  # of neighbors that are read together; a larger partition is a group of its own
-_PARTITIONS = 512  # about so many are read, if groups have several
-_ROWS = 16_384  # read of a partition
+_GROUPS = 64  # a mean over them is off by an eighth of their spread
+_GROUP_ROWS = 128  # of neighbors: few of the 1,000 texts or more of their SuperBatch
+_PARTITIONS = 512  # about so many are opened, if groups have several
+_ROWS = 16_384  # read of a partition; with `_BYTES`, a plan reads at most 256 MiB
 _BYTES = 4 << 20
-_TOKENIZED_TEXTS = 4096  # of all partitions together
-_TOKENIZED_BYTES = 16 << 20
+_TOKENIZED_TEXTS = 4096  # of all partitions together; their mean is off by 1/64 of their spread
+_TOKENIZED_BYTES = 16 << 20  # four seconds of processor
 
 CountTokens = Callable[[pa.Array], np.ndarray]  # tokens that the model reads of each text
 IsReused = Callable[[pa.Array], np.ndarray]  # of texts of a partition: bool

@@ -75,17 +75,22 @@ def search(
             f"the rows of the space {space.name} are not chunks of documents. Search it without "
             "documents."
         )
-    files = Embeddings(store, space, removed=removed).files()
-    if not files:
-        raise ConfigError(
-            f"{store.url!r} has no embeddings of the space {space.name}. Run `surge-dagster embed`."
-        )
+    files = _files_of(store, space, removed)
     vectors = query_vectors(pool, queries, space)
     identify = _document_of if documents else _text_of
     nearest_of_each = [Nearest(k, identify) for _ in queries]
     for key, batch in rows_of(store, space, files):
         add_to_each(nearest_of_each, vectors, key, batch, space)
     return [list(nearest.hits.values()) for nearest in nearest_of_each]
+
+
+def _files_of(store: Store, space: Space, removed: bool) -> list[PublishedFile]:
+    files = Embeddings(store, space, removed=removed).files()
+    if not files:
+        raise ConfigError(
+            f"{store.url!r} has no embeddings of the space {space.name}. Run `surge-dagster embed`."
+        )
+    return files
 
 
 def rows_of(

@@ -302,13 +302,14 @@ def grouped_partitions(
             page_bytes=_READ_BYTES,
             id_bytes=selection.id_bytes,
         )
-        if group.key == NO_KEY and selection.bad_rows == "refuse":
-            refused = without_key(key, group.rows, partition_by, shown(group.first_row))
-            partition = replace(partition, read=partial(_refuse, refused))
-        elif group.key == NO_KEY:
+        if group.key != NO_KEY:
+            yield partition
+        elif selection.bad_rows == "refuse":
+            error = without_key(key, group.rows, partition_by, shown(group.first_row))
+            yield replace(partition, read=partial(_refuse, error))
+        else:
             read = partial(read, reason=no_key_reason(partition_by))
-            partition = replace(partition, read=read, rows=0, text_bytes=0)
-        yield partition
+            yield replace(partition, read=read, rows=0, text_bytes=0)
 
 
 def unassigned_key(keys: Iterable[str]) -> str:
