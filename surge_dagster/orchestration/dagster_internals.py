@@ -28,6 +28,7 @@ from dagster._utils.schedules import cron_string_iterator, is_valid_cron_schedul
 # Dagster ignores the marks of a batch unless this variable is above 0; an operator can set it to 0.
 _BATCH_SIZE = "DAGSTER_EVENT_BATCH_SIZE"
 # Over a year has both changes of the clock, and every weekend and month.
+_HOUR = timedelta(hours=1)
 _YEAR = timedelta(days=370)
 _TICKS = 9_000  # an hourly schedule has fewer in that time; 30 µs each
 _NO_RUN = ""  # Dagster's run id and job name of events that belong to no run
@@ -81,10 +82,10 @@ def last_tick(context: dg.SensorEvaluationContext, name: str) -> InstigatorTick 
 
 
 def longest_wait(cron: str, timezone: str) -> timedelta | None:
-    """Return the longest time between two ticks of a schedule in over a year.
+    """Return the longest time between two ticks of a schedule in over a year, at least an hour.
 
-    None if it ticks more often than hourly: its nights and weekends lie too many ticks apart. Also
-    if the cron is not valid, which the schedule reports.
+    Of one that ticks more often than hourly only the first ticks count, of which there are enough
+    for its nights and weekends. None if the cron is not valid, which the schedule reports.
     """
     if not is_valid_cron_schedule(cron):
         return None
@@ -94,8 +95,9 @@ def longest_wait(cron: str, timezone: str) -> timedelta | None:
     for tick in islice(cron_string_iterator(start.timestamp(), cron, timezone), _TICKS):
         times.append(tick.timestamp())
         if len(times) > 1 and times[-1] > end:
-            return timedelta(seconds=max(later - earlier for earlier, later in pairwise(times)))
-    return None
+            break
+    longest = max(later - earlier for earlier, later in pairwise(times))
+    return max(_HOUR, timedelta(seconds=longest))
 
 
 def latest_target(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> Target | None:

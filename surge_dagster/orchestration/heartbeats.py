@@ -23,7 +23,7 @@ from surge_dagster.engine.support.waiting import every
 
 # "<run id> <host> <counter>": Dagster copies the tags of a run to the run that retries it. Its UI
 # leaves out tags with this prefix.
-HEARTBEAT_TAG = ".dagster/surge/heartbeat"
+HEARTBEAT_TAG = ".dagster/surge_heartbeat"
 _ENDED = "ended"  # the run may go on with steps that are not of this project
 _EXECUTING = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
 

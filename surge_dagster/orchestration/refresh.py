@@ -70,7 +70,7 @@ log = logging.getLogger(__name__)
 LINE_SECONDS = 10.0  # between two lines of progress; a line costs as much as an event
 # When the first attempt of a forced run began. Dagster copies it to the runs that continue it. Its
 # UI leaves out tags with this prefix.
-_FORCED_SINCE_TAG = ".dagster/surge/forced_since"
+_FORCED_SINCE_TAG = ".dagster/surge_forced_since"
 # Tags that Dagster leaves out when an operator executes a run again as a whole.
 _CONTINUES_TAGS = ("dagster/is_resume_retry", "dagster/retry_number")
 

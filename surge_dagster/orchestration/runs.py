@@ -5,10 +5,10 @@ The sensors keep no state of their own. Runs are on record with the partitions i
 tags say the rest. Dagster's UI leaves out those that begin with a dot:
 
     surge/attempt                 how often the same was requested in a row without success
-    .dagster/surge/settings       catalog and fingerprint of the settings: with others no partition
+    .dagster/surge_settings       catalog and fingerprint of the settings: with others no partition
                                   waits
-    .dagster/surge/newest_event   storage id of the catalog's newest event at the request
-    .dagster/surge/target         what a run is for that has no partitions in its config
+    .dagster/surge_newest_event   storage id of the catalog's newest event at the request
+    .dagster/surge_target         what a run is for that has no partitions in its config
 
 The sensor gives its runs these tags, and other runs that embed get them when they begin. Dagster
 copies the tags of a run to the run that it launches in its place. What no failed run holds, because
@@ -29,9 +29,9 @@ from surge_dagster.orchestration.names import CatalogNames
 from surge_dagster.orchestration.records import Catalogued
 
 _ATTEMPT_TAG = "surge/attempt"
-_SETTINGS_TAG = ".dagster/surge/settings"
-EVENT_TAG = ".dagster/surge/newest_event"
-_TARGET_TAG = ".dagster/surge/target"
+_SETTINGS_TAG = ".dagster/surge_settings"
+EVENT_TAG = ".dagster/surge_newest_event"
+_TARGET_TAG = ".dagster/surge_target"
 _UNDONE = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _ENDED = [dg.DagsterRunStatus.SUCCESS, *_UNDONE]
 _ACTIVE = [status for status in dg.DagsterRunStatus if status not in _ENDED]

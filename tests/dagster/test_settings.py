@@ -161,8 +161,8 @@ class TestImpossibleSettings:
                 "'surge/attempt' is set by Dagster or by this project; of its tags",
             ),
             (
-                {"run_tags": {".dagster/surge/heartbeat": "1"}},
-                "'.dagster/surge/heartbeat' is set by",
+                {"run_tags": {".dagster/surge_heartbeat": "1"}},
+                "'.dagster/surge_heartbeat' is set by",
             ),
             (
                 {"run_tags": {"dagster/retry_on_asset_or_op_failure": True}},
