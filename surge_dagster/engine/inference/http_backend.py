@@ -248,7 +248,7 @@ class HttpBackend:
         except ConfigError as error:
             raise self._client.end(
                 ConfigError(
-                    f"{error} The answer came from {self._url} during a run, and none of its "
+                    f"{error} The answer came from {self._url}, and none of its "
                     "vectors is kept; what is published is of the former model. If several servers "
                     "share this URL, give them one model; if a vector depends on the other texts "
                     "of its request, as after dynamic quantization, serve the model without it."

@@ -153,9 +153,12 @@ class Publication:
         """Return a segment's vectors, [rows, dimension].
 
         Raises:
+            TextsEndWorkers: rows of it have none.
             DataError, TransientError: one of them is not a valid embedding.
         """
-        self._require_encoded(segment)
+        failed = self.rows_without_vector(segment)
+        if failed:
+            raise TextsEndWorkers(segment.partition.key, failed)
         slot = self.encoded.batch.slot
         matrix = slot.matrix(segment.start, segment.stop)
         if self.has_valid_length[segment.start : segment.stop].all():
@@ -187,12 +190,12 @@ class Publication:
             row,
         )
 
-    def _require_encoded(self, segment: Segment) -> None:
-        """Raise `TextsEndWorkers` if texts of a segment ended workers, or got no vector."""
+    def rows_without_vector(self, segment: Segment) -> list[RejectedRow]:
+        """Return the rows of a segment whose texts ended workers, or got no vector."""
         within = range(segment.start, segment.stop)
         failed = [each for each in self.encoded.metrics.failed if each.row in within]
         if not failed:
-            return
+            return []
         ids = pa.chunked_array(segment.ids)
         rows: list[RejectedRow] = []
         for each in failed:
@@ -210,7 +213,7 @@ class Publication:
                     ended_worker=True,
                 )
             )
-        raise TextsEndWorkers(segment.partition.key, rows)
+        return rows
 
     def _report(self, b_min: int, begun: float, peak_bytes: int) -> SuperBatchReport:
         encoded = self.encoded

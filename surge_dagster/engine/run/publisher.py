@@ -173,6 +173,10 @@ class Publisher:
                 return
             if segment.partition not in self._dropped:
                 self._write_segment(publication, segment)
+            elif self._read_again is not None:
+                self._read_again.add_more(
+                    segment.partition, publication.rows_without_vector(segment)
+                )
 
     def _write_segment(self, publication: Publication, segment: Segment) -> None:
         try:
@@ -219,9 +223,9 @@ class Publisher:
         if segment.is_whole:
             return False
         with self._lock:
+            stop = segment.first_row + segment.rows
+            self._own_ranges.add((partition.key, segment.first_row, stop))
             if partition.range is not None:
-                stop = segment.first_row + segment.rows
-                self._own_ranges.add((partition.key, segment.first_row, stop))
                 return False
             if partition in self._dropped:
                 self._split.pop(partition, None)

@@ -2,9 +2,10 @@
 
 Only the publisher learns that a text ended workers, when other rows of its partition may be
 published or staged. So the partition is dropped and read from its beginning, once everything else
-is encoded. Each time at least one more text is found, or all that an encoder behind HTTP refuses in
-a SuperBatch. A partition that would be read again more than `MOST_READS` times has another problem,
-and is refused.
+is encoded; what was staged of the rows before the text is not encoded again. Each time at least one
+more text is found, or all that an encoder behind HTTP refuses in a SuperBatch. A partition that
+would be read again more than `MOST_READS` times has another problem, and is refused, unless its
+encoder is behind HTTP and refuses texts at no cost.
 
 A text that is not tried again until its source changes is left out from the start.
 """
@@ -39,22 +40,33 @@ class ReadAgain:
         with self._lock:
             found = self._found.get(partition, {})
             is_too_often = self._reads[partition.key] >= MOST_READS
+            if self._target.space.is_http:
+                is_too_often = not new
             is_too_many = len({*partition.ended_workers.rows, *found, *new}) > MOST_LISTED
             if partition.range is not None or is_too_often or is_too_many:
                 return False
             self._found[partition] = found | new
         return True
 
-    def take(self) -> list[PartitionToRead]:
-        """Return the partitions that were added since, as they are to be read."""
+    def add_more(self, partition: PartitionToRead, rows: Sequence[RejectedRow]) -> None:
+        """Take rows of what was under way when a partition was added; of others, nothing."""
+        with self._lock:
+            is_added = partition in self._found
+        if is_added:
+            self.add(partition, rows)
+
+    def take(self) -> list[tuple[PartitionToRead, int]]:
+        """Return the partitions that were added since, as they are to be read, each with the first
+        row that is left out now: those before it keep their places."""
         with self._lock:
             found = self._found
             self._found = {}
             self._reads.update(partition.key for partition in found)
-        again: list[PartitionToRead] = []
+        again: list[tuple[PartitionToRead, int]] = []
         for partition, rows in found.items():
             ended_workers = EndedWorkers({**partition.ended_workers.rows, **rows})
-            again.append(replace(partition, ended_workers=ended_workers))
+            first_row = min(row.row for row in rows.values())
+            again.append((replace(partition, ended_workers=ended_workers), first_row))
         return again
 
     def without_known(self, partition: PartitionToRead) -> PartitionToRead:

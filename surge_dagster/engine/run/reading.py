@@ -173,10 +173,10 @@ class _Gatherer:
         memory = self.reader.memory
         memory.in_flight.wait_until_none(memory.stop)
         while again := read_again.take():
-            for partition in again:
+            for partition, first_row in again:
                 # rows behind those that are left out have moved
-                self.reader.staging.remove(partition.key)
-            yield from self.rows_of_all(again)
+                self.reader.staging.remove_from(partition.source, first_row)
+            yield from self.rows_of_all(partition for partition, _ in again)
             memory.in_flight.wait_until_none(memory.stop)
 
     def rows_of_all(self, partitions: Iterable[PartitionToRead]) -> Iterator[SuperBatch | Failure]:

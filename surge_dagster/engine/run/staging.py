@@ -106,16 +106,20 @@ class Staging:
         be using them.
         """
         found: list[StagedRows] = []
-        folder = self._folder(partition)
-        for stored in self._store.list(folder):
-            name = _NAME.fullmatch(stored.name.removeprefix(f"{folder}/"))
-            if name is None:
-                continue
-            start = int(name["start"])
-            stop = int(name["stop"])
+        for start, stop in self._ranges(partition):
             if within is None or within.start <= start <= stop <= within.stop:
                 found += self._usable(partition, start, stop)
         return _most_rows_without_overlap(found)
+
+    def _ranges(self, partition: Partition) -> list[tuple[int, int]]:
+        """Return the rows, from one to before another, of each staged object of this version."""
+        folder = self._folder(partition)
+        ranges: list[tuple[int, int]] = []
+        for stored in self._store.list(folder):
+            name = _NAME.fullmatch(stored.name.removeprefix(f"{folder}/"))
+            if name is not None:
+                ranges.append((int(name["start"]), int(name["stop"])))
+        return ranges
 
     def _usable(self, partition: Partition, start: int, stop: int) -> list[StagedRows]:
         """Return these staged rows; none if they cannot be used."""
@@ -260,6 +264,13 @@ class Staging:
         if self.has(key):
             _remove_folder(self._store, f"{self._root}/{encode_key(key)}")
             self._staged_keys.discard(encode_key(key))
+
+    def remove_from(self, partition: Partition, row: int) -> None:
+        """Remove what is staged of a row and those behind it; harmless if nothing is."""
+        with _harmless(self._store, self._folder(partition)):
+            for start, stop in self._ranges(partition):
+                if stop > row:
+                    self._store.delete(self._name(partition, start, stop))
 
     def _name(self, partition: Partition, start: int, stop: int) -> str:
         return f"{self._folder(partition)}/{start}-{stop}.parquet"

@@ -272,6 +272,24 @@ def test_changed_model_is_found_before_a_text_is_sent(
         assert other.bodies == []
 
 
+def test_texts_next_to_refused_ones_are_sent_few_times(
+    server: FaultServer, new_pool: MakePool, tmp_path: Path
+) -> None:
+    """Each SuperBatch of the partition has a refused text, and there are more than MOST_READS."""
+    sound = numbered_rows("a", 1_900)
+    rows = list(sound)
+    for place in range(0, 1_900, 95):
+        rows.insert(place, (f"bad {place}", f"{REFUSED} {place}"))
+    output = Output(_started(new_pool(server, batch=51), server), tmp_path / "out")
+
+    run = output.embed(in_memory({"a": rows}), bad_rows="set_aside")
+
+    output.check("a", sound)
+    assert run.report.rejected_rows == 20
+    assert run.report.texts_reused == 0
+    assert sum(server.encoded.values()) <= 3 * len(sound)
+
+
 @pytest.mark.parametrize("answered", [0, 1, 9, 30, 40])
 def test_model_that_changes_during_a_run_leaves_no_vector(
     server: FaultServer, new_pool: MakePool, tmp_path: Path, answered: int

@@ -167,13 +167,13 @@ def test_partition_of_too_many_such_texts_is_refused(
     pool: EncoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read_again, "MOST_READS", 1)
-    rows = with_texts(numbered_rows("p", 300), {7: "fail always", 250: "fail always too"})
+    rows = with_texts(numbered_rows("p", 900), {7: "fail always", 850: "fail always too"})
 
     run = set_aside(pool, [placed("p", rows)], tmp_path)
     events = finish(run)
 
     [failure] = failures(events)
-    assert "partition 'p', line 250 of a.jsonl: its text ends every worker" in failure.reason
+    assert "partition 'p', line 850 of a.jsonl: its text ends every worker" in failure.reason
     assert receipts(events) == []
 
 
