@@ -276,7 +276,5 @@ def google_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     account = GoogleAccount()
-    try:
+    with account.serve():
         yield account
-    finally:
-        account.close()

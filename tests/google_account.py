@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from tests.http_server import Answer, Request, json_server
 
 TOKEN = "token-of-the-account"
 EMAIL = "runs@my-project.iam.gserviceaccount.com"
@@ -27,39 +28,38 @@ def private_key() -> str:
 
 
 class GoogleAccount:
-    """The account and its server, which runs until `close`.
+    """The account, and what its server was asked.
 
     Attributes:
-        url: of the server.
         key: the content of the account's key file.
         gcp_credentials: the same in base64.
-        is_revoked: whether it refuses to.
+        is_revoked: whether the server refuses to give a token.
         requests: method and header Authorization of each request to a bucket.
         blobs: what a listing of objects by Google's own client shows.
     """
 
     def __init__(self) -> None:
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        content = {
-            "type": "service_account",
-            "project_id": "project-of-the-key",
-            "client_email": EMAIL,
-            "private_key": private_key(),
-            "token_uri": f"{self.url}/token",
-        }
-        self.key = json.dumps(content)
-        self.gcp_credentials = base64.b64encode(self.key.encode()).decode()
+        self.url = ""
+        self.key = ""
+        self.gcp_credentials = ""
         self.is_revoked = False
         self.requests = list[tuple[str, str | None]]()
         self.blobs = list[dict[str, str]]()
-        self._serving = threading.Thread(target=self._server.serve_forever)
-        self._serving.start()
 
-    def close(self) -> None:
-        self._server.shutdown()
-        self._serving.join()
-        self._server.server_close()
+    @contextmanager
+    def serve(self) -> Iterator[None]:
+        """Run the server at `url`, which the key names."""
+        with json_server(self._answer) as self.url:
+            content = {
+                "type": "service_account",
+                "project_id": "project-of-the-key",
+                "client_email": EMAIL,
+                "private_key": private_key(),
+                "token_uri": f"{self.url}/token",
+            }
+            self.key = json.dumps(content)
+            self.gcp_credentials = base64.b64encode(self.key.encode()).decode()
+            yield
 
     def is_quoted(self, text: str) -> bool:
         """Whether a text has a part of the key, as it is or in base64."""
@@ -67,35 +67,16 @@ class GoogleAccount:
         parts = [*lines[1:-1], self.gcp_credentials[:40], self.gcp_credentials[-40:]]
         return any(part in text for part in parts)
 
+    def _answer(self, request: Request) -> Answer:
+        if request.method == "POST" and self.is_revoked:
+            error = {"error": "invalid_grant", "error_description": "Invalid JWT Signature."}
+            return Answer(error, 400)
+        if request.method == "POST":
+            token = {"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"}
+            return Answer(token)
 
-def _handler(account: GoogleAccount) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            if account.is_revoked:
-                self._answer(
-                    400, {"error": "invalid_grant", "error_description": "Invalid JWT Signature."}
-                )
-                return
-            self._answer(200, {"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"})
-
-        def do_GET(self) -> None:
-            account.requests.append(("GET", self.headers["Authorization"]))
-            is_listing = self.path.partition("?")[0].endswith("/o")
-            if is_listing:
-                self._answer(200, {"items": account.blobs})
-            else:
-                self._answer(404, {})
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-        def _answer(self, status: int, document: dict[str, Any]) -> None:
-            content = json.dumps(document).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-    return Handler
+        self.requests.append((request.method, request.headers["Authorization"]))
+        is_listing = request.path.partition("?")[0].endswith("/o")
+        if is_listing:
+            return Answer({"items": self.blobs})
+        return Answer({}, 404)

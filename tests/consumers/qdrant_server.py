@@ -6,17 +6,17 @@ that a server needs for counts.
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from pydantic import BaseModel
 from qdrant_client import QdrantClient, models
+
+from tests.http_server import Answer, Request, json_server
 
 LARGEST_BODY = 32 * 1024 * 1024  # Qdrant's own limit
 
@@ -121,39 +121,17 @@ def _as_json(value: Any) -> Any:
 def qdrant_server(api_key: str) -> Iterator[QdrantServer]:
     state = QdrantServer()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(request: Request) -> Answer:
+        assert len(request.body) <= LARGEST_BODY
+        status = state.status or 200
+        if request.headers.get("api-key") != api_key:
+            status = 401
+        result = None
+        if status == 200:
+            given = {name: value for name, value in request.document.items() if value is not None}
+            with state.lock:
+                result = state.answer(request.method, request.path.partition("?")[0], given)
+        return Answer({"result": _as_json(result), "status": "ok", "time": 0.0}, status)
 
-        def _do(self) -> None:
-            content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            assert len(content) <= LARGEST_BODY
-            status = state.status or 200
-            if self.headers.get("api-key") != api_key:
-                status = 401
-            result = None
-            if status == 200:
-                body = json.loads(content or b"{}")
-                given = {name: value for name, value in body.items() if value is not None}
-                with state.lock:
-                    path = self.path.partition("?")[0]
-                    result = state.answer(self.command, path, given)
-            answer = {"result": _as_json(result), "status": "ok", "time": 0.0}
-            sent = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(sent)))
-            self.end_headers()
-            self.wfile.write(sent)
-
-        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _do
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        state.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with json_server(answer) as state.url:
         yield state
-        server.shutdown()
-        thread.join()

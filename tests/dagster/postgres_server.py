@@ -82,44 +82,22 @@ def postgres_server(*, durable: bool = True) -> Iterator[PostgresServer]:
             "not installed: the extra 'postgres' (make venv EXTRAS=cpu,demo,dev,postgres)"
         )
     folder = Path(tempfile.mkdtemp(prefix="surge-postgres-"))
-    # Postgres refuses to run as root; Debian's package has created a user for it.
-    account: dict[str, Any] = (
-        {"user": _USER, "group": _USER, "extra_groups": []} if os.geteuid() == 0 else {}
-    )
-    if account:
-        owner = pwd.getpwnam(_USER)
-        os.chown(folder, owner.pw_uid, owner.pw_gid)
+    account = _account_that_owns(folder)
     try:
         data = folder / "data"
         log = folder / "log"
-        initdb = [
-            programs / "initdb",
-            "-D",
-            data,
-            "-U",
-            _USER,
-            "-A",
-            "trust",
-            "-E",
-            "UTF8",
-            "--locale=C",
-            "--no-sync",
-        ]
-        subprocess.run(
-            list(map(str, initdb)), cwd=folder, check=True, capture_output=True, **account
-        )
+        made = f"{programs}/initdb -D {data} -U {_USER} -A trust -E UTF8 --locale=C --no-sync"
+        subprocess.run(made.split(), cwd=folder, check=True, capture_output=True, **account)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        settings = {
-            "listen_addresses": "127.0.0.1",
-            "unix_socket_directories": "",
-            "fsync": "on" if durable else "off",
-        }
-        command = [str(programs / "postgres"), "-D", str(data), "-p", str(port)]
-        command += [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        fsync = "on" if durable else "off"
+        command = f"{programs}/postgres -D {data} -p {port} -c listen_addresses=127.0.0.1"
+        command += f" -c unix_socket_directories= -c fsync={fsync}"
         with log.open("wb") as output:
-            process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, **account)
+            process = subprocess.Popen(
+                command.split(), cwd=folder, stdout=output, stderr=output, **account
+            )
         try:
             yield PostgresServer(port, _wait_for(process, port, log))
         finally:
@@ -127,6 +105,18 @@ def postgres_server(*, durable: bool = True) -> Iterator[PostgresServer]:
             process.wait(_START_SECONDS)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _account_that_owns(folder: Path) -> dict[str, Any]:
+    """Return the account of the server's processes.
+
+    Postgres refuses to run as root; Debian's package has created a user for it.
+    """
+    if os.geteuid() != 0:
+        return {}
+    owner = pwd.getpwnam(_USER)
+    os.chown(folder, owner.pw_uid, owner.pw_gid)
+    return {"user": _USER, "group": _USER, "extra_groups": []}
 
 
 def _connect(port: int) -> psycopg2.extensions.connection:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote_plus
 
@@ -24,6 +23,7 @@ from surge_dagster.orchestration.launch import job_of
 from surge_dagster.orchestration.names import CatalogNames
 from tests.dagster import private_dagster
 from tests.dagster.conftest import NAMES, Workbench, evaluate, execute, numbered_keys
+from tests.http_server import Answer, Request, json_server
 
 SECRET = "hunter2"
 SHOP = CatalogNames("shop")
@@ -39,11 +39,11 @@ class Listener:
     status: int = 200
     answer: dict[str, Any] = field(default_factory=lambda: {"ok": True})
     silent: threading.Event | None = None  # set when it may answer
-    port: int = 0
+    server: str = ""
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/{SECRET}"
+        return f"{self.server}/{SECRET}"
 
     def alerts(self) -> list[dict[str, Any]]:
         return [json.loads(body) for _, body in self.posted]
@@ -53,31 +53,16 @@ class Listener:
 def listener() -> Iterator[Listener]:
     kept = Listener()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            kept.posted.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
-            if kept.silent is not None:
-                kept.silent.wait(60)
-            body = json.dumps(kept.answer).encode()
-            self.send_response(kept.status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Location", f"http://127.0.0.1:{kept.port}/elsewhere")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(request: Request) -> Answer:
+        kept.posted.append((request.path, request.body))
+        if kept.silent is not None:
+            kept.silent.wait(60)
+        return Answer(kept.answer, kept.status, {"Location": f"{kept.server}/elsewhere"})
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        kept.port = server.server_address[1]
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
+    with json_server(answer) as kept.server:
         yield kept
         if kept.silent is not None:
             kept.silent.set()
-        server.shutdown()
-        thread.join()
 
 
 class Ticks:
@@ -330,7 +315,7 @@ def test_slack_gets_the_failed_partitions_through_its_own_package(
 ) -> None:
     slack = pytest.importorskip("dagster_slack", reason="not installed: the extra 'slack'")
     client = slack.sensors.WebClient
-    url = f"http://127.0.0.1:{listener.port}/api/"
+    url = f"{listener.server}/api/"
     monkeypatch.setattr(slack.sensors, "WebClient", partial(client, base_url=url))
     sensor = slack.make_slack_on_run_failure_sensor("#embeddings", SECRET, text_fn=failure_text)
     definitions = dg.Definitions.merge(bench.definitions, dg.Definitions(sensors=[sensor]))

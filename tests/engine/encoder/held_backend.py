@@ -32,53 +32,60 @@ _POLL_SECONDS = 0.01
 
 
 def load(space: Space, settings: BackendSettings) -> Backend:
-    backend: Any = make_backend(os.environ["HELD_BACKEND"], space, settings)
-    is_queuing = isinstance(backend, QueuingBackend)
-    folder = Path(os.environ["HELD_FOLDER"])
-
+    kind = os.environ["HELD_BACKEND"]
+    backend: Any = make_backend(kind, space, settings)
+    compute_name = "launch" if isinstance(backend, QueuingBackend) else "forward"
     prepare = backend.prepare
+    compute = getattr(backend, compute_name)
 
     def prepare_and_tell(texts: list[str]) -> Any:
         prepared = prepare(texts)
-        (folder / f"tokenized-{len(texts)}").touch()
+        _file(f"tokenized-{len(texts)}").touch()
         return prepared
-
-    compute_name = "launch" if is_queuing else "forward"
-    compute = getattr(backend, compute_name)
 
     def compute_when_allowed(prepared: Any, rows: Rows, progress: Progress) -> Any:
         texts = len(rows.places)
         if texts not in (FIRST_TEXTS, SECOND_TEXTS):
             return compute(prepared, rows, progress)
-        (folder / f"held-{texts}").touch()
-        if os.environ["HELD_BACKEND"] == "http":
-            return launched_when_allowed(texts, progress, lambda: compute(prepared, rows, progress))
-        wait(texts, progress)
+        _file(f"held-{texts}").touch()
+        if kind == "http":
+            return _launched_later(texts, progress, lambda: compute(prepared, rows, progress))
+        _wait(texts, progress)
         return compute(prepared, rows, progress)
-
-    def launched_when_allowed(
-        texts: int, progress: Progress, launch: Callable[[], LaunchedPortion]
-    ) -> LaunchedPortion:
-        """A launch that only sends requests must not wait, so the requests are sent later."""
-        launched: list[LaunchedPortion] = []
-
-        def is_done() -> bool:
-            if not launched and (folder / f"go-on-{texts}").exists():
-                launched.append(launch())
-            return bool(launched) and launched[0].is_done()
-
-        def finish() -> Costs:
-            wait(texts, progress)
-            is_done()
-            return launched[0].finish()
-
-        return LaunchedPortion(is_done, finish)
-
-    def wait(texts: int, progress: Progress) -> None:
-        while not (folder / f"go-on-{texts}").exists():
-            progress()
-            threading.Event().wait(_POLL_SECONDS)
 
     backend.prepare = prepare_and_tell
     setattr(backend, compute_name, compute_when_allowed)
     return backend
+
+
+def _launched_later(
+    texts: int, progress: Progress, launch: Callable[[], LaunchedPortion]
+) -> LaunchedPortion:
+    """A launch that only sends requests must not wait, so the requests are sent later."""
+    launched: list[LaunchedPortion] = []
+
+    def is_done() -> bool:
+        if not launched and _go_on(texts):
+            launched.append(launch())
+        return bool(launched) and launched[0].is_done()
+
+    def finish() -> Costs:
+        _wait(texts, progress)
+        is_done()
+        return launched[0].finish()
+
+    return LaunchedPortion(is_done, finish)
+
+
+def _wait(texts: int, progress: Progress) -> None:
+    while not _go_on(texts):
+        progress()
+        threading.Event().wait(_POLL_SECONDS)
+
+
+def _go_on(texts: int) -> bool:
+    return _file(f"go-on-{texts}").exists()
+
+
+def _file(name: str) -> Path:
+    return Path(os.environ["HELD_FOLDER"]) / name

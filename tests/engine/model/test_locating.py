@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import pytest
 
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.model.locating import find_model
+from tests.http_server import QuietHandler, serving
 
 pytestmark = pytest.mark.timeout(60)
 _REVISION = "5" * 40
@@ -58,46 +58,6 @@ class Hub:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    kept = Hub()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            self._answer(self.path.partition(f"/team/model/resolve/{_REVISION}/")[2])
-
-        def do_GET(self) -> None:
-            if self.path.startswith("/api/models/team/model/tree/"):
-                self._send(200, json.dumps([_entry(path) for path in _FILES]).encode())
-            elif self.path.startswith("/api/models/team/model"):
-                self._send(200, json.dumps({"id": "team/model", "sha": _REVISION}).encode())
-            else:
-                self.do_HEAD()
-
-        def _answer(self, path: str) -> None:
-            if path not in _FILES:
-                return self._send(404, b"", {"X-Error-Code": "RepoNotFound", "X-Request-Id": "7"})
-            headers = {"ETag": f'"{_etag(path)}"', "X-Repo-Commit": _REVISION}
-            return self._send(200, _FILES[path], headers, path)
-
-        def _send(
-            self, status: int, content: bytes, headers: dict[str, str] | None = None, path: str = ""
-        ) -> None:
-            self.send_response(status)
-            for name, value in {**(headers or {}), "Content-Length": str(len(content))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command == "HEAD":
-                return
-            if path:
-                kept.requested.append(path)
-            if path and path == kept.stops_in:
-                self.wfile.write(content[: len(content) // 2])
-                kept.stopped.set()
-                kept.goes_on.wait()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
     # The hub's client with default settings, whatever the environment or an earlier test has set.
     for name in [name for name in os.environ if name.startswith(("HF_", "HUGGINGFACE_", "TQDM_"))]:
         monkeypatch.delenv(name)
@@ -107,14 +67,46 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setattr(progress, "HF_HUB_DISABLE_PROGRESS_BARS", None)
     monkeypatch.setattr(progress, "progress_bar_states", {})
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-        thread.start()
+
+    kept = Hub()
+    with serving(_handler(kept)) as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
         yield kept
         kept.goes_on.set()
-        server.shutdown()
-        thread.join()
+
+
+def _handler(hub: Hub) -> type[QuietHandler]:
+    class Handler(QuietHandler):
+        def do_HEAD(self) -> None:
+            path = self._path()
+            if path not in _FILES:
+                self.send(404, b"", {"X-Error-Code": "RepoNotFound", "X-Request-Id": "7"})
+            else:
+                headers = {"ETag": f'"{_etag(path)}"', "X-Repo-Commit": _REVISION}
+                self.send(200, _FILES[path], headers)
+
+        def do_GET(self) -> None:
+            if self.path.startswith("/api/models/team/model/tree/"):
+                self.send(200, json.dumps([_entry(path) for path in _FILES]).encode(), {})
+            elif self.path.startswith("/api/models/team/model"):
+                self.send(200, json.dumps({"id": "team/model", "sha": _REVISION}).encode(), {})
+            else:
+                self.do_HEAD()
+
+        def write(self, content: bytes) -> None:
+            path = self._path()
+            if path in _FILES:
+                hub.requested.append(path)
+            if path and path == hub.stops_in:
+                super().write(content[: len(content) // 2])
+                hub.stopped.set()
+                hub.goes_on.wait()
+            super().write(content)
+
+        def _path(self) -> str:
+            return self.path.partition(f"/team/model/resolve/{_REVISION}/")[2]
+
+    return Handler
 
 
 def _entry(path: str) -> dict[str, object]:

@@ -19,7 +19,6 @@ from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.run.report import Receipt
 from surge_dagster.engine.sources.partition import Partition, RejectedRow
 from surge_dagster.engine.store import open_store
-from surge_dagster.engine.verify.verification import Verified, verify_partition
 from tests.engine.runs import completed, failures, finish, make_run, receipts
 from tests.engine.store.object_server import ObjectServer, open_bucket
 from tests.small_catalogs import (
@@ -198,15 +197,6 @@ def test_values_that_are_not_utf8_are_listed_with_escapes(
 
     [row] = listed(tmp_path, run.space.name, "p")
     assert (row["id"], row["place"]) == ("\\ud800", "row 2 of \\udcff.csv")
-
-
-def test_file_is_verified_without_its_rejected_rows(hash_pool: EncoderPool, tmp_path: Path) -> None:
-    partition = partition_with("p", numbered_rows("p", 5), [BAD])
-    run = completed(make_run(hash_pool, [partition], tmp_path))
-
-    found = verify_partition(partition, open_store(tmp_path), run.space)
-
-    assert found == Verified("p", 5, rejected_rows=1, source_rows=6)
 
 
 def test_change_feed_deletes_a_row_that_is_set_aside_now(

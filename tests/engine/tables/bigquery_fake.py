@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from functools import reduce
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from operator import add, xor
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -26,6 +25,7 @@ import grpc
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tests.http_server import Answer, Request, json_server
 from tests.small_catalogs import Rows
 
 if TYPE_CHECKING:  # Google's packages take two seconds of each process that collects tests
@@ -110,26 +110,23 @@ class FakeBigQuery:
             BigQueryReadGrpcTransport,
         )
 
-        http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        threading.Thread(target=http.serve_forever, daemon=True).start()
         server = grpc.server(futures.ThreadPoolExecutor(8), handlers=[_Storage(self)])
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         try:
-            client = bigquery.Client(
-                project=PROJECT,
-                credentials=AnonymousCredentials(),
-                client_options={"api_endpoint": f"http://127.0.0.1:{http.server_port}"},
-            )
-            with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-                yield (
-                    client,
-                    BigQueryReadClient(transport=BigQueryReadGrpcTransport(channel=channel)),
+            with (
+                json_server(self._answer) as url,
+                grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
+            ):
+                client = bigquery.Client(
+                    project=PROJECT,
+                    credentials=AnonymousCredentials(),
+                    client_options={"api_endpoint": url},
                 )
+                transport = BigQueryReadGrpcTransport(channel=channel)
+                yield client, BigQueryReadClient(transport=transport)
         finally:
             server.stop(None).wait()
-            http.shutdown()
-            http.server_close()
 
     @contextmanager
     def serve_by_default(self) -> Iterator[None]:
@@ -153,6 +150,14 @@ class FakeBigQuery:
                 ),
             ):
                 yield
+
+    def _answer(self, request: Request) -> Answer:
+        self.tokens.append(request.headers["Authorization"])
+        try:
+            return Answer(_rest(self, request.path.partition("?")[0], request.document))
+        except Refused as error:
+            reason = [{"reason": "invalidQuery", "message": str(error)}]
+            return Answer({"error": {"code": 400, "message": str(error), "errors": reason}}, 400)
 
     def query(self, sql: str) -> tuple[str, pa.Table]:
         """Answer a query; its result table is kept under the name that is returned."""
@@ -253,38 +258,6 @@ def _filtered(table: pa.Table, condition: str) -> pa.Table:
         return table
     wanted = json.loads(f"[{condition.removeprefix('surge_key IN (').removesuffix(')')}]")
     return table.filter(pa.array([key in wanted for key in table["surge_key"].to_pylist()]))
-
-
-def _handler(fake: FakeBigQuery) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            self._answer({})
-
-        def do_POST(self) -> None:
-            self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-
-        def _answer(self, body: dict[str, Any]) -> None:
-            fake.tokens.append(self.headers["Authorization"])
-            status = 200
-            try:
-                document = _rest(fake, self.path.partition("?")[0], body)
-            except Refused as error:
-                status = 400
-                reason = [{"reason": "invalidQuery", "message": str(error)}]
-                document = {"error": {"code": 400, "message": str(error), "errors": reason}}
-            data = json.dumps(document).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    return Handler
 
 
 def _rest(fake: FakeBigQuery, path: str, body: dict[str, Any]) -> dict[str, Any]:
