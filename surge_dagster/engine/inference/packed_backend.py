@@ -36,7 +36,18 @@ from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.inference.device import Device, Mark, open_device
 from surge_dagster.engine.inference.joined_products import join_products
 from surge_dagster.engine.inference.packed_attention import PACKED_ATTENTION, has_varlen_attention
-from surge_dagster.engine.inference.packing import CELL, LONGEST_IN_CELLS, Pack, pack_texts
+from surge_dagster.engine.inference.packing import (
+    CELL,
+    LONGEST_IN_CELLS,
+    Pack,
+    PassShape,
+    pack_texts,
+)
+from surge_dagster.engine.inference.recorded_passes import (
+    RecordedPass,
+    record_passes,
+    shape_of_recording,
+)
 from surge_dagster.engine.inference.token_backend import RunPass, TokenBackend
 from surge_dagster.engine.inference.torch_backend import load_model, tokenizer_facts
 from surge_dagster.engine.model.spec import Space
@@ -59,11 +70,15 @@ class PackedOptions:
     Attributes:
         is_compiled: fuse the kernels of the model's layers, which are compiled once for all
             lengths. Where that fails they are computed as they are.
+        has_compiled_embeddings: fuse those of its embeddings, too.
         has_joined_products: compute query, key and value in one product.
+        has_recorded_passes: launch small passes with one call, see `recorded_passes`.
     """
 
     is_compiled: bool = True
+    has_compiled_embeddings: bool = True
     has_joined_products: bool = True
+    has_recorded_passes: bool = False  # no GPU has run them yet
 
 
 def load_packed(
@@ -117,11 +132,17 @@ class PackedBackend(TokenBackend):
         )
         self._dtype = next(model.parameters()).dtype
         self._has_cells = True
+        self._recorded: dict[PassShape, RecordedPass] = {}
         try:
             self._try()
         except NotImplementedError:
             self._has_cells = False
-        fused = options.is_compiled and self._compile_layers()
+        fused = options.is_compiled and self._compile(options.has_compiled_embeddings)
+        if options.has_recorded_passes:
+            with torch.inference_mode():
+                self._recorded = record_passes(
+                    self._embed, device, self._pad_id, cells=self._has_cells
+                )
         self.detail = f"torch {torch.__version__}, packed{' and compiled' if fused else ''}"
 
     def forward(self, prepared: Tokens, rows: Rows, progress: Progress) -> Costs:
@@ -171,11 +192,17 @@ class PackedBackend(TokenBackend):
         """Bring a portion's ids to the device; return what queues a pass and a mark behind it."""
         ids = self._device.upload(np.append(tokens.ids, np.int32(self._pad_id)))
 
-        def run_pass(pack: Pack) -> None:
+        upload = self._device.upload
+
+        def embed(pack: Pack) -> torch.Tensor:
+            recorded = self._recorded.get(shape_of_recording(pack))
+            if recorded is not None:
+                return recorded(tokens, pack)
             starts = np.where(pack.sequences < 0, len(tokens.ids), tokens.offsets[pack.sequences])
-            upload = self._device.upload
-            found = self._embed(ids, upload(starts), upload(pack.lengths), pack)
-            found = found[upload(pack.places)]
+            return self._embed(ids, upload(starts), upload(pack.lengths), pack.shape)
+
+        def run_pass(pack: Pack) -> None:
+            found = embed(pack)[upload(pack.places)]
             if self._space.normalize:
                 found = torch.nn.functional.normalize(found, p=2.0, dim=-1)
             vectors.index_copy_(0, upload(pack.rows), found.to(vectors.dtype))
@@ -184,14 +211,14 @@ class PackedBackend(TokenBackend):
         return run_pass
 
     def _embed(
-        self, ids: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, pack: Pack
+        self, ids: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, shape: PassShape
     ) -> torch.Tensor:
         """Return float32 [sequences, dimension]; padding consists of the last of `ids`."""
         borders = torch.zeros(len(lengths) + 1, dtype=torch.int32, device=ids.device)
         torch.cumsum(lengths, 0, out=borders[1:])
         numbers = torch.arange(len(lengths), device=ids.device)
-        sequences = torch.repeat_interleave(numbers, lengths, output_size=pack.padded_tokens)
-        in_text = torch.arange(pack.padded_tokens, device=ids.device) - borders[sequences]
+        sequences = torch.repeat_interleave(numbers, lengths, output_size=shape.tokens)
+        in_text = torch.arange(shape.tokens, device=ids.device) - borders[sequences]
         places = (starts[sequences] + in_text).clamp_(max=len(ids) - 1)
         # Padding may be longer than what the model has positions for.
         in_text *= places < len(ids) - 1
@@ -201,10 +228,10 @@ class PackedBackend(TokenBackend):
             "position_ids": self._positions(tokens, in_text, borders, sequences)[None],
             "cu_seq_lens_q": borders,
             "cu_seq_lens_k": borders,
-            "max_length_q": pack.longest,
-            "max_length_k": pack.longest,
+            "max_length_q": shape.longest,
+            "max_length_k": shape.longest,
         }
-        if pack.in_cells:
+        if shape.in_cells:
             features["apart"] = self._apart(sequences.view(-1, 1, CELL))
         transformer, *others = self._model
         features = transformer(features)
@@ -255,24 +282,31 @@ class PackedBackend(TokenBackend):
         texts = ["a"] * tokens + [longer] * max(1, tokens // CELL)
         encode_texts(self, texts, self._space)
 
-    def _compile_layers(self) -> bool:
-        """Compile the model's layers, all of one kind, into one function; return if it works."""
+    def _compile(self, has_embeddings: bool) -> bool:
+        """Compile the model's layers, all of one kind, into one function, and its embeddings into
+        another; return whether it works."""
         modules = self._model.modules()
         lists = [module for module in modules if isinstance(module, torch.nn.ModuleList)]
         layers = max(lists, key=len, default=[])
         if len({type(layer) for layer in layers}) != 1:
             return False
-        compiled = torch.compile(type(layers[0]).forward, dynamic=True)
-        for layer in layers:
-            layer.forward = compiled.__get__(layer)
+        modules = list(layers)
+        first: Any = self._model[0]
+        embeddings = getattr(first.model, "embeddings", None)  # decoders have only a table
+        if has_embeddings and isinstance(embeddings, torch.nn.Module):
+            modules.append(embeddings)
+        kinds = {type(module) for module in modules}
+        compiled = {kind: torch.compile(kind.forward, dynamic=True) for kind in kinds}
+        for module in modules:
+            module.forward = compiled[type(module)].__get__(module)
         try:
             # A whole pass: the compiler takes those variants of its kernels that are fastest the
             # first time.
             self._try(self.token_budget)
         except Exception as error:  # a compiler, its cache or its tools: each has its own error
             log.warning("layers are not compiled: %s", error)
-            for layer in layers:
-                del layer.forward
+            for module in modules:
+                del module.forward
             return False
         return True
 

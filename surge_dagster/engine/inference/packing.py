@@ -26,6 +26,21 @@ _PADDING = -1
 
 
 @dataclass(frozen=True, slots=True)
+class PassShape:
+    """What the kernels of a pass depend on.
+
+    Attributes:
+        tokens: of all sequences, padding included.
+        longest: at least the tokens of the longest sequence.
+        in_cells: as that of a `Pack`.
+    """
+
+    tokens: int
+    longest: int
+    in_cells: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Pack:
     """Texts that share a pass.
 
@@ -63,6 +78,10 @@ class Pack:
     def longest(self) -> int:
         """Tokens of the longest sequence, rounded up: kernels are chosen by it."""
         return -(-int(self.lengths.max()) // TILE) * TILE
+
+    @property
+    def shape(self) -> PassShape:
+        return PassShape(self.padded_tokens, self.longest, self.in_cells)
 
     def halves(self) -> list[Pack]:
         places = self.places

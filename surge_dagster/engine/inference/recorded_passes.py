@@ -1,0 +1,93 @@
+"""Small passes that are recorded once and run again: on CUDA as graphs.
+
+The kernels of a pass of a single query take a GPU less time than Python needs to launch them. A
+recorded pass is launched with one call. It reads its texts from a buffer of its own, and leaves
+their vectors in another one. So it fits all texts of as many tokens, once they have as many
+sequences: as many as tokens, the first ones of them empty.
+
+`torch.compile(mode="reduce-overhead")` records too, but within what is compiled. Here that is a
+layer, which would be recorded for each layer and size, and launched once for each layer. What is
+before and after the layers, half of a small pass's launches, would stay in Python.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from surge_dagster.engine.encoder.worker.tokenization import Tokens
+from surge_dagster.engine.inference.device import Device
+from surge_dagster.engine.inference.packing import TILE, Pack, PassShape
+
+log = logging.getLogger(__name__)
+
+MOST_TOKENS = 512
+
+# Returns float32 [sequences, dimension]; its arguments are the ids, the place of each sequence's
+# first id, their lengths, and the shape of the pass.
+Embed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, PassShape], torch.Tensor]
+
+
+def record_passes(
+    embed: Embed, device: Device, pad_id: int, *, cells: bool
+) -> dict[PassShape, RecordedPass]:
+    """Return a recorded pass for each shape of at most `MOST_TOKENS`; none if recording fails."""
+    passes = {}
+    try:
+        for in_cells in (True, False) if cells else (False,):
+            # The largest first: the others take their memory from it.
+            for tokens in range(MOST_TOKENS, 0, -TILE):
+                shape = PassShape(tokens, tokens, in_cells)
+                passes[shape] = RecordedPass(embed, device, shape, pad_id)
+    except Exception as error:  # of the driver, a kernel or a compiler: each has its own
+        log.warning("small passes are not recorded: %s", error)
+        return {}
+    return passes
+
+
+def shape_of_recording(pack: Pack) -> PassShape:
+    """Return the shape under which the pass of these texts is recorded, if it is."""
+    return PassShape(pack.padded_tokens, pack.padded_tokens, pack.in_cells)
+
+
+class RecordedPass:
+    """A pass of one shape."""
+
+    def __init__(self, embed: Embed, device: Device, shape: PassShape, pad_id: int) -> None:
+        self._device = device
+        self._pad_id = pad_id
+        self._most = shape.tokens
+        # One buffer, which one copy fills: ids with an id of padding behind them, starts, lengths.
+        sizes = [shape.tokens + 1, shape.tokens, shape.tokens]
+        only_padding = Pack(np.array([-1]), np.array([shape.tokens]), shape.in_cells)
+        no_tokens = Tokens(np.zeros(0, np.int32), np.zeros(1, np.int64), np.zeros(0, bool), pad_id)
+        self._buffer = device.upload(self._content(no_tokens, only_padding))
+        ids, starts, lengths = self._buffer.split(sizes)
+        self._replay, self._vectors = device.recorded(lambda: embed(ids, starts, lengths, shape))
+
+    def __call__(self, tokens: Tokens, pack: Pack) -> torch.Tensor:
+        """Queue the pass; return float32 [sequences of the pack, dimension], which stay until the
+        next pass is queued."""
+        self._buffer.copy_(self._device.upload(self._content(tokens, pack)), non_blocking=True)
+        self._replay()
+        return self._vectors[self._most - len(pack.lengths) :]
+
+    def _content(self, tokens: Tokens, pack: Pack) -> np.ndarray:
+        first = self._most - len(pack.lengths)  # those before it are empty
+        is_text = pack.sequences >= 0
+        borders = np.cumsum(pack.lengths) - pack.lengths
+        content = np.zeros(3 * self._most + 1, np.int64)
+        ids = content[: self._most + 1]
+        starts = content[self._most + 1 :][first : self._most]
+        lengths = content[2 * self._most + 1 :][first:]
+
+        ids[:] = self._pad_id
+        shifts = tokens.offsets[pack.sequences[is_text]] - borders[is_text]
+        places = np.flatnonzero(np.repeat(is_text, pack.lengths))
+        ids[places] = tokens.ids[places + np.repeat(shifts, pack.lengths[is_text])]
+        starts[:] = np.where(is_text, borders, self._most)
+        lengths[:] = pack.lengths
+        return content

@@ -1,0 +1,124 @@
+"""Recorded passes on the CPU, which runs the work again in place of a graph: their vectors are
+those of other passes, and nothing of a pass stays for the next one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from surge_dagster.engine.encoder.worker.backends import BackendSettings, encode_texts
+from surge_dagster.engine.inference.packing import pack_texts
+from surge_dagster.engine.inference.torch_backend import load_model, tokenizer_facts
+from surge_dagster.engine.model.spec import EncodingSpec
+from tests.engine.encoder.conftest import tiny_model
+
+if TYPE_CHECKING:
+    from surge_dagster.engine.inference.device import Device
+    from surge_dagster.engine.inference.packed_backend import PackedBackend
+
+# Each pools or counts positions in another way, or attends in no cells.
+MODELS = (
+    "bert_cls",
+    "bert_several_poolings",
+    "bert_prompt_left_out_of_the_mean",
+    "xlm_roberta_with_dense",
+    "modernbert_cls",
+    "qwen3_last_token",
+    "llama_weighted_mean",
+)
+PORTIONS = (
+    ["a"],
+    ["steel", "a bottle of oak " * 12, "", "the lid", "key " * 30],
+    ["return the rows of the index"] * 20,
+    ["rows " * 50] * 7,
+    ["key"],
+)
+
+
+def _backend(folder: Path, *, is_recorded: bool, device: Device | None = None) -> PackedBackend:
+    from surge_dagster.engine.inference.device import Device
+    from surge_dagster.engine.inference.packed_backend import PackedBackend, PackedOptions
+
+    space = EncodingSpec(str(folder)).resolve()
+    settings = BackendSettings("cpu", "fp32", threads=1, token_budget=1_000)
+    model = load_model(space, settings)
+    facts = tokenizer_facts(model, space)
+    assert facts is not None
+    options = PackedOptions(is_compiled=False, has_recorded_passes=is_recorded)
+    return PackedBackend(space, settings, model, facts, device or Device(), options)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_recorded_passes_give_the_vectors_of_other_passes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from surge_dagster.engine.inference import recorded_passes
+
+    folder = tiny_model(name, tmp_path)
+    space = EncodingSpec(str(folder)).resolve()
+    plain = _backend(folder, is_recorded=False)
+    recorded = _backend(folder, is_recorded=True)
+    calls = list[int]()
+    content = recorded_passes.RecordedPass._content
+
+    def counted(self: Any, tokens: Any, pack: Any) -> np.ndarray:
+        calls.append(pack.tokens)
+        return content(self, tokens, pack)
+
+    monkeypatch.setattr(recorded_passes.RecordedPass, "_content", counted)
+    for texts in PORTIONS:
+        calls.clear()
+        found, costs = encode_texts(recorded, texts, space)
+        expected, _ = encode_texts(plain, texts, space)
+
+        assert sum(calls) == costs.tokens
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-6)
+
+
+def test_recorded_pass_keeps_nothing_of_the_pass_before(tmp_path: Path) -> None:
+    folder = tiny_model("bert_cls", tmp_path)
+    space = EncodingSpec(str(folder)).resolve()
+    backend = _backend(folder, is_recorded=True)
+    first, _ = encode_texts(backend, PORTIONS[1], space)
+
+    encode_texts(backend, PORTIONS[2], space)
+    again, _ = encode_texts(backend, PORTIONS[1], space)
+
+    assert np.array_equal(again, first)
+
+
+def test_larger_passes_are_not_recorded(tmp_path: Path) -> None:
+    folder = tiny_model("bert_cls", tmp_path)
+    space = EncodingSpec(str(folder)).resolve()
+    backend = _backend(folder, is_recorded=True)
+    assert {shape.tokens for shape in backend._recorded} == {128, 256, 384, 512}
+    texts = ["rows " * 60] * 12
+    [pack] = pack_texts(backend.prepare(texts).lengths, 1_000, cells=True)
+    assert pack.padded_tokens > 512
+
+    found, _ = encode_texts(backend, texts, space)
+
+    np.testing.assert_allclose(found[1:], found[:-1], rtol=1e-4, atol=2e-6)
+    assert abs(np.linalg.norm(found, axis=1) - 1).max() < 1e-5
+
+
+def test_passes_stay_as_they_are_if_recording_fails(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from surge_dagster.engine.inference.device import Device
+
+    class WithoutGraphs(Device):
+        def recorded(self, work: Any) -> Any:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    folder = tiny_model("bert_cls", tmp_path)
+    space = EncodingSpec(str(folder)).resolve()
+
+    backend = _backend(folder, is_recorded=True, device=WithoutGraphs())
+
+    assert backend._recorded == {}
+    assert "small passes are not recorded" in caplog.text
+    assert encode_texts(backend, ["a"], space)[0].any()
