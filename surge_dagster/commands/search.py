@@ -19,7 +19,6 @@ from surge_dagster.commands.settings import (
 from surge_dagster.config.settings import Settings
 from surge_dagster.config.settings_input import require_text
 from surge_dagster.engine.model.spec import Space
-from surge_dagster.engine.output.current_space import read_current
 from surge_dagster.engine.output.spaces import find_space, require_model
 from surge_dagster.engine.readers.search import Hit
 from surge_dagster.engine.readers.search import search as search_space
@@ -51,8 +50,7 @@ def search(
     """
     require_text("the text to search for", text)
     store = settings.open_store()
-    given = any(context.params[name] is not None for name in SPACE)
-    described = given or (describes_space(settings) and read_current(store) is None)
+    described = any(context.params[name] is not None for name in SPACE)
     space, spec = space_to_read(
         settings, store, yes=yes, name=space_name, described=described, queries=True
     )

@@ -23,6 +23,7 @@ from surge_dagster.engine.output.current_space import read_current, space_of_rea
 from surge_dagster.engine.output.spaces import (
     find_space,
     list_spaces,
+    nearest_spaces,
     recorded_catalog,
     space_of_spec,
 )
@@ -124,10 +125,11 @@ def existing_space(settings: Settings, store: Store) -> Space:
     before = find_space(store, expected.requested)
     if before is not None and before.model_digest == expected.model_digest:
         return before
-    held = ", ".join(space.name for space in list_spaces(store)) or "none"
+    held = nearest_spaces(spec, [each for each in list_spaces(store) if not each.derived])
     raise ConfigError(
-        f"the output {store.url!r} has no embeddings of the space {expected.name}; its spaces are: "
-        f"{held}. Name the model they were made with (--model), or run `surge-dagster embed` first."
+        f"the output {store.url!r} has no embeddings of the space {expected.name}; it holds "
+        f"{held or 'no spaces'}. Give the settings of one of these, or its name (--space), or run "
+        "`surge-dagster embed` first."
     )
 
 

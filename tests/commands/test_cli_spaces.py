@@ -131,6 +131,30 @@ def test_several_spaces_need_a_name_or_a_current_one(surge: Command, three_space
     assert surge.json("verify", "catalog", "output")["space"] == second
 
 
+def test_search_uses_the_only_space_if_the_settings_mean_another_of_its_model(
+    surge: Command, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    surge.write("a", 3)
+    name = surge.json("embed", "catalog", "out", "--model", tiny, "--max-length", 9)["space"]
+    monkeypatch.setenv("SURGE_MODEL", str(tiny))
+
+    found = surge.json("search", "a number 2", "out", "-k", 1)
+
+    assert found["space"] == name
+    assert f"searching the current space {name}" in surge.printed
+
+
+def test_space_that_the_output_lacks_is_refused_with_the_settings_of_its_spaces(
+    surge: Command, tiny: Path
+) -> None:
+    surge.write("a", 3)
+    name = surge.json("embed", "catalog", "out", "--model", tiny, "--max-length", 9)["space"]
+
+    error = surge.error("search", "a number 2", "out", "--model", tiny)
+
+    assert f"it holds {name} (max_length is unset and was 9)" in error
+
+
 def test_search_takes_the_output_from_the_settings_as_other_commands_do(surge: Command) -> None:
     surge.write("a", 3)
     (surge.root / "surge.yaml").write_text("source: catalog\noutput: out\nmodel: hash://16\n")
