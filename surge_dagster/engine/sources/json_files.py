@@ -28,7 +28,7 @@ _ONE_TYPE = (
     "Write each value of a column with the same type, for example all ids in quotes, and lists and "
     "objects as strings; name the needed fields of an object, as in doc.title."
 )
-_NOT_OF_TYPE = (pa.ArrowException, TypeError, OverflowError, UnicodeError)
+_NOT_OF_TYPE = (pa.ArrowException, TypeError, OverflowError)
 _Object = dict[str, Any]
 
 
@@ -174,7 +174,7 @@ def _batch(request: FileRead, schema: pa.Schema, first_row: int, block: _Block) 
     for column in schema:
         values = [_value(each, column.name) for each in block.objects]
         try:
-            arrays.append(_array(values, column.type, keeps_surrogates=request.sets_aside))
+            arrays.append(_array(values, column.type))
         except _NOT_OF_TYPE as error:
             raise _refused_value(request, column, first_row, values) from error
     if request.sets_aside:
@@ -182,10 +182,10 @@ def _batch(request: FileRead, schema: pa.Schema, first_row: int, block: _Block) 
     return pa.RecordBatch.from_arrays(arrays, request.parsed_columns)
 
 
-def _array(values: Sequence[Any], kind: pa.DataType, *, keeps_surrogates: bool = False) -> pa.Array:
+def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Return the values as a column; Arrow itself would take 1.5 for the integer 1.
 
-    Kept surrogates make a text that is not UTF-8, which is set aside later, with its id.
+    A lone surrogate makes a text that is not UTF-8, which is found later, with its row.
     """
     for found in set(map(type, values)):
         is_number = found is int and pa.types.is_floating(kind)
@@ -194,8 +194,6 @@ def _array(values: Sequence[Any], kind: pa.DataType, *, keeps_surrogates: bool =
     try:
         return pa.array(values, kind)
     except UnicodeEncodeError:
-        if not keeps_surrogates:
-            raise
         raw = [value and value.encode("utf-8", "surrogatepass") for value in values]
         return pa.array(raw, pa.binary()).view(pa.string())
 

@@ -20,7 +20,7 @@ from surge_dagster.engine.sources.partition import (
 )
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.tables.frames import FrameTable
-from tests.engine.sources.reading import refusal
+from tests.engine.sources.reading import refusal, rows_of
 from tests.engine.sources.tables import Row, table_of, write_csv, write_parquet
 
 # Of the partition k the first row is skipped, since it has no text, and the last one is at fault.
@@ -97,3 +97,19 @@ def test_row_that_reading_refuses_is_that_of_the_file(
     assert refusal(partition_of(kind, tmp_path, 20)).finding.startswith(
         f"partition 'k', {place}: the text has 25 bytes"
     )
+
+
+@pytest.mark.parametrize("column", ["id", "text"])
+def test_half_of_a_surrogate_pair_in_json_refuses_only_its_partition(
+    tmp_path: Path, column: str
+) -> None:
+    bad = {"id": "3", "text": "c", "category": "k"} | {column: "\ud800"}
+    rows = [{"id": str(row), "text": "a", "category": "x"} for row in range(2)]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, [*rows, bad])))
+
+    partition, other = table_of(tmp_path / "t.jsonl")
+
+    assert rows_of(other) == [("0", "a"), ("1", "a")]
+    found = refusal(partition)
+    assert found.finding == f"partition 'k', row 2 of t.jsonl: the {column} is not valid UTF-8."
+    assert found.remedy.startswith("Re-encode it in the source")
