@@ -181,6 +181,7 @@ class ClusterRun:
         try:
             with gauge:
                 self._outputs = self._local.listed_outputs()
+                self._describe_space()
                 due = yield from self._decide()
                 if not due or self.stopped:
                     return
@@ -444,11 +445,14 @@ class ClusterRun:
         self.report.count(event, self._now())
         return event
 
+    def _describe_space(self) -> None:
+        self.report.space = self.space.name
+        self.report.space_title = self.space.title
+        self.report.dimension = self.space.dimension
+
     def _describe(self, facts: MachineFacts) -> None:
+        self._describe_space()
         report = self.report
-        report.space = self.space.name
-        report.space_title = self.space.title
-        report.dimension = self.space.dimension
         report.device = facts.device
         report.hardware = facts.hardware
         report.precision = facts.precision

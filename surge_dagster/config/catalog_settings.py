@@ -142,6 +142,8 @@ class CatalogSettings(BaseModel):
         if self.query:  # two queries of one project are two catalogs
             location += f"?query={hashlib.sha256(self.query.encode()).hexdigest()[:16]}"
         recorded = CatalogSettings.model_fields.keys() - {"catalog_name"}
+        if place == FRAMES and not self.catalog_name:  # each frame may be divided in its own way
+            recorded -= {"partition_by"}
         settings = self.model_dump(mode="json", include=recorded, exclude_defaults=True)
         return CatalogRecord(location, self.catalog_name, settings=settings)
 

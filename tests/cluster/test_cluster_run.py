@@ -76,6 +76,7 @@ def test_run_needs_no_machine_if_everything_is_fresh(setup: RunSetup, pool: Enco
     run = cluster_run(LocalCluster(setup, []), pool)
     assert len(receipts(run.events(), "fresh")) == 12
     assert run.report.partitions_skipped == 12
+    assert run.report.space == pool.space.name
 
 
 def test_what_is_staged_of_fresh_partitions_is_removed(setup: RunSetup, pool: EncoderPool) -> None:

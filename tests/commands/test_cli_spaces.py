@@ -186,6 +186,19 @@ class TestAnotherCatalog:
         shutil.copytree(surge.root / "catalog", surge.root / "copy")  # everything in it is fresh
         surge.error("embed", "copy", "out", *MODEL)
 
+    def test_table_in_other_partitions_is_refused_before_anything_is_written(
+        self, surge: Command
+    ) -> None:
+        lines = ("id,text,color,size", "1,a,red,large", "2,b,red,small", "3,c,blue,small")
+        (surge.root / "t.csv").write_text("\n".join(lines))
+        surge.json("embed", "t.csv", "table", *MODEL, "--partition-by", "color")
+
+        error = surge.error("embed", "t.csv", "table", *MODEL, "--partition-by", "size")
+
+        assert "with partition_by ['color'], and this run has ['size']" in error
+        files = surge.space_json("table").parent.glob("*.parquet")
+        assert {file.stem for file in files} == {"red", "blue"}
+
     def test_catalog_that_moved_with_its_output_or_is_reached_another_way_is_the_same(
         self, surge: Command
     ) -> None:

@@ -124,7 +124,6 @@ class DeriveRun:
         self._removed = removed
         self._threads = threads
         self._stop = threading.Event()
-        self._parents = OutputState(store, parent.name)
         wanted = parent.derive(dtype, dimension)
         space = find_derived(store, wanted)
         if space is None and dtype == "int8":
@@ -144,9 +143,10 @@ class DeriveRun:
         """
         report = self.report
         requested = None if keys is None else list(keys)
-        parents = self._parents.files(requested)
         outputs = OutputState(self._store, self.space.name)
         own = outputs.files(requested)
+        # Listed last, so that no partition that is derived meanwhile seems removed.
+        parents = OutputState(self._store, self._parent.name).files(requested)
         todo: list[PublishedFile] = []
         for judged in beside_parent(self._store, self._parent, parents, outputs):
             if not isinstance(judged, tuple):
@@ -168,16 +168,18 @@ class DeriveRun:
                 yield self._fail(done)
         report.convert_seconds = perf_counter() - converting
         if requested is None:
-            self._find_removed(own, parents)
+            self._find_removed(outputs, own, parents)
         report.wall_seconds = perf_counter() - self._begun
 
-    def _find_removed(self, own: Mapping[str, Any], parents: Mapping[str, Any]) -> None:
+    def _find_removed(
+        self, outputs: OutputState, own: Mapping[str, Any], parents: Mapping[str, Any]
+    ) -> None:
         for name, file in own.items():
             if self._parent.name + name.removeprefix(self.space.name) in parents:
                 continue
             key = file.facts.partition_key if isinstance(file, PublishedFile) else name
             self.report.partitions_removed.append(key)
-            if self._removed == "delete":
+            if self._removed == "delete" and outputs.is_as_listed(name):
                 self._store.delete(name)
 
     def _own_name(self, file: PublishedFile) -> str:
@@ -185,7 +187,7 @@ class DeriveRun:
 
     def _usable(self) -> list[PublishedFile]:
         usable = []
-        for name, listed in self._parents.files().items():
+        for name, listed in OutputState(self._store, self._parent.name).files().items():
             with contextlib.suppress(DataError, TransientError):
                 usable.append(usable_file(self._store, self._parent, name, listed))
         return usable

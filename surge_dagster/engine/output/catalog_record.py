@@ -19,6 +19,8 @@ from surge_dagster.engine.files.formats import SUFFIX
 from surge_dagster.engine.sources.listing import HIDDEN, split_pattern
 from surge_dagster.engine.store.store import Store
 
+_PARTITION_BY = "partition_by"
+
 
 @dataclass(frozen=True, slots=True)
 class CatalogRecord:
@@ -50,6 +52,14 @@ class CatalogRecord:
             return replace(self, beside_output=None)
         return replace(self, beside_output=os.path.relpath(self.place, store.url))
 
+    def selected_as(self, recorded: CatalogRecord) -> CatalogRecord:
+        """Return this catalog with the recorded settings, but for those of its partitions."""
+        settings = dict(recorded.settings)
+        settings.pop(_PARTITION_BY, None)
+        if _PARTITION_BY in self.settings:
+            settings[_PARTITION_BY] = self.settings[_PARTITION_BY]
+        return replace(self, settings=settings)
+
     def is_same(self, recorded: CatalogRecord) -> bool:
         """Return whether this is the recorded catalog; one that was moved together with its output
         is gone from the recorded place."""
@@ -67,10 +77,14 @@ class CatalogRecord:
         self, recorded: CatalogRecord | None, space: str, store: Store
     ) -> CatalogRecord:
         """Return what is to be recorded now; raises `ConfigError` if the space holds another
-        catalog."""
-        if recorded is None or self.is_same(recorded):
-            return replace(self, name=self.name or (recorded.name if recorded else None))
+        catalog, or this one in other partitions."""
+        if recorded is None:
+            return self
+        if self.is_same(recorded):
+            self._require_same_partitions(recorded, space, store)
+            return replace(self, name=self.name or recorded.name)
         if self.name == recorded.place:  # it was moved: its name stands for the place where it was
+            self._require_same_partitions(recorded, space, store)
             return replace(self, name=recorded.name)
         own = f"{self.name!r} at {self.place!r}" if self.name else repr(self.place)
         raise ConfigError(
@@ -78,6 +92,17 @@ class CatalogRecord:
             f"{recorded.shown!r}, and this run reads {own}. Two catalogs would replace each "
             "other's files: give each its own output. If it is the same one, moved or reached "
             f"another way, say so once with the setting catalog_name: {recorded.shown}"
+        )
+
+    def _require_same_partitions(self, recorded: CatalogRecord, space: str, store: Store) -> None:
+        now = self.settings.get(_PARTITION_BY)
+        was = recorded.settings.get(_PARTITION_BY)
+        if now == was:
+            return
+        raise ConfigError(
+            f"the space {space} in {store.url!r} holds the catalog {self.shown!r} with "
+            f"partition_by {was or 'unset'}, and this run has {now or 'unset'}: readers would get "
+            "its rows twice. Set it as it was, or give the run an output of its own."
         )
 
     def require_apart(self, store: Store) -> None:

@@ -267,7 +267,7 @@ class EmbeddingRun:
         catalog = self.catalog
         recorded = recorded_catalog(self.store, self.space)
         if catalog is not None and recorded is not None:
-            catalog = replace(catalog, settings=recorded.settings)
+            catalog = catalog.selected_as(recorded)
         self._has_new_selection = catalog != self.catalog
         self.space = claim_space(self.store, space, catalog)
         sweep_orphan_files(self.store)

@@ -83,7 +83,7 @@ def batches(
     except SurgeError:
         raise
     except FileNotFoundError as error:
-        message = f"the file {file.shown} was removed while it was read. Run again."
+        message = f"the file {file.shown} was replaced or removed while it was read. Run again."
         raise TransientError(message) from error
     except (*UNREADABLE, ValueError) as error:
         if is_systems(error):

@@ -128,13 +128,27 @@ def require_no_table(url: str, relative: str) -> None:
         return
     place = visible(printable(relative[: found.start()])) or "."
     kind = found.lastgroup
-    remedy = "Give a query's result or a copy of it as files."
-    if kind == "Delta":
-        remedy = "Give the folder of the table as the source."
     raise ConfigError(
         f"the source {url!r} has a table of {kind} in {place!r}, whose files are not its rows: "
-        f"deleted and old ones are among them. {remedy}"
+        f"deleted and old ones are among them. {remedy_of_table(kind)}"
     )
+
+
+def remedy_of_table(kind: str | None) -> str:
+    """Return what to give instead of the files of a table of this format."""
+    if kind == "Delta":
+        return "Give the folder of the table as the source."
+    return "Give a query's result or a copy of it as files."
+
+
+def table_format(folder: Path) -> str | None:
+    """Return the format of the table whose folder this is on a disk; None if it is not one."""
+    for name, kind in ((DELTA_LOG, "Delta"), (".hoodie", "Hudi")):
+        if os.path.isdir(folder / name):  # noqa: PTH112
+            return kind
+    if any(folder.glob("metadata/[v0-9]*.metadata.json")):
+        return "Iceberg"
+    return None
 
 
 def split_pattern(url: str) -> tuple[str, NamePattern | None]:

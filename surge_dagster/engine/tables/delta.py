@@ -6,13 +6,16 @@ A table is divided by a key as one of files is; its version in the log is what a
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from surge_dagster.engine.errors import ConfigError, TransientError
-from surge_dagster.engine.sources.listing import DELTA_LOG, split_pattern
+from surge_dagster.engine.sources.listing import (
+    DELTA_LOG,
+    remedy_of_table,
+    split_pattern,
+    table_format,
+)
 from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.store.object_client import StorageOptions, service_account_key
 from surge_dagster.engine.support.printable import first_line
@@ -29,17 +32,18 @@ def is_delta(url: str, options: StorageOptions | None) -> bool:
     """Return whether a local folder, or a prefix of a bucket, is a Delta table.
 
     Raises:
-        ConfigError: it lies inside of one on a disk.
+        ConfigError: it lies inside of a table on a disk.
     """
     if not is_object_store(url):
         path = local_path(url, what="source")
         for above in path.parents:
-            if _has_log(above):
+            kind = table_format(above)
+            if kind is not None:
                 raise ConfigError(
-                    f"the source {url!r} lies in the Delta table {str(above)!r}, whose files are "
-                    "not its rows. Give the folder of the table."
+                    f"the source {url!r} lies in the {kind} table {str(above)!r}, whose files are "
+                    f"not its rows. {remedy_of_table(kind)}"
                 )
-        return _has_log(path)
+        return table_format(path) == "Delta"
     if split_pattern(url)[1] is not None:
         return False
 
@@ -47,10 +51,6 @@ def is_delta(url: str, options: StorageOptions | None) -> bool:
 
     bucket = open_object_store(url, options, what="source")
     return next(bucket.list(DELTA_LOG), None) is not None
-
-
-def _has_log(folder: Path) -> bool:
-    return os.path.isdir(folder / DELTA_LOG)  # noqa: PTH112
 
 
 class DeltaSource(TableSource):

@@ -55,7 +55,6 @@ _FileKind = Literal[
     "unused",
 ]
 Kind = _FileKind | Literal["ids", "texts", "columns", "finite", "length", "vectors"]
-_RUN_AGAIN = "Run again."
 
 
 @dataclass(eq=False)
@@ -96,7 +95,7 @@ def compare_with_source(
             return facts
     except FileNotFoundError:
         _refuse_invalid(partition)
-        raise Fault("missing", f"there is no file {location!r}.", _RUN_AGAIN) from None
+        raise Fault("missing", f"there is no file {location!r}.", _run_again(space)) from None
 
 
 def _require_fresh(partition: Partition, facts: FileFacts, space: Space, location: str) -> None:
@@ -109,7 +108,13 @@ def _require_fresh(partition: Partition, facts: FileFacts, space: Space, locatio
         f"{location!r} was made from source version {facts.source_version!r}; the source has "
         f"{partition.source_version!r} now."
     )
-    raise Fault("stale", finding, _RUN_AGAIN)
+    raise Fault("stale", finding, _run_again(space))
+
+
+def _run_again(space: Space) -> str:
+    if space.derived:
+        return "Run again, then derive the space again (`surge-dagster derive`)."
+    return "Run again."
 
 
 @contextlib.contextmanager

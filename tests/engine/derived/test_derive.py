@@ -169,6 +169,20 @@ def test_files_of_removed_partitions_are_reported_or_deleted(made: Spaces) -> No
     assert file_of(made, kept.space, "a").exists()
 
 
+def test_file_that_another_run_derives_before_the_deletion_is_kept(made: Spaces) -> None:
+    parent = made.file(MODEL, "b")
+    content = parent.read_bytes()
+    parent.unlink()
+    deleting = run(made, removed="delete")
+
+    parent.write_bytes(content)
+    derive(made)
+    list(deleting.events())
+
+    assert deleting.report.partitions_removed == []
+    assert file_of(made, deleting.space, "b").exists()
+
+
 def test_ranges_are_found_once_and_are_part_of_the_space(made: Spaces) -> None:
     first = run(made)
     list(first.events())

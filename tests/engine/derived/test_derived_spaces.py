@@ -153,3 +153,13 @@ def test_vectors_that_do_not_follow_from_the_parent_are_found(
     (made.root / "output" / space.name / "c.parquet").unlink()
     with pytest.raises(SwitchRefused, match="1 missing: 'c'"):
         switch_space(made.source, made.store, space)
+
+
+def test_missing_derived_file_is_named_with_the_command_that_makes_it(made: Spaces) -> None:
+    space = derived(made)
+    (made.root / "output" / space.name / "b.parquet").unlink()
+
+    [violation] = violations(made, space)
+
+    assert violation.kind == "missing"
+    assert violation.remedy == "Run again, then derive the space again (`surge-dagster derive`)."

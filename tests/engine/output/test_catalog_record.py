@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from surge_dagster.config.catalog_settings import FRAMES, CatalogSettings
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.output.catalog_record import CatalogRecord
 from surge_dagster.engine.store import open_store
@@ -56,3 +57,27 @@ def test_run_with_an_output_inside_its_source_writes_nothing(
     with pytest.raises(ConfigError, match="lies inside the source"):
         output.run(partitions, catalog=CatalogRecord(str(output.root.parent)))
     assert not output.root.exists()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        CatalogRecord("/shop", settings={"partition_by": ["lang"]}),
+        CatalogRecord("/shop"),
+        CatalogRecord("/moved", "/shop", settings={"partition_by": ["lang"]}),
+    ],
+    ids=["other column", "unset", "moved"],
+)
+def test_catalog_in_other_partitions_is_refused(tmp_path: Path, record: CatalogRecord) -> None:
+    recorded = CatalogRecord("/shop", settings={"partition_by": ["category"]})
+
+    with pytest.raises(ConfigError, match=r"with partition_by \['category'\].*rows twice"):
+        record.require_same(recorded, "space", open_store(tmp_path))
+
+
+def test_frames_without_a_name_may_be_divided_in_several_ways() -> None:
+    by_lang = CatalogSettings.model_validate({"partition_by": ["lang"]})
+
+    assert by_lang.record(FRAMES).settings == {}
+    named = by_lang.model_copy(update={"catalog_name": "shop"})
+    assert named.record(FRAMES).settings == {"partition_by": ["lang"]}

@@ -88,6 +88,7 @@ class TestSystemErrors:
         (a,) = open_source(tmp_path)
         path.unlink() if is_removed else write_rows(path, [*ROWS, ("9", "nine")])
         with pytest.raises(
-            TransientError, match=r"partition 'a': .*was removed while it was read\. Run again"
+            TransientError,
+            match=r"partition 'a': .*was replaced or removed while it was read\. Run again",
         ):
             list(a.read())

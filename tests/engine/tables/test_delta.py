@@ -185,6 +185,22 @@ def test_part_of_a_table_is_refused(table: str, part: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("marker", "kind"),
+    [(".hoodie/hoodie.properties", "Hudi"), ("metadata/00001-f1.metadata.json", "Iceberg")],
+)
+@pytest.mark.parametrize("part", ["data", "data/*.parquet", "data/0.parquet"])
+def test_part_of_a_table_that_cannot_be_read_is_refused(
+    tmp_path: Path, marker: str, kind: str, part: str
+) -> None:
+    for name in ("data/0.parquet", marker):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+
+    with pytest.raises(ConfigError, match=rf"lies in the {kind} table .*query's result or a copy"):
+        open_source(tmp_path / part, partition_by="id")
+
+
+@pytest.mark.parametrize(
     ("marker", "kind"), [("_delta_log/0.json", "Delta"), (".hoodie/hoodie.properties", "Hudi")]
 )
 def test_table_inside_of_a_bucket_is_refused(
