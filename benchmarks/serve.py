@@ -75,14 +75,16 @@ def measure(arguments: argparse.Namespace) -> Document:
     return document
 
 
-def with_client(url: str, work: Callable[[Client], Awaitable[Result]]) -> Result:
-    """Return what a client of this service measures."""
+def with_client(
+    url: str, work: Callable[[Client], Awaitable[Result]], texts: list[str] | None = None
+) -> Result:
+    """Return what a client of this service measures, with short texts if none are given."""
 
     async def run() -> Result:
         connector = aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(600)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-            return await work(Client(session, url, short_workload(2_000, 0).texts))
+            return await work(Client(session, url, texts or short_workload(2_000, 0).texts))
 
     return asyncio.run(run())
 

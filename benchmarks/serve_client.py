@@ -93,15 +93,21 @@ class Client:
             answers.seconds = time.monotonic() - answers.begun
         return answers
 
-    async def closed(self, seconds: float, at_once: int) -> Document:
-        """Send queries so that a fixed number is always waiting for its answer."""
+    async def closed(self, seconds: float, at_once: int, texts: int = 1) -> Document:
+        """Send queries so that a fixed number is always waiting for its answer.
+
+        Args:
+            texts: of a query.
+        """
         answers = Answers(seconds)
 
         async def query_again(first: int) -> None:
             number = first
             while time.monotonic() < answers.begun + seconds:
+                first_text = number * texts % (len(self._texts) - texts + 1)
+                query = self._texts[first_text : first_text + texts]
                 sent = time.monotonic()
-                status = await self._embed(_QUERIES, self._texts[number % len(self._texts)])
+                status = await self._embed(_QUERIES, query[0] if texts == 1 else query)
                 answers.add(status, time.monotonic() - sent)
                 number += at_once
 
@@ -111,18 +117,23 @@ class Client:
         return answers.as_dict()
 
     @contextlib.asynccontextmanager
-    async def bulk(self) -> AsyncIterator[Bulk]:
-        """Encode documents without a pause until the end."""
+    async def bulk(self, texts: int = _BULK_TEXTS, calls: int = _BULK_CALLS) -> AsyncIterator[Bulk]:
+        """Encode documents without a pause until the end.
+
+        Args:
+            texts: of a request.
+            calls: requests at a time.
+        """
         done = Bulk()
 
         async def encode() -> None:
             while True:
-                if await self._embed(_DOCUMENTS, self._texts[:_BULK_TEXTS]) == 200:
-                    done.texts += _BULK_TEXTS
+                if await self._embed(_DOCUMENTS, self._texts[:texts]) == 200:
+                    done.texts += texts
                 else:
                     await asyncio.sleep(_POLL_SECONDS)
 
-        encoding = [asyncio.create_task(encode()) for _ in range(_BULK_CALLS)]
+        encoding = [asyncio.create_task(encode()) for _ in range(calls)]
         try:
             while not done.texts:  # its worker loads the model first
                 await asyncio.sleep(_POLL_SECONDS)

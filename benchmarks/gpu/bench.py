@@ -83,6 +83,11 @@ class Bench:
             make_model(folder, shape, own, str(self.device), "float16")
         return str(folder)
 
+    def forget_compiled(self) -> None:
+        """Let torch compile layers again: of one class it compiles eight variants in a process, and
+        then computes others as they are."""
+        torch.compiler.reset()
+
     def new_pool(self, name: str, workers: int = 1, backend: str = "auto") -> EncoderPool:
         return EncoderPool(
             EncodingSpec(self.model(name)),

@@ -90,7 +90,7 @@ def run(bench: Bench) -> None:
         path.parent.mkdir(parents=True)
         ids = [str(row) for row in range(step)]
         pq.write_table(pa.table({"id": ids, "text": texts.slice(number * step, step)}), path)
-    for workers, threads in bench.first_if_quick([(1, None), (2, None), (3, 8)]):
+    for workers, threads in bench.first_if_quick([(1, None), (2, None)]):
         if not bench.has_time(30, f"run: {workers} workers, {threads} publishing threads"):
             continue
         encoders = bench.encoders("minilm", "auto", workers)
