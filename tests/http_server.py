@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -15,7 +16,7 @@ from typing import Any
 class Request:
     method: str
     path: str  # with its query
-    headers: Mapping[str, str]
+    headers: Message[str, str]
     body: bytes
 
     @property

@@ -377,7 +377,8 @@ def id_keys(ids: pa.Array) -> np.ndarray:
     """Return a number for each id, int64, which is equal for equal ids within this process.
 
     An integer stands for itself. Others have Python's hash, of which whoever writes ids cannot know
-    the key. It needs an object for each id: 0.06 µs, for few ids as for many.
+    the key. It needs an object for each id, 0.06 µs, for few ids as for many. Sums over the bytes
+    of a column fed a null encoder 5 % faster, but took 28 µs for ten ids of five lengths.
     """
     if ids.type == _INT64:
         return ids.to_numpy(zero_copy_only=True)
