@@ -338,8 +338,9 @@ class Lane:
         late = waited + MARGIN * self.expected_seconds(tokens) - promised
         # An idle lane tries if it can: else one that was slow would never be measured again.
         if late > 0 and (self._queue or self._pass or waited > promised):
+            before = self.waiting_tokens + self._tokens_under_way
             message = (
-                f"{self.waiting_tokens:,} tokens wait, so the request is expected to take "
+                f"{before:,} tokens are unanswered, so the request is expected to take "
                 f"{1000 * late:.0f} ms longer than promised. Send it again later."
             )
             raise Refusal(429, "rate_limit_exceeded", message, retry_after_seconds=late)
@@ -364,7 +365,7 @@ class Lane:
     def start(self) -> None:
         """Start the pool, unless it has given up; requests do it otherwise."""
         if self.pool.has_failed:
-            raise EncoderError("they have given up, and are replaced soon")
+            raise EncoderError("the pool has given up; the service starts another one")
         self._recorded.require_tokenizer(self.pool.start().tokenizer)
         if self._arena is None:
             # A single text without ids may have more bytes than a pass of tokens.
@@ -433,7 +434,8 @@ class Lane:
         if self._is_closing:
             refusal = self._closed()
         else:
-            log.error("the workers of %s failed: %s", name, str(error))
+            is_expected = isinstance(error, EncoderError)
+            log.error("the workers of %s failed: %s", name, str(error), exc_info=not is_expected)
         self._answer_all(refusal)
 
     def _encode(self) -> None:
@@ -456,14 +458,17 @@ class Lane:
         self.tokens += metrics.costs.tokens
         if self.promise is None:
             return
-        if metrics.costs.tokens >= self.promise.pass_tokens / 2:
+        is_full = metrics.costs.tokens >= self.promise.pass_tokens / 2
+        if is_full:
             self._full_rates.append(self.promise.share * metrics.costs.tokens / max(seconds, 1e-9))
             self.promise = self.promise.measured(median(self._full_rates))
-        # A small pass says only whether the device is slower than a full pass. The rate stays below
-        # the promise's, since bulk work may begin at any time.
+        # The rate stays below the promise's, since bulk work may begin at any time.
         tokens = max(self._tokens_under_way, self.promise.pass_tokens)
         rate = min(tokens / max(seconds, 1e-9), self.promise.tokens_per_second)
-        self._tokens_per_second += _NEWEST_SHARE * (rate - self._tokens_per_second)
+        # A small pass that takes as long as a full one shows that the device is slow; a quick one
+        # says nothing of full passes.
+        if is_full or rate < self._tokens_per_second:
+            self._tokens_per_second += _NEWEST_SHARE * (rate - self._tokens_per_second)
 
     def _hand_out(self, slot: Slot, metrics: EncodeMetrics) -> None:
         """Copy vectors to their requests, and answer those that have all of theirs."""

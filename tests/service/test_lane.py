@@ -258,6 +258,16 @@ def test_rate_follows_passes_and_never_passes_that_of_the_promise() -> None:
         assert lane._tokens_per_second <= 1e9
 
 
+def test_only_full_passes_raise_the_rate() -> None:
+    with open_lane(promise=promise_of(1.0, 64, 1_000.0)) as lane:  # every pass is faster
+        lane._tokens_per_second = 0.5
+        lane.accept(["small"]).result()
+        assert lane._tokens_per_second == 0.5
+
+        lane.accept(texts_of("full", 16)).result()
+        assert lane._tokens_per_second > 0.5
+
+
 def test_request_is_refused_in_time_before_it_is_tokenized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,7 +324,7 @@ def test_pool_that_cannot_start_is_not_started_again_by_requests(
 
         refused("encoder_down", lane.accept(["a"]).result)
 
-    assert "replaced soon" in caplog.text
+    assert "the service starts another one" in caplog.text
 
 
 @pytest.mark.parametrize(

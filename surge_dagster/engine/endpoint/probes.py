@@ -20,6 +20,7 @@ from surge_dagster.engine.endpoint.client import EndpointClient, InputsRefused
 from surge_dagster.engine.endpoint.endpoint import Endpoint
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.support.cosines import cosines
+from surge_dagster.engine.support.waiting import in_background, result_of
 
 # Their vectors are on record in each space.json: do not change them.
 PROBE_TEXTS = (
@@ -72,7 +73,8 @@ def probe_endpoint(
 
     where = f"the encoder at {endpoint.url}"
     try:
-        answer = asyncio.run(ask())
+        # In a thread of its own, because a notebook runs an event loop in this one.
+        answer = result_of(in_background(lambda: asyncio.run(ask()), "surge-probes"))
     except InputsRefused as error:
         raise ConfigError(
             f"{where} refuses five short texts ({error}). Check model, dimension and "

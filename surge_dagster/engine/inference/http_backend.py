@@ -46,7 +46,8 @@ from surge_dagster.engine.endpoint.probes import written_probes
 from surge_dagster.engine.errors import ConfigError, EndpointDown
 from surge_dagster.engine.model.spec import Space
 
-# Refused texts of a portion: with more of them, and than accepted ones, texts are not the cause.
+# More refused texts of a portion than this, and than accepted ones, mean that the server is the
+# cause, and not the texts.
 _MOST_REFUSED = 64
 _FIRST_TOKENS_PER_BYTE = 0.5  # until the first answer
 _PROGRESS_SECONDS = 1.0
@@ -175,10 +176,13 @@ class HttpBackend:
 
     async def _send(self, portion: _Portion, start: int, stop: int) -> None:
         """Encode texts, in several requests if need be."""
-        if await self._refusal(portion, start, stop, SUSPICIOUS_TRIES) is not None:
-            await self._send_halves(portion, start, stop)
+        refusal = await self._send_once(portion, start, stop, SUSPICIOUS_TRIES)
+        if refusal is not None:
+            await self._send_halves(portion, start, stop, refusal)
 
-    async def _send_halves(self, portion: _Portion, start: int, stop: int) -> bool:
+    async def _send_halves(
+        self, portion: _Portion, start: int, stop: int, refusal: InputsRefused
+    ) -> bool:
         """Encode texts that were refused together; return whether all of them are accepted.
 
         Of an odd number, one text goes by itself: with the probe, a half has half of the inputs.
@@ -188,25 +192,26 @@ class HttpBackend:
             return False
         size = (stop - start) // 2
         are_accepted = True
-        postponed: list[tuple[int, int]] = []
+        postponed: list[tuple[int, int, InputsRefused]] = []
         for first in range(start, stop, size):
             last = min(first + size, stop)
             tries = SUSPICIOUS_TRIES if last - first == 1 else 1
-            refusal = await self._refusal(portion, first, last, tries)
-            if refusal is not None and refusal.is_suspicious:
-                postponed.append((first, last))
-            elif refusal is not None:
-                are_accepted &= await self._send_halves(portion, first, last)
-        for first, last in postponed:
-            are_accepted &= await self._send_halves(portion, first, last)
-        if are_accepted and stop - start <= self._most_texts:
+            refused = await self._send_once(portion, first, last, tries)
+            if refused is not None and refused.is_suspicious:
+                postponed.append((first, last, refused))
+            elif refused is not None:
+                are_accepted &= await self._send_halves(portion, first, last, refused)
+        for half in postponed:
+            are_accepted &= await self._send_halves(portion, *half)
+        was_too_large = are_accepted and not refusal.is_suspicious
+        if was_too_large and stop - start <= self._most_texts:
             self._most_texts = size
         return are_accepted
 
-    async def _refusal(
+    async def _send_once(
         self, portion: _Portion, start: int, stop: int, most_tries: int
     ) -> InputsRefused | None:
-        """Send a request and take its vectors; return why the server refuses it.
+        """Send a request and take its vectors; return why the server refuses it, if it does.
 
         Raises:
             EndpointDown: the answer does not match the request, so that no other can be trusted.
@@ -235,10 +240,11 @@ class HttpBackend:
         return None
 
     def _require_same_model(self, probes: np.ndarray) -> None:
-        """Let nothing be sent after an answer with other vectors of the probe than on record.
+        """Compare the vector of an answer's probe with the one on record; if it is another one,
+        nothing more is sent.
 
         Raises:
-            UnusableAnswer: its vector has no direction.
+            UnusableAnswer: its vector is not finite.
             ConfigError: the answer is that of another model.
         """
         if not np.isfinite(probes).all():

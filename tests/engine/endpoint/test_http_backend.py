@@ -16,7 +16,7 @@ import pytest
 
 from surge_dagster.engine.encoder.metrics import Costs
 from surge_dagster.engine.encoder.worker.backends import BackendSettings, Rows
-from surge_dagster.engine.endpoint.client import EndpointClient
+from surge_dagster.engine.endpoint.client import SUSPICIOUS_TRIES, EndpointClient
 from surge_dagster.engine.endpoint.endpoint import Endpoint, json_fields
 from surge_dagster.engine.errors import ConfigError, EndpointDown
 from surge_dagster.engine.inference import http_backend
@@ -192,6 +192,16 @@ def test_smaller_limit_of_the_server_is_learned(server: FaultServer) -> None:
     assert [len(body["input"]) for body in refused] == [256, 128, 64]
 
 
+def test_requests_are_as_large_as_before_once_the_server_works_again(server: FaultServer) -> None:
+    space = _space(server, {"batch": 17, "concurrency": 1})
+    server.faults.extend([500] * SUSPICIOUS_TRIES)
+
+    _encoded(space, _texts(64))
+
+    answered = [len(body["input"]) - 1 for body in server.bodies[SUSPICIOUS_TRIES:]]
+    assert answered == [8, 8, 16, 16, 16]
+
+
 def test_many_refused_texts_are_named_if_more_are_accepted(server: FaultServer) -> None:
     texts = _texts(400)
     texts[100:180] = [f"{REFUSED} {row}" for row in range(80)]
@@ -336,7 +346,7 @@ def test_each_request_ends_with_a_probe_under_the_prompt_of_documents(server: Fa
     _encoded(replace(space, task="query"), _texts(1))
 
     assert {body["input"][-1] for body in server.bodies} == {f"doc: {PROBE_OF_REQUESTS}"}
-    assert [len(body["input"]) for body in server.bodies] == [10, 10, 10, 4, 2]
+    assert sorted(len(body["input"]) for body in server.bodies) == [2, 4, 10, 10, 10]
 
 
 def test_queries_with_fields_of_their_own_have_no_probe(server: FaultServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,13 @@ def test_space_has_the_dimension_and_length_of_the_probes(server: FaultServer) -
     assert space.normalize
     assert space.name.startswith("hash-model-")
     assert list(server.encoded) == list(PROBE_TEXTS)
+
+
+def test_space_is_resolved_in_a_thread_with_an_event_loop(server: FaultServer) -> None:
+    async def cell_of_a_notebook() -> Space:
+        return _spec(server).resolve()
+
+    assert asyncio.run(cell_of_a_notebook()).dimension == 16
 
 
 def test_document_prompt_stands_before_the_probes(server: FaultServer) -> None:
