@@ -180,5 +180,5 @@ def facts_of(metadata: Mapping[bytes, bytes] | None) -> FileFacts:
 
 
 def _digest(entries: Mapping[bytes, bytes]) -> bytes:
-    content = b"".join(b"%b\0%b\n" % entry for entry in sorted(entries.items()))
-    return hashlib.sha256(content).hexdigest()[:32].encode()
+    lines = b"\n".join(map(b"\0".join, sorted(entries.items())))
+    return hashlib.sha256(lines + b"\n").hexdigest()[:32].encode()

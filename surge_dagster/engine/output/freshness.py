@@ -27,6 +27,7 @@ from surge_dagster.engine.files.formats import (
 )
 from surge_dagster.engine.sources.partition import Partition
 from surge_dagster.engine.store.store import Store, StoredObject
+from surge_dagster.engine.support.collector import without_collector
 from surge_dagster.engine.support.footer_memory import FooterMemory
 
 Status = Literal["fresh", "retry", "stale", "missing", "foreign", "unread"]
@@ -79,6 +80,7 @@ class OutputState:
         self._memory: FooterMemory[Found] = FooterMemory(f"output\0{store.identity}\0{space}")
         self.refresh()
 
+    @without_collector()
     def refresh(self) -> None:
         """List the space's folder again."""
         self._seen_ns = time.time_ns()
@@ -196,6 +198,7 @@ class OutputState:
                 names.append(file_name(self.space, key))
         return names
 
+    @without_collector()
     def _read_all(self, names: Iterable[str]) -> None:
         unread = [name for name in names if self._is_unread(name)]
         for name, answer in zip(unread, self.store.reads_ahead(unread, _read), strict=True):

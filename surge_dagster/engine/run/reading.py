@@ -253,14 +253,15 @@ class _RowReader:
 
         Taking the next piece raises what is wrong with the partition.
         """
-        with contextlib.ExitStack() as opened:
-            staged = self._staged(partition)
-            if staged is None:
-                return
-            old_rows = opened.enter_context(self._old_rows(partition, staged))
-            rows = self.memory.batches(partition.source, partition.range)
-            batches = opened.enter_context(contextlib.closing(rows))
-            ids = opened.enter_context(_Ids(partition, self.memory, old_rows))
+        staged = self._staged(partition)
+        if staged is None:
+            return
+        rows = self.memory.batches(partition.source, partition.range)
+        with (
+            self._old_rows(partition, staged) as old_rows,
+            contextlib.closing(rows) as batches,
+            _Ids(partition, self.memory, old_rows) as ids,
+        ):
             check = StagedRowsCheck(self.staging, partition.key, staged, partition.first_row)
             content = _Content()
             for batch in batches:

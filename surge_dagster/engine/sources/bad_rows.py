@@ -25,36 +25,33 @@ class Reasons:
     """Why rows of a batch are bad; the first reason of each row counts."""
 
     def __init__(self, rows: int) -> None:
-        self._reasons = np.full(rows, None, dtype=object)
-        self._remedies = np.full(rows, None, dtype=object)
+        self._found: dict[int, tuple[str, str]] = {}  # reason and remedy by row
         self.is_sound = np.ones(rows, np.bool_)
 
     def add(self, is_bad: np.ndarray, reason: str | Sequence[str], remedy: str = "") -> None:
         """Add one reason for these rows, or one for each of them."""
         if not is_bad.any():
             return
-        given = np.full(len(is_bad), None, dtype=object)
-        given[is_bad] = reason
-        is_new = is_bad & self.is_sound
-        self._reasons[is_new] = given[is_new]
-        self._remedies[is_new] = remedy
+        rows = np.flatnonzero(is_bad).tolist()
+        reasons = [reason] * len(rows) if isinstance(reason, str) else reason
+        for row, each in zip(rows, reasons, strict=True):
+            self._found.setdefault(row, (each, remedy))
         self.is_sound &= ~is_bad
 
     def require_none(self, key: str, numbers: np.ndarray, place: Place | None = None) -> None:
         """Raise `DataError` for the first row that has a reason."""
-        if self.is_sound.all():
+        if not self._found:
             return
-        offset = int(np.argmin(self.is_sound))
+        offset = min(self._found)
         row = int(numbers[offset])
         shown = place and place(row)
-        raise DataError(key, self._reasons[offset], self._remedies[offset], row, shown)
+        raise DataError(key, *self._found[offset], row, shown)
 
     def rejected(self, numbers: np.ndarray, ids: pa.Array, place: Place) -> list[RejectedRow]:
         """Name the rows that have a reason; `numbers` are theirs in the partition."""
         rejected: list[RejectedRow] = []
-        for offset in np.flatnonzero(~self.is_sound).tolist():
+        for offset, (reason, _) in sorted(self._found.items()):
             row = int(numbers[offset])
-            reason = self._reasons[offset]
             rejected.append(RejectedRow(row, place(row), _readable_id(ids[offset]), reason))
         return rejected
 

@@ -18,8 +18,10 @@ BATCH_ROWS = 8192
 
 def small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yield a batch without dictionaries, in pieces of at most 8,192 rows and two megabytes."""
-    is_large = len(batch) > BATCH_ROWS or sum(map(_decoded_bytes, batch.columns)) > BATCH_BYTES
-    if is_large and len(batch) > 1:
+    is_large = len(batch) > 1 and (
+        len(batch) > BATCH_ROWS or sum(map(_decoded_bytes, batch.columns)) > BATCH_BYTES
+    )
+    if is_large:
         middle = len(batch) // 2
         yield from small(batch.slice(0, middle))
         yield from small(batch.slice(middle))

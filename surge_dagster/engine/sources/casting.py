@@ -19,6 +19,17 @@ from surge_dagster.engine.support.printable import first_line
 _ERRORS = (pa.ArrowException, ValueError, OverflowError)
 _NO_WIDTH = "\u00ad\u180e\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"
 _BLANK = "".join(filter(str.isspace, map(chr, range(0x3001)))) + _NO_WIDTH
+_STRINGS = (pa.string(), pa.large_string(), pa.string_view(), pa.null())
+_BINARIES = (pa.binary(), pa.large_binary(), pa.binary_view(), pa.binary(1))
+_INTEGERS = (
+    *(pa.int8(), pa.int16(), pa.int32(), pa.int64()),
+    *(pa.uint8(), pa.uint16(), pa.uint32()),
+)
+_CANONICAL = {
+    **{kind.id: pa.string() for kind in _STRINGS},
+    **{kind.id: pa.binary() for kind in _BINARIES},
+    **{kind.id: pa.int64() for kind in _INTEGERS},
+}
 _OUT_OF_RANGE = "<value out of range"  # what Arrow writes for a time outside of its calendar
 
 
@@ -83,22 +94,14 @@ def canonical_type(kind: pa.DataType) -> pa.DataType:
 
     Outside of lists and structs, integers of any size are int64.
     """
+    if kind.id in _CANONICAL:
+        return _CANONICAL[kind.id]
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(_inner_type(kind.value_type))
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(_inner_type(kind.value_type), kind.list_size)
     if pa.types.is_struct(kind):
         return pa.struct([(each.name, _inner_type(each.type)) for each in kind.fields])
-    if pa.types.is_null(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        return pa.string()
-    if (
-        pa.types.is_large_binary(kind)
-        or pa.types.is_fixed_size_binary(kind)
-        or pa.types.is_binary_view(kind)
-    ):
-        return pa.binary()
-    if pa.types.is_integer(kind) and not pa.types.is_uint64(kind):
-        return pa.int64()
     return kind
 
 

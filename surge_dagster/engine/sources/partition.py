@@ -338,7 +338,8 @@ class IdSet:
         """Return repeated hashes, int64, sorted. It sorts in place: add nothing afterwards."""
         known = np.frombuffer(self._hashes, np.int64)
         known.sort()
-        return np.unique(known[1:][known[1:] == known[:-1]])
+        repeated = known[1:][known[1:] == known[:-1]]
+        return np.unique(repeated) if len(repeated) else repeated
 
 
 def refuse_repeated_id(partition: Partition, repeated: np.ndarray) -> None:

@@ -247,10 +247,12 @@ class LocalStore(Store):
     def read_end(self, name: str, size: int) -> ObjectEnd:
         path = self.location(name)
         try:
-            with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-                status = os.fstat(file.fileno())
-                file.seek(max(0, status.st_size - size))
-                content = file.read(size)
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                status = os.fstat(descriptor)
+                content = os.pread(descriptor, size, max(0, status.st_size - size))
+            finally:
+                os.close(descriptor)
         except FileNotFoundError:
             raise
         except OSError as error:

@@ -13,7 +13,7 @@ def without_collector() -> Iterator[None]:
 
     The collector looks through everything again whenever a quarter more has been made. In a process
     that has imported Dagster and lists tens of thousands of partitions, which have no cycles, this
-    is half of the time. The process should be back to normal within seconds.
+    is half of the time. The process should be back to normal within a minute.
     """
     was_enabled = gc.isenabled()
     gc.disable()
