@@ -176,8 +176,6 @@ def serialization(rows: Rows) -> Iterator[str]:
         ("naive, s", "naive_seconds", ",.2f"),
         ("engine, s", "seconds", ",.2f"),
         ("gain", "gain", ".1f"),
-        ("naive, MB", "naive_mb", ",.0f"),
-        ("engine, MB", "mb", ",.0f"),
     )
     yield from _compared(ours, theirs, *columns, heading="rows")
 
