@@ -126,9 +126,14 @@ def existing_space(settings: Settings, store: Store) -> Space:
     if before is not None and before.model_digest == expected.model_digest:
         return before
     held = nearest_spaces(spec, [each for each in list_spaces(store) if not each.derived])
+    if not held:
+        raise ConfigError(
+            f"the output {store.url!r} holds no embeddings. Run `surge-dagster embed` first, or "
+            "give another output."
+        )
     raise ConfigError(
         f"the output {store.url!r} has no embeddings of the space {expected.name}; it holds "
-        f"{held or 'no spaces'}. Give the settings of one of these, or its name (--space), or run "
+        f"{held}. Give the settings of one of these, or its name (--space), or run "
         "`surge-dagster embed` first."
     )
 

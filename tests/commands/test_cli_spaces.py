@@ -155,6 +155,12 @@ def test_space_that_the_output_lacks_is_refused_with_the_settings_of_its_spaces(
     assert f"it holds {name} (max_length is unset and was 9)" in error
 
 
+def test_output_without_spaces_is_refused_with_what_to_do(surge: Command) -> None:
+    error = surge.error("search", "a number 2", "out", *MODEL)
+
+    assert "out' holds no embeddings. Run `surge-dagster embed` first" in error
+
+
 def test_search_takes_the_output_from_the_settings_as_other_commands_do(surge: Command) -> None:
     surge.write("a", 3)
     (surge.root / "surge.yaml").write_text("source: catalog\noutput: out\nmodel: hash://16\n")
