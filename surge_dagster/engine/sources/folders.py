@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -43,16 +45,28 @@ from surge_dagster.engine.support.unreadable import is_systems
 # are opened ahead.
 _BUCKET_BYTES = 2 * FIRST_BYTES + AHEAD_BYTES
 _BLOCKS_BYTES = 48 * 1024 * 1024  # of a file without a footer: the blocks that its reader holds
+# Time in which a folder with files of several partitions is not listed again: thousands of them are
+# published one by one.
+_LOOKED_SECONDS = 10.0
 _Ends = dict[str, Footer | None]  # by a file's relative name; None for one without
 
 
 class FolderCatalog:
     """Partitions in folders named by columns, in files named by a pattern, or one file each."""
 
-    def __init__(self, files: SourceFiles, selection: Selection) -> None:
+    def __init__(
+        self,
+        files: SourceFiles,
+        selection: Selection,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._files = files
         self.selection = selection
         self._memory: FooterMemory[Footer | None] = FooterMemory(f"source\0{files.identity}")
+        self._clock = clock
+        self._looked = float("-inf")
+        self._found: dict[str, list[SourceFile]] = {}  # then, by key, if a folder mixes them
+        self._lock = threading.Lock()
 
     @property
     def url(self) -> str:
@@ -177,16 +191,15 @@ class FolderCatalog:
         return self._version(files, ends)
 
     def _current_files(self, group: FileGroup) -> list[SourceFile]:
-        files = [file for scope in group.scopes for file in self._files.list(*scope)]
-        if self._files.pattern is None:
-            return files
-        known = {file.relative for file in group.files}
-        return [file for file in files if file.relative in known or self._is_of(group, file)]
-
-    def _is_of(self, group: FileGroup, file: SourceFile) -> bool:
-        """Return whether a new file matches the pattern with the values of this partition."""
-        [own] = grouped([file], self._files.pattern, self.url)
-        return (own.hashed or own.key) == (group.hashed or group.key)
+        pattern = self._files.pattern
+        if pattern is None or not pattern.mixes_partitions:
+            return [file for scope in group.scopes for file in self._files.list(*scope)]
+        with self._lock:
+            if self._clock() - self._looked > _LOOKED_SECONDS:
+                groups = grouped(self._files.list(), pattern, self.url)
+                self._found = {each.hashed or each.key: each.files for each in groups}
+                self._looked = self._clock()
+            return self._found.get(group.hashed or group.key, [])
 
     def _read(
         self,

@@ -61,6 +61,12 @@ class NamePattern:
     regex: re.Pattern[str]
     names: tuple[str, ...]
 
+    @property
+    def mixes_partitions(self) -> bool:
+        """Whether one folder may have files of several partitions."""
+        star = self.text.find("*")
+        return star >= 0 and "{" in self.text[self.text.rfind("/", 0, star) + 1 :]
+
     def names_in(self, relative: str) -> tuple[str, str, dict[str, str]]:
         """Return the folder (or file) and beginning of names of all files with the same names,
         and the names."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from surge_dagster.engine.sources.folders import FolderCatalog
+from surge_dagster.engine.sources.selection import Selection
 from surge_dagster.engine.support.keys import encode_key
 from tests.engine.sources.reading import refusal, rows_of
 from tests.engine.sources.shops import Shop
@@ -120,6 +122,23 @@ class TestVersions:
         shop.write(place.format("a", 1), row("more"))
         assert a.current_source_version() != a.source_version
         assert b.current_source_version() == b.source_version
+
+    @pytest.mark.parametrize("pattern", ["/*/{name}.parquet", "/x/{name}*.parquet"])
+    def test_folder_of_several_partitions_is_listed_again_after_a_while(
+        self, shop: Shop, pattern: str
+    ) -> None:
+        for name in "ab":
+            shop.write(f"x/{name}.parquet", row(name))
+        now = 0.0
+        a, b = FolderCatalog(shop.files(pattern), Selection(), clock=lambda: now)
+        assert a.current_source_version() == a.source_version
+        shop.remove("x/b.parquet")
+        assert b.current_source_version() == b.source_version  # looked at a moment ago
+
+        now = 60.0
+
+        assert b.current_source_version() is None
+        assert a.current_source_version() == a.source_version
 
     def test_rows_and_bytes_are_known_without_reading(self, shop: Shop) -> None:
         rows = [(str(n), "x" * 100) for n in range(1000)]
