@@ -193,7 +193,7 @@ class FolderCatalog:
     def _current_files(self, group: FileGroup) -> list[SourceFile]:
         pattern = self._files.pattern
         if pattern is None or not pattern.mixes_partitions:
-            return [file for scope in group.scopes for file in self._files.list(*scope)]
+            return [file for scope, _ in group.scopes for file in self._files.list(scope)]
         with self._lock:
             if self._clock() - self._looked > _LOOKED_SECONDS:
                 groups = grouped(self._files.list(), pattern, self.url)

@@ -13,6 +13,7 @@ files and of folders.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -95,14 +96,13 @@ class SourceFiles(ABC):
         self._store = store
         self._name = name
 
-    def list(self, scope: str = "", begin: str = "") -> list[SourceFile]:
+    def list(self, scope: str = "") -> list[SourceFile]:
         """Return the files in bytewise order of their relative names.
 
         Args:
             scope: one file, or a folder with all that lies below it; empty is all.
-            begin: of a folder, only files whose names in it begin like this.
         """
-        files: Iterable[SourceFile] = self._found(scope, begin)
+        files: Iterable[SourceFile] = self._found(scope)
         if (pattern := self.pattern) is not None:
             files = (file for file in files if pattern.regex.fullmatch(file.relative))
         return sorted(files, key=lambda file: os.fsencode(file.relative))
@@ -124,7 +124,7 @@ class SourceFiles(ABC):
         yield from self._store.reads_ahead(list(listed), read)
 
     @abstractmethod
-    def _found(self, scope: str, begin: str) -> Iterator[SourceFile]: ...
+    def _found(self, scope: str) -> Iterator[SourceFile]: ...
 
 
 def require_no_table(url: str, relative: str) -> None:
@@ -152,8 +152,9 @@ def table_format(folder: Path) -> str | None:
     for name, kind in ((DELTA_LOG, "Delta"), (".hoodie", "Hudi")):
         if os.path.isdir(folder / name):  # noqa: PTH112
             return kind
-    if any(folder.glob("metadata/[v0-9]*.metadata.json")):
-        return "Iceberg"
+    with contextlib.suppress(OSError):  # a folder that may not be read
+        if any(folder.glob("metadata/[v0-9]*.metadata.json")):
+            return "Iceberg"
     return None
 
 
@@ -189,9 +190,9 @@ class LocalFiles(SourceFiles):
         super().__init__(url, LocalStore(root), name, pattern)
         self._root = str(root)
 
-    def _found(self, scope: str, begin: str) -> Iterator[SourceFile]:
+    def _found(self, scope: str) -> Iterator[SourceFile]:
         try:
-            for name, refusal in self._names(scope, begin):
+            for name, refusal in self._names(scope):
                 yield from self._file(name, refusal)
         except OSError as error:
             shown = visible(str(error.filename or self._root))
@@ -200,21 +201,21 @@ class LocalFiles(SourceFiles):
                 "Make it readable, then run again."
             ) from error
 
-    def _names(self, scope: str, begin: str) -> Iterator[tuple[str, str | None]]:
+    def _names(self, scope: str) -> Iterator[tuple[str, str | None]]:
         """Yield the names of files, each with the reason if it is refused."""
         path = f"{self._root}/{scope}"
         if self._name:
             yield self._name, None
         elif not scope:
-            yield from self._walk(self._root, "", begin)
+            yield from self._walk(self._root, "")
         elif os.path.islink(path):  # noqa: PTH114
             yield scope, self._refusal_of_link(path)
         elif os.path.isdir(path):  # noqa: PTH112
-            yield from self._walk(path, f"{scope}/", begin)
+            yield from self._walk(path, f"{scope}/")
         else:
             yield scope, None
 
-    def _walk(self, folder: str, prefix: str, begin: str) -> Iterator[tuple[str, str | None]]:
+    def _walk(self, folder: str, prefix: str) -> Iterator[tuple[str, str | None]]:
         try:
             entries = list(os.scandir(folder))
         except (FileNotFoundError, NotADirectoryError):
@@ -223,14 +224,14 @@ class LocalFiles(SourceFiles):
             name = entry.name
             relative = prefix + name
             require_no_table(self.url, relative)
-            if name.startswith(HIDDEN) or not name.startswith(begin):
+            if name.startswith(HIDDEN):
                 continue
             if entry.is_symlink():
                 # Other links to folders of the catalog are listed where these lie.
                 if is_source_file(name) or "=" in name or not self._is_inside(entry.path):
                     yield relative, self._refusal_of_link(entry.path)
             elif entry.is_dir():
-                yield from self._walk(entry.path, f"{relative}/", "")
+                yield from self._walk(entry.path, f"{relative}/")
             elif is_source_file(name):
                 yield relative, None
 
@@ -275,8 +276,8 @@ class BucketFiles(SourceFiles):
         self._bucket = store
         self._above = f"{name}/" if name else ""
 
-    def _found(self, scope: str, begin: str) -> Iterator[SourceFile]:
-        for stored in self._stored(f"{self._above}{scope}".rstrip("/"), begin):
+    def _found(self, scope: str) -> Iterator[SourceFile]:
+        for stored in self._stored(f"{self._above}{scope}".rstrip("/")):
             relative = stored.name.removeprefix(self._above)
             if stored.name == self._name:
                 relative = stored.name.rpartition("/")[2]
@@ -290,9 +291,9 @@ class BucketFiles(SourceFiles):
                     open=partial(self._open, stored),
                 )
 
-    def _stored(self, place: str, begin: str) -> Sequence[StoredObject]:
+    def _stored(self, place: str) -> Sequence[StoredObject]:
         """Return what lies in a folder, or the object of this name."""
-        found = list(self._bucket.list(place, deep=True, begin=begin, hidden=True))
+        found = list(self._bucket.list(place, deep=True, hidden=True))
         if found or not place:
             return found
         try:

@@ -22,7 +22,7 @@ import errno
 import io
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -221,19 +221,16 @@ class ObjectStore(Store):
         return same
 
     def list(
-        self, folder: str, *, deep: bool = False, begin: str = "", hidden: bool = False
+        self, folder: str, *, deep: bool = False, hidden: bool = False
     ) -> Iterator[StoredObject]:
-        """See `Store`; `begin` takes those of a deep listing whose names in the folder begin so,
-        `hidden` also those that are hidden."""
+        """See `Store`; `hidden` takes also those that are hidden."""
         prefix = f"{self._prefix}{folder}".rstrip("/")
         base = f"{prefix}/" if prefix else ""
 
         def request() -> list[tuple[str, int, str]]:
             if deep:
-                first = base + begin
-                offset = first if begin else None
-                pages = obstore.list(self._store, prefix=prefix or None, offset=offset)
-                found = _beginning(first, pages)
+                pages = obstore.list(self._store, prefix=prefix or None)
+                found = (meta for page in pages for meta in page)
             else:
                 found = obstore.list_with_delimiter(self._store, prefix=prefix or None)["objects"]
             # obstore's own records take more memory
@@ -328,16 +325,6 @@ def open_object_store(
     service = secrets.token_hex() if parts.scheme == "memory" else _without_user(service)
     identity = f"{clean} at {service}"
     return ObjectStore(clean, identity, prefix, store, Requests(clean), limits.part_bytes)
-
-
-def _beginning(begin: str, pages: Iterable[Sequence[Any]]) -> Iterator[Any]:
-    """Yield the objects of a listing in the order of the names, up to the last that begins so; no
-    further page is requested."""
-    for page in pages:
-        for meta in page:
-            if not meta["path"].startswith(begin):
-                return
-            yield meta
 
 
 def _without_user(endpoint: str) -> str:
