@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import errno
 import io
 import os
@@ -272,7 +271,7 @@ def make_unreadable(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     """Have the system refuse to open what has `part` in its name in a local output; until
     `monkeypatch.undo()`."""
     open_file = LocalStore.open
-    open_end = builtins.open
+    open_end = os.open
 
     def refuse(name: object) -> None:
         if part in str(name):
@@ -289,4 +288,4 @@ def make_unreadable(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
         return open_end(path, *options, **named)
 
     monkeypatch.setattr(LocalStore, "open", open_listed)
-    monkeypatch.setattr(builtins, "open", open_path)
+    monkeypatch.setattr(os, "open", open_path)
