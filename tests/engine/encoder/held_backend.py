@@ -33,8 +33,9 @@ _POLL_SECONDS = 0.01
 
 def load(space: Space, settings: BackendSettings) -> Backend:
     kind = os.environ["HELD_BACKEND"]
-    backend: Any = make_backend(kind, space, settings)
-    compute_name = "launch" if isinstance(backend, QueuingBackend) else "forward"
+    made = make_backend(kind, space, settings)
+    compute_name = "launch" if isinstance(made, QueuingBackend) else "forward"
+    backend: Any = made
     prepare = backend.prepare
     compute = getattr(backend, compute_name)
 
