@@ -140,18 +140,9 @@ class RejectedLists:
         then. `still_wanted` is as in `Upload.publish`."""
         if not rejected.rows:
             return
-        metadata = {
-            KEY_METADATA: _encoded(facts.partition_key),
-            SOURCE_VERSION_METADATA: _encoded(facts.source_version),
-        }
-        with self._store.create(list_name(self._space, facts.partition_key)) as upload:
-            pq.write_table(
-                rejected.table.replace_schema_metadata(metadata),
-                upload.sink,
-                compression="zstd",
-                write_page_checksum=True,
-            )
-            upload.publish(still_wanted)
+        key = facts.partition_key
+        name = list_name(self._space, key)
+        write_list(self._store, name, key, facts.source_version, rejected.table, still_wanted)
         self._store.sync(folder_of(self._space))
 
     def remove_old(self, facts: FileFacts) -> None:
@@ -163,6 +154,29 @@ class RejectedLists:
             self._store.delete(name)
 
 
+def write_list(
+    store: Store,
+    name: str,
+    key: str,
+    source_version: str,
+    rows: pa.Table,
+    still_wanted: Callable[[], None] = lambda: None,
+) -> None:
+    """Write a list; `still_wanted` is as in `Upload.publish`."""
+    metadata = {
+        KEY_METADATA: _encoded(key),
+        SOURCE_VERSION_METADATA: _encoded(source_version),
+    }
+    with store.create(name) as upload:
+        pq.write_table(
+            rows.replace_schema_metadata(metadata),
+            upload.sink,
+            compression="zstd",
+            write_page_checksum=True,
+        )
+        upload.publish(still_wanted)
+
+
 def rejected_from(store: Store, space: Space, facts: FileFacts) -> pa.Table:
     """Return the list of a file of a space with these facts, as `read_rejected`. The lists of a
     derived space are those of its parent."""
@@ -172,9 +186,13 @@ def rejected_from(store: Store, space: Space, facts: FileFacts) -> pa.Table:
 
 
 def read_rejected(store: Store, space: str, key: str, source_version: str) -> pa.Table:
-    """Return the list of a partition; it has no rows if it is not there, is damaged, or is of
-    another source version."""
-    name = list_name(space, key)
+    """Return the list of a partition; see `read_list`."""
+    return read_list(store, list_name(space, key), source_version)
+
+
+def read_list(store: Store, name: str, source_version: str) -> pa.Table:
+    """Return a list; it has no rows if it is not there, is damaged, or is of another source
+    version."""
     try:
         with explained(store.location(name)), store.open(name) as source:
             reader = pq.ParquetFile(source, page_checksum_verification=True)

@@ -400,7 +400,7 @@ def _encoded_segments(call: SuperBatchCall) -> list[Segment]:
     for segment in call.batch.segments:
         if call.is_encoded(segment):
             whole.append(segment)
-        elif not segment.partition.ended_workers.rows:  # else the next run may number them anew
+        else:
             begun.append(segment)
     longest = max(begun, key=call.encoded_rows, default=None)
     if longest is None or not call.encoded_rows(longest):

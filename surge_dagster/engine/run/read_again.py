@@ -7,7 +7,8 @@ more text is found, or all that an encoder behind HTTP refuses in a SuperBatch. 
 would be read again more than `MOST_READS` times has another problem, and is refused, unless its
 encoder is behind HTTP and refuses texts at no cost.
 
-A text that is not tried again until its source changes is left out from the start.
+A text that is not tried again until its source changes is left out from the start, and so is one
+that is left out of rows that an earlier run staged.
 """
 
 from __future__ import annotations
@@ -69,15 +70,16 @@ class ReadAgain:
             again.append((replace(partition, ended_workers=ended_workers), first_row))
         return again
 
-    def without_known(self, partition: PartitionToRead) -> PartitionToRead:
-        """Return a partition without the invalid texts that ended workers before its file was
-        published, if it is still of the same source version."""
+    def without_known(self, partition: PartitionToRead, left_out: EndedWorkers) -> PartitionToRead:
+        """Return a partition without the texts that are left out of what is staged of it, and
+        without the invalid ones that ended workers before its file was published, if that is still
+        of the same source version."""
+        if not partition.reuse:
+            return partition
+        rows = dict(left_out.rows)
         old = partition.old_file
-        if old is None or not partition.reuse:
-            return partition
-        facts = old.facts
-        if not facts.rejected_rows or facts.source_version != partition.source.source_version:
-            return partition
-        known = ended_workers_in(rejected_from(self._target.store, self._target.space, facts))
-        invalid = {id: row for id, row in known.rows.items() if row.kind == "invalid"}
-        return replace(partition, ended_workers=EndedWorkers(invalid))
+        if old is not None and old.facts.source_version == partition.source.source_version:
+            listed = rejected_from(self._target.store, self._target.space, old.facts)
+            known = ended_workers_in(listed).rows
+            rows |= {id: row for id, row in known.items() if row.kind == "invalid"}
+        return replace(partition, ended_workers=EndedWorkers(rows)) if rows else partition

@@ -146,10 +146,13 @@ def superbatches(
         if not isinstance(decision, PartitionToRead):
             yield decision
             continue
+        if not decision.reuse:
+            staging.remove(decision.key)
         if decision.range is not None:
             divided[decision.key] = replace(decision, range=None, must_be_staged=True)
         elif read_again is not None:
-            decision = read_again.without_known(decision)
+            left_out = staging.left_out(decision.source)
+            decision = read_again.without_known(decision, left_out)
         yield from gatherer.rows_of(decision)
     yield from gatherer.last()
 
@@ -293,9 +296,6 @@ class _RowReader:
     def _staged(self, partition: PartitionToRead) -> list[StagedRows] | None:
         """Return rows that are staged and can be used; None if not all are that must be."""
         source = partition.source
-        if not partition.reuse:
-            self.staging.remove(partition.key)
-
         staged: list[StagedRows] = []
         if self.staging.has(partition.key):
             with self.memory.held(self.memory.plan.reader):

@@ -9,6 +9,9 @@ only the segments that were not staged yet. A later run, whatever its thresholds
 rows that no segment covers. The content digest is unknown while a partition streams in, so the
 version is that of the source.
 
+Rows whose texts ended workers are not counted. Next to segments that lack some stands a list of
+these, `left-out.parquet`; a later run leaves them out, too, and so its rows have the same places.
+
 Two runs may stage the same partition, or ranges of it: their objects appear whole and under names
 that say their rows, so either one's can be used. The run that has published the partition removes
 them all; the other run then has nothing to write its file from, and its next run finds that of the
@@ -20,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
@@ -43,9 +47,16 @@ from surge_dagster.engine.files.rows import (
     require_carried,
     rows_at_a_time,
 )
+from surge_dagster.engine.output.ended_workers import (
+    NONE_ENDED_WORKERS,
+    EndedWorkers,
+    ended_workers_in,
+)
+from surge_dagster.engine.output.rejected import RejectedRowsBuilder, read_list, write_list
 from surge_dagster.engine.output.rejected import folder_of as rejected_folder
 from surge_dagster.engine.output.spaces import list_spaces
 from surge_dagster.engine.run.superbatch import (
+    PartitionToRead,
     ReadPartition,
     Segment,
     SpaceTarget,
@@ -67,6 +78,7 @@ log = logging.getLogger(__name__)
 STAGING = ".staging"
 _VECTOR_FACTS = [each.name for each in fields(VectorFacts)]
 _REUSED = "surge.reused"  # whether a row's vector is that of the old file
+_LEFT_OUT = "left-out.parquet"
 _NAME = re.compile(r"(?P<start>\d{1,18})-(?P<stop>\d{1,18})\.parquet")
 
 
@@ -88,6 +100,8 @@ class Staging:
         self._store = target.store
         self._root = _root(target.space.name)
         self._staged_keys = staged_keys(self._store, target.space.name)  # encoded
+        self._lock = threading.Lock()
+        self._listed: set[PartitionToRead] = set()  # whose list of rows left out is written
 
     def has(self, key: str) -> bool:
         """Return whether anything of a partition was staged, by an earlier run or this one."""
@@ -165,6 +179,7 @@ class Staging:
         )
 
         self._staged_keys.add(encode_key(partition.key))
+        self._write_left_out(partition)
         borders = pairwise(_group_borders(np.concatenate(sizes)))
         with self._store.create(name) as upload:
             groups = (table.slice(begin, end - begin) for begin, end in borders)
@@ -174,6 +189,33 @@ class Staging:
         return StagedRows(
             segment.first_row, stop, facts.content_digest, vectors, partition.old_rows_version
         )
+
+    def _write_left_out(self, partition: PartitionToRead) -> None:
+        """Write the list of the rows that are left out of what is staged, once per reading."""
+        rows = partition.ended_workers.rows
+        with self._lock:
+            if not rows or partition in self._listed:
+                return
+            source = partition.source
+            listed = RejectedRowsBuilder()
+            listed.add(list(rows.values()))
+            table = listed.rejected().table
+            name = f"{self._folder(source)}/{_LEFT_OUT}"
+            write_list(self._store, name, source.key, source.source_version, table)
+            self._listed.add(partition)
+
+    def left_out(self, partition: Partition) -> EndedWorkers:
+        """Return the rows that are left out of what is staged of this source version."""
+        if not self.has(partition.key):
+            return NONE_ENDED_WORKERS
+        name = f"{self._folder(partition)}/{_LEFT_OUT}"
+        try:
+            return ended_workers_in(read_list(self._store, name, partition.source_version))
+        except StoreUnavailable:
+            raise
+        except TransientError as error:
+            log.warning("staged rows of partition %r may not be used: %s", partition.key, error)
+            return NONE_ENDED_WORKERS
 
     def _table(self, batch: SuperBatch, segment: Segment, matrix: np.ndarray) -> pa.Table:
         """Return the rows of a segment as a file has them, and which vectors were reused."""
@@ -268,9 +310,12 @@ class Staging:
     def remove_from(self, partition: Partition, row: int) -> None:
         """Remove what is staged of a row and those behind it; harmless if nothing is."""
         with _harmless(self._store, self._folder(partition)):
-            for start, stop in self._ranges(partition):
+            ranges = self._ranges(partition)
+            for start, stop in ranges:
                 if stop > row:
                     self._store.delete(self._name(partition, start, stop))
+            if all(stop > row for _, stop in ranges):
+                self.remove(partition.key)
 
     def _name(self, partition: Partition, start: int, stop: int) -> str:
         return f"{self._folder(partition)}/{start}-{stop}.parquet"

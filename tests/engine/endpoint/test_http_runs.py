@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from surge_dagster.engine.endpoint.endpoint import Endpoint
 from surge_dagster.engine.errors import ConfigError, EndpointDown, MaxCostReached
 from surge_dagster.engine.model.spec import EncodingSpec
 from surge_dagster.engine.run.report import Prices
+from surge_dagster.engine.run.staging import STAGING
 from surge_dagster.engine.support.waiting import in_background
 from tests.engine.endpoint.fault_server import (
     MODEL,
@@ -30,7 +32,7 @@ from tests.engine.endpoint.fault_server import (
     without_probe,
 )
 from tests.engine.runs import Output, failures, in_memory, receipts
-from tests.small_catalogs import numbered_catalog, numbered_rows
+from tests.small_catalogs import Rows, numbered_catalog, numbered_rows
 from tests.waiting import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("own_cache")]
@@ -272,22 +274,47 @@ def test_changed_model_is_found_before_a_text_is_sent(
         assert other.bodies == []
 
 
+def _with_refused_texts(rows: Rows) -> Rows:
+    """Rows with a refused text in each SuperBatch."""
+    mixed = list(rows)
+    for place in range(0, len(rows), 95):
+        mixed.insert(place, (f"bad {place}", f"{REFUSED} {place}"))
+    return mixed
+
+
+@pytest.mark.parametrize("force", [False, True])
 def test_texts_next_to_refused_ones_are_sent_few_times(
-    server: FaultServer, new_pool: MakePool, tmp_path: Path
+    server: FaultServer, new_pool: MakePool, tmp_path: Path, force: bool
 ) -> None:
-    """Each SuperBatch of the partition has a refused text, and there are more than MOST_READS."""
+    """There are more SuperBatches with a refused text than MOST_READS."""
     sound = numbered_rows("a", 1_900)
-    rows = list(sound)
-    for place in range(0, 1_900, 95):
-        rows.insert(place, (f"bad {place}", f"{REFUSED} {place}"))
+    rows = _with_refused_texts(sound)
     output = Output(_started(new_pool(server, batch=51), server), tmp_path / "out")
 
-    run = output.embed(in_memory({"a": rows}), bad_rows="set_aside")
+    run = output.embed(in_memory({"a": rows}), bad_rows="set_aside", force=force)
 
     output.check("a", sound)
     assert run.report.rejected_rows == 20
     assert run.report.texts_reused == 0
     assert sum(server.encoded.values()) <= 3 * len(sound)
+
+
+def test_runs_go_on_with_what_is_staged_without_refused_texts(
+    server: FaultServer, new_pool: MakePool, tmp_path: Path
+) -> None:
+    sound = numbered_rows("a", 570)
+    catalog = {"a": _with_refused_texts(sound)}
+    output = Output(_started(new_pool(server, batch=51), server), tmp_path / "out")
+    prices = Prices(per_million_tokens=1e6, max_cost=0.6 * sum(len(text) for _, text in sound))
+    events: list[Any] = []
+
+    while not events and sum(server.encoded.values()) <= 4 * len(sound):
+        with contextlib.suppress(MaxCostReached):
+            events = output.events(in_memory(catalog), bad_rows="set_aside", prices=prices)
+
+    assert failures(events) == []
+    output.check("a", sound)
+    assert list((tmp_path / "out" / STAGING).rglob("*.parquet")) == []
 
 
 @pytest.mark.parametrize("answered", [0, 1, 9, 30, 40])
