@@ -133,6 +133,11 @@ class PackedBackend(TokenBackend):
         self._dtype = next(model.parameters()).dtype
         self._has_cells = True
         self._recorded: dict[PassShape, RecordedPass] = {}
+        fused = self._set_up(options)
+        self.detail = f"torch {torch.__version__}, packed{' and compiled' if fused else ''}"
+
+    def _set_up(self, options: PackedOptions) -> bool:
+        """Run first passes, compile and record them; return whether layers are compiled."""
         try:
             self._try()
         except NotImplementedError:
@@ -141,9 +146,9 @@ class PackedBackend(TokenBackend):
         if options.has_recorded_passes:
             with torch.inference_mode():
                 self._recorded = record_passes(
-                    self._embed, device, self._pad_id, cells=self._has_cells
+                    self._embed, self._device, self._pad_id, cells=self._has_cells
                 )
-        self.detail = f"torch {torch.__version__}, packed{' and compiled' if fused else ''}"
+        return fused
 
     def forward(self, prepared: Tokens, rows: Rows, progress: Progress) -> Costs:
         return self.launch(prepared, rows, progress).finish()
@@ -284,17 +289,21 @@ class PackedBackend(TokenBackend):
 
     def _compile(self, has_embeddings: bool) -> bool:
         """Compile the model's layers, all of one kind, into one function, and its embeddings into
-        another; return whether it works."""
+        another; return whether at least the layers could be compiled."""
         modules = self._model.modules()
         lists = [module for module in modules if isinstance(module, torch.nn.ModuleList)]
-        layers = max(lists, key=len, default=[])
+        layers = list(max(lists, key=len, default=[]))
         if len({type(layer) for layer in layers}) != 1:
             return False
-        modules = list(layers)
         first: Any = self._model[0]
         embeddings = getattr(first.model, "embeddings", None)  # decoders have only a table
         if has_embeddings and isinstance(embeddings, torch.nn.Module):
-            modules.append(embeddings)
+            # The layers gain most, and are worth a second attempt.
+            return self._compile_modules([*layers, embeddings]) or self._compile_modules(layers)
+        return self._compile_modules(layers)
+
+    def _compile_modules(self, modules: list[torch.nn.Module]) -> bool:
+        """Compile one function for each kind of module; return whether it works."""
         kinds = {type(module) for module in modules}
         compiled = {kind: torch.compile(kind.forward, dynamic=True) for kind in kinds}
         for module in modules:
@@ -304,7 +313,7 @@ class PackedBackend(TokenBackend):
             # first time.
             self._try(self.token_budget)
         except Exception as error:  # a compiler, its cache or its tools: each has its own error
-            log.warning("layers are not compiled: %s", error)
+            log.warning("%d modules are not compiled: %s", len(modules), error)
             for module in modules:
                 del module.forward
             return False

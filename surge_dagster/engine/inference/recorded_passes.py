@@ -12,7 +12,6 @@ before and after the layers, half of a small pass's launches, would stay in Pyth
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -21,8 +20,6 @@ import torch
 from surge_dagster.engine.encoder.worker.tokenization import Tokens
 from surge_dagster.engine.inference.device import Device
 from surge_dagster.engine.inference.packing import TILE, Pack, PassShape
-
-log = logging.getLogger(__name__)
 
 MOST_TOKENS = 512
 
@@ -34,17 +31,16 @@ Embed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, PassShape], torch.Te
 def record_passes(
     embed: Embed, device: Device, pad_id: int, *, cells: bool
 ) -> dict[PassShape, RecordedPass]:
-    """Return a recorded pass for each shape of at most `MOST_TOKENS`; none if recording fails."""
+    """Return a recorded pass for each shape of at most `MOST_TOKENS`.
+
+    If it fails, the process can only end: torch before 2.12 cannot free memory any more.
+    """
     passes = {}
-    try:
-        for in_cells in (True, False) if cells else (False,):
-            # The largest first: the others take their memory from it.
-            for tokens in range(MOST_TOKENS, 0, -TILE):
-                shape = PassShape(tokens, tokens, in_cells)
-                passes[shape] = RecordedPass(embed, device, shape, pad_id)
-    except Exception as error:  # of the driver, a kernel or a compiler: each has its own
-        log.warning("small passes are not recorded: %s", error)
-        return {}
+    for in_cells in (True, False) if cells else (False,):
+        # The largest first: the others take their memory from it.
+        for tokens in range(MOST_TOKENS, 0, -TILE):
+            shape = PassShape(tokens, tokens, in_cells)
+            passes[shape] = RecordedPass(embed, device, shape, pad_id)
     return passes
 
 

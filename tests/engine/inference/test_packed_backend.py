@@ -278,3 +278,30 @@ def test_layers_that_do_not_compile_are_computed_as_they_are(
     assert backend.detail.endswith("packed")
     found, _ = encode_texts(backend, texts(), space)
     assert parity.lowest_cosine(found, expected) > 0.999999
+
+
+def test_layers_are_compiled_even_if_embeddings_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from transformers.models.bert.modeling_bert import BertEmbeddings, BertLayer
+
+    compiled: list[Any] = []
+
+    def compile_layers(function: Any, dynamic: bool) -> Any:
+        def counted(*arguments: Any, **options: Any) -> Any:
+            if function is BertEmbeddings.forward:
+                raise RuntimeError("no kernel for this table")
+            compiled.append(function)
+            return function(*arguments, **options)
+
+        return counted
+
+    monkeypatch.setattr(torch, "compile", compile_layers)
+    backend, space, expected = _loaded(tiny_model("bert_cls", tmp_path), is_compiled=True)
+    compiled.clear()
+    found, _ = encode_texts(backend, texts(), space)
+
+    assert backend.detail.endswith("packed and compiled")
+    assert set(compiled) == {BertLayer.forward}
+    assert parity.lowest_cosine(found, expected) > 0.999999

@@ -16,7 +16,6 @@ from surge_dagster.engine.model.spec import EncodingSpec
 from tests.engine.encoder.conftest import tiny_model
 
 if TYPE_CHECKING:
-    from surge_dagster.engine.inference.device import Device
     from surge_dagster.engine.inference.packed_backend import PackedBackend
 
 # Each pools or counts positions in another way, or attends in no cells.
@@ -38,7 +37,7 @@ PORTIONS = (
 )
 
 
-def _backend(folder: Path, *, is_recorded: bool, device: Device | None = None) -> PackedBackend:
+def _backend(folder: Path, *, is_recorded: bool) -> PackedBackend:
     from surge_dagster.engine.inference.device import Device
     from surge_dagster.engine.inference.packed_backend import PackedBackend, PackedOptions
 
@@ -48,7 +47,7 @@ def _backend(folder: Path, *, is_recorded: bool, device: Device | None = None) -
     facts = tokenizer_facts(model, space)
     assert facts is not None
     options = PackedOptions(is_compiled=False, has_recorded_passes=is_recorded)
-    return PackedBackend(space, settings, model, facts, device or Device(), options)
+    return PackedBackend(space, settings, model, facts, Device(), options)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -103,22 +102,3 @@ def test_larger_passes_are_not_recorded(tmp_path: Path) -> None:
 
     np.testing.assert_allclose(found[1:], found[:-1], rtol=1e-4, atol=2e-6)
     assert abs(np.linalg.norm(found, axis=1) - 1).max() < 1e-5
-
-
-def test_passes_stay_as_they_are_if_recording_fails(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    from surge_dagster.engine.inference.device import Device
-
-    class WithoutGraphs(Device):
-        def recorded(self, work: Any) -> Any:
-            raise RuntimeError("operation not permitted when stream is capturing")
-
-    folder = tiny_model("bert_cls", tmp_path)
-    space = EncodingSpec(str(folder)).resolve()
-
-    backend = _backend(folder, is_recorded=True, device=WithoutGraphs())
-
-    assert backend._recorded == {}
-    assert "small passes are not recorded" in caplog.text
-    assert encode_texts(backend, ["a"], space)[0].any()
