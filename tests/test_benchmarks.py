@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -17,8 +18,11 @@ from importlib.metadata import (
 )
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
+import psutil
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -194,6 +198,41 @@ def test_gpu_benchmark_measures_everything_without_dagster(tmp_path: Path) -> No
         "attention",
         "peer",
     }
+
+
+def test_gpu_benchmark_begins_nothing_once_its_time_is_over(tmp_path: Path) -> None:
+    words = ("--device", "cpu", "--quick", "--seconds", "0", "--out", str(tmp_path))
+
+    lines = run_benchmark("gpu", "--model", str(tmp_path), *words).splitlines()
+
+    assert lines[1] == "Not measured:"
+    assert {"environment", "tokenizer", "attention", "peer"} < set(lines[2:])
+    assert not (tmp_path / "results.jsonl").exists()
+
+
+def test_service_that_refuses_all_documents_ends_its_stage_on_a_gpu(tmp_path: Path) -> None:
+    from aiohttp import ClientSession, web
+    from aiohttp.test_utils import TestServer
+
+    from benchmarks.gpu import service
+    from benchmarks.serve_client import Client
+
+    bench: Any = SimpleNamespace(size=lambda full, quick: quick, say=mock.Mock(), missed=[])
+
+    async def refuse(request: web.Request) -> web.Response:
+        return web.Response(status=429)
+
+    async def measure_refusals() -> None:
+        app = web.Application()
+        app.router.add_post("/{path:.*}", refuse)
+        async with TestServer(app) as server, ClientSession() as session:
+            client = Client(session, str(server.make_url("")).rstrip("/"), ["a"] * 8)
+            await service.measure(bench, psutil.Process(), client, most_seconds=4)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(measure_refusals())
+
+    assert bench.missed == [f"http: queries of {texts} texts are refused" for texts in (1, 2)]
 
 
 def test_evaluation_page_is_that_of_the_measured_document(tmp_path: Path) -> None:

@@ -118,6 +118,8 @@ def peer(bench: Bench) -> None:
 
     torch.backends.cuda.enable_cudnn_sdp(False)
     for name in bench.first_if_quick(list(SHAPES)):
+        if not bench.has_time(30, f"peer: {name}"):
+            continue
         model = SentenceTransformer(
             bench.model(name),
             device=str(bench.device),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +22,18 @@ if TYPE_CHECKING:
 
 _BULK_TEXTS = 1_024  # of a request
 _BULK_CALLS = 8
+# A service that hangs, or refuses all documents, must not take the time of later stages.
+_MOST_SECONDS = 90.0
 
 
 def http(bench: Bench) -> None:
     """MiniLM: milliseconds of queries of one and 64 texts of 57 tokens, documents per second, and
     the processor time that the service's own process takes for a text: tokens, JSON, the lanes."""
-    # its aiohttp may be missing, and nothing else here needs it
+    # Packages of the client and of the service may be missing, and nothing else here needs them.
     from benchmarks.serve import with_client
 
+    for module in ("commands.serve", "service.server"):
+        import_module(f"surge_dagster.{module}")
     if not bench.has_time(60, "http"):
         return
     output = _small_output(bench)
@@ -37,7 +42,7 @@ def http(bench: Bench) -> None:
     command += ["--yes", "--devices", str(bench.device), "--precision", bench.precision, "--port"]
     texts = bench.texts(bench.size(57, 11), bench.size(8_192, 128)).to_pylist()
     with serving(command, "/readyz") as (url, server):
-        with_client(url, partial(_measure, bench, server), texts)
+        with_client(url, partial(measure, bench, server), texts)
 
 
 def _small_output(bench: Bench) -> Path:
@@ -48,7 +53,20 @@ def _small_output(bench: Bench) -> Path:
     return folder / "output"
 
 
-async def _measure(bench: Bench, server: psutil.Process, client: Client) -> None:
+async def measure(
+    bench: Bench, server: psutil.Process, client: Client, most_seconds: float = _MOST_SECONDS
+) -> None:
+    """Report queries, and then documents.
+
+    Raises:
+        TimeoutError: the service took more seconds than that.
+    """
+    async with asyncio.timeout(most_seconds):
+        await _measure_queries(bench, server, client)
+        await _measure_documents(bench, server, client)
+
+
+async def _measure_queries(bench: Bench, server: psutil.Process, client: Client) -> None:
     seconds = bench.size(4, 1)
     for texts in (1, bench.size(64, 2)):
         await client.closed(seconds / 4, 1, texts)
@@ -62,6 +80,9 @@ async def _measure(bench: Bench, server: psutil.Process, client: Client) -> None
         if 200 not in answers["statuses"]:
             bench.missed.append(f"http: queries of {texts} texts are refused")
 
+
+async def _measure_documents(bench: Bench, server: psutil.Process, client: Client) -> None:
+    seconds = bench.size(4, 1)
     size = bench.size(_BULK_TEXTS, 4)
     async with client.bulk(size, bench.size(_BULK_CALLS, 2)) as bulk:
         await asyncio.sleep(seconds / 4)
