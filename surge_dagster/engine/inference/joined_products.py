@@ -39,7 +39,10 @@ def _can_be_joined(layers: Sequence[object]) -> TypeGuard[list[torch.nn.Linear]]
     inputs = set()
     has_bias = set()
     for layer in layers:
-        if type(layer) is not torch.nn.Linear:  # a subclass computes something else
+        # A subclass, a method of its own or a hook compute something else.
+        if type(layer) is not torch.nn.Linear or "forward" in vars(layer):
+            return False
+        if layer._forward_hooks or layer._forward_pre_hooks:
             return False
         inputs.add(layer.in_features)
         has_bias.add(layer.bias is not None)

@@ -87,7 +87,9 @@ def _attention(**layers: Any) -> Any:
     return attention
 
 
-@pytest.mark.parametrize("case", ["one bias is missing", "inputs differ", "a subclass", "no key"])
+@pytest.mark.parametrize(
+    "case", ["one bias is missing", "inputs differ", "a subclass", "a method", "a hook", "no key"]
+)
 def test_layers_that_are_not_of_one_kind_stay(case: str) -> None:
     import torch
 
@@ -100,8 +102,12 @@ def test_layers_that_are_not_of_one_kind_stay(case: str) -> None:
         "one bias is missing": torch.nn.Linear(8, 4, bias=False),
         "inputs differ": torch.nn.Linear(16, 4),
         "a subclass": Scaled(8, 4),
+        "a method": torch.nn.Linear(8, 4),
+        "a hook": torch.nn.Linear(8, 4),
         "no key": torch.nn.Identity(),
     }
+    keys["a method"].forward = lambda states: 2 * states
+    keys["a hook"].register_forward_hook(lambda module, inputs, output: 2 * output)
     query = torch.nn.Linear(8, 4)
     attention = _attention(query=query, key=keys[case], value=torch.nn.Linear(8, 4))
 
