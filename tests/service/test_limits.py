@@ -10,9 +10,11 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from pydantic_core import to_json
 from starlette.testclient import TestClient
 
-from surge_dagster.service.embeddings import MAX_TEXTS, Embedding
+from surge_dagster.service import embeddings
+from surge_dagster.service.embeddings import MAX_TEXTS
 from tests.service.fake_spaces import FakeSpaces
 from tests.service.running import (
     GOOD,
@@ -132,14 +134,13 @@ def test_request_whose_client_goes_while_it_is_accepted_is_never_encoded() -> No
 def test_answer_that_is_not_read_is_held_as_vectors_and_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    written = list[int]()
-    dump = Embedding.model_dump_json
+    written = list[bytes]()
 
-    def counted(item: Embedding) -> str:
-        written.append(item.index)
-        return dump(item)
+    def counted(embedding: list[float]) -> bytes:
+        written.append(to_json(embedding))
+        return written[-1]
 
-    monkeypatch.setattr(Embedding, "model_dump_json", counted)
+    monkeypatch.setattr(embeddings, "to_json", counted)
     spaces = FakeSpaces(dimension=256)
     large = json.dumps({"model": "current", "input": ["a"] * MAX_TEXTS}).encode()  # 10 MB of JSON
     with running(spaces.as_served(), max_answer_bytes=1) as service:
