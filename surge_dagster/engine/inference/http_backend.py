@@ -47,7 +47,7 @@ from surge_dagster.engine.errors import ConfigError, EndpointDown
 from surge_dagster.engine.model.spec import Space
 
 # More refused texts of a portion than this, and than accepted ones, mean that the server is the
-# cause, and not the texts.
+# cause, and not the texts. Those of portions before it without an accepted text count too.
 _MOST_REFUSED = 64
 _FIRST_TOKENS_PER_BYTE = 0.5  # until the first answer
 _PROGRESS_SECONDS = 1.0
@@ -90,6 +90,7 @@ class HttpBackend:
             self._tokenizer = load_tokenizer(space)
         self._tokens_per_byte = _FIRST_TOKENS_PER_BYTE
         self._counted_until = 0.0
+        self._refused_before = 0  # texts of the last portions, of which none was accepted
         self._slots = asyncio.Semaphore(endpoint.concurrency)
         fields = endpoint.query_fields if space.task == "query" else endpoint.fields
         self._client = EndpointClient(
@@ -124,13 +125,17 @@ class HttpBackend:
     async def _encode(self, prepared: CountedTexts, rows: Rows) -> Costs:
         begun = time.perf_counter()
         rows.truncated[rows.places] = prepared.truncated
-        portion = _Portion(prepared.texts, self._counted(prepared), rows)
+        portion = _Portion(prepared.texts, self._counted(prepared), rows, self._refused_before)
         try:
             async with asyncio.TaskGroup() as group:
                 for start, stop in self._requests(portion.tokens):
                     group.create_task(self._send_in_turn(portion, start, stop))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
+        if portion.accepted:
+            self._refused_before = 0
+        else:
+            self._refused_before += len(rows.refused)
         seconds = self._seconds_since(begun)
         used = portion.used_tokens
         return Costs(tokens=used, padded_tokens=used, forward_seconds=seconds)
@@ -282,6 +287,7 @@ class _Portion:
 
     Attributes:
         tokens: of each text, int64.
+        refused_before: texts of the portions before it, of which none was accepted.
         accepted: texts with a vector.
         used_tokens: of the answered requests.
     """
@@ -289,16 +295,19 @@ class _Portion:
     texts: list[str]
     tokens: np.ndarray
     rows: Rows
+    refused_before: int
     accepted: int = 0
     used_tokens: int = 0
 
     def refuse(self, place: int, reason: str) -> None:
         self.rows.refused[place] = reason
         self.rows.report(place, place + 1, 0, reason)
-        if len(self.rows.refused) > max(_MOST_REFUSED, self.accepted):
+        refused = self.refused_before + len(self.rows.refused)
+        if refused > max(_MOST_REFUSED, self.accepted):
+            texts = self.refused_before + len(self.texts)
             raise EndpointDown(
-                f"the encoder gave no vectors for {len(self.rows.refused)} of {len(self.texts):,} "
-                f"texts, so their content is not the cause; the last reason: {reason}"
+                f"the encoder gave no vectors for {refused} of {texts:,} texts, so their content "
+                f"is not the cause; the last reason: {reason}"
             )
 
 

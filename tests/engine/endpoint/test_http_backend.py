@@ -58,10 +58,15 @@ def _at(space: Space, server: FaultServer) -> Space:
 def _encoded(space: Space, texts: list[str]) -> tuple[np.ndarray, Rows, Costs]:
     """The vectors of texts, their rows and costs."""
     backend = HttpBackend(space, SETTINGS)
-    matrix = np.full((len(texts), space.dimension), 9, np.float32)
-    rows = Rows.of_all(matrix, np.full(len(texts), 9, np.uint8))
+    rows = _rows(len(texts), space.dimension)
     costs = backend.forward(backend.prepare(texts), rows, lambda: None)
-    return matrix, rows, costs
+    return rows.matrix, rows, costs
+
+
+def _rows(count: int, dimension: int = 16) -> Rows:
+    """Rows that no backend has written."""
+    matrix = np.full((count, dimension), 9, np.float32)
+    return Rows.of_all(matrix, np.full(count, 9, np.uint8))
 
 
 def _texts(count: int, **others: str) -> list[str]:
@@ -285,6 +290,31 @@ def test_server_that_refuses_every_text_ends_the_run(server: FaultServer) -> Non
 
     with pytest.raises(EndpointDown, match="of 1,000 texts, so their content is not the cause"):
         _encoded(space, _texts(1_000))
+
+
+def test_server_that_refuses_every_text_of_small_portions_ends_the_run(
+    server: FaultServer,
+) -> None:
+    backend = HttpBackend(_space(server), SETTINGS)
+    server.lasting_fault = 400
+    portion = backend.prepare(_texts(50))
+
+    backend.forward(portion, _rows(50), lambda: None)
+    with pytest.raises(EndpointDown, match="for 65 of 100 texts"):
+        backend.forward(portion, _rows(50), lambda: None)
+
+
+def test_refused_texts_before_an_accepted_one_count_for_their_portion(
+    server: FaultServer,
+) -> None:
+    backend = HttpBackend(_space(server), SETTINGS)
+    texts = [f"{REFUSED} {row}" for row in range(50)]
+
+    for portion in (texts, ["accepted"], texts):
+        rows = _rows(len(portion))
+        backend.forward(backend.prepare(portion), rows, lambda: None)
+
+    assert len(rows.refused) == 50
 
 
 def test_refused_key_ends_the_portion_before_the_next_request(server: FaultServer) -> None:
