@@ -200,6 +200,17 @@ def test_gpu_benchmark_measures_everything_without_dagster(tmp_path: Path) -> No
     }
 
 
+def test_gpu_benchmark_is_refused_without_a_gpu(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(tmp_path / "results")]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+
+    refused = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+
+    assert refused.returncode == 2
+    assert "torch finds no GPU here; --device cpu --quick is a rehearsal" in refused.stderr
+    assert not (tmp_path / "results").exists()
+
+
 def test_gpu_benchmark_begins_nothing_once_its_time_is_over(tmp_path: Path) -> None:
     words = ("--device", "cpu", "--quick", "--seconds", "0", "--out", str(tmp_path))
 

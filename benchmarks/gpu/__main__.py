@@ -97,6 +97,8 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=560.0, help="when nothing new begins")
     options.add_argument("--out", default=os.environ.get("OUT", "gpu-results"))
     settings = options.parse_args()
+    if settings.device != "cpu" and not torch.cuda.is_available():
+        options.error("torch finds no GPU here; --device cpu --quick is a rehearsal without one")
     settings.model = settings.model or EncodingSpec().resolve().model_path
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with temporary_folder(memory) as folder:
