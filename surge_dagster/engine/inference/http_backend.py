@@ -46,8 +46,8 @@ from surge_dagster.engine.endpoint.probes import written_probes
 from surge_dagster.engine.errors import ConfigError, EndpointDown
 from surge_dagster.engine.model.spec import Space
 
-# More refused texts of a portion than this, and than accepted ones, mean that the server is the
-# cause, and not the texts. Those of portions before it without an accepted text count too.
+# After more refused texts of a portion than this, and than accepted ones, the probe shows whether
+# the server is the cause. Those of portions before it without an accepted text count too.
 _MOST_REFUSED = 64
 _FIRST_TOKENS_PER_BYTE = 0.5  # until the first answer
 _PROGRESS_SECONDS = 1.0
@@ -125,7 +125,7 @@ class HttpBackend:
     async def _encode(self, prepared: CountedTexts, rows: Rows) -> Costs:
         begun = time.perf_counter()
         rows.truncated[rows.places] = prepared.truncated
-        portion = _Portion(prepared.texts, self._counted(prepared), rows, self._refused_before)
+        portion = _Portion(prepared.texts, self._counted(prepared), rows)
         try:
             async with asyncio.TaskGroup() as group:
                 for start, stop in self._requests(portion.tokens):
@@ -231,7 +231,7 @@ class HttpBackend:
             self._require_same_model(answer.vectors[stop - start :])
         except InputsRefused as refusal:
             if stop - start == 1:
-                portion.refuse(start, str(refusal))
+                await self._refuse(portion, start, str(refusal))
             return refusal
         except UnusableAnswer as error:
             raise EndpointDown(
@@ -243,6 +243,36 @@ class HttpBackend:
             self._tokens_per_byte = tokens / max(1, sum(len(text.encode()) for text in inputs))
         self._take(portion, start, stop, answer.vectors[: stop - start], tokens)
         return None
+
+    async def _refuse(self, portion: _Portion, place: int, reason: str) -> None:
+        """Leave a text without a vector.
+
+        Raises:
+            EndpointDown: many were refused, and so is the probe by itself.
+            ConfigError: see `_require_same_model`.
+        """
+        tokens = 0
+        refused = self._refused_before + len(portion.rows.refused)
+        if refused >= max(_MOST_REFUSED, portion.accepted):
+            tokens = await self._tokens_of_probe(
+                f"{refused + 1:,} texts; the last reason: {reason}"
+            )
+        portion.refuse(place, reason, tokens)
+
+    async def _tokens_of_probe(self, without_vectors: str) -> int:
+        """Send the probe by itself, and return its tokens."""
+        if not self._probes:
+            raise EndpointDown(f"the encoder at {self._url} gave no vectors for {without_vectors}")
+        tokens = self._probe_tokens
+        try:
+            answer = await self._client.embed(self._probes, tokens, self._space.dimension)
+            self._require_same_model(answer.vectors)
+        except (InputsRefused, UnusableAnswer) as error:
+            raise EndpointDown(
+                f"the encoder at {self._url} gave no vectors for {without_vectors}. Their content "
+                f"is not the cause, as it does not encode {self._probes[0]!r} either ({error})."
+            ) from None
+        return tokens if answer.tokens is None else answer.tokens
 
     def _require_same_model(self, probes: np.ndarray) -> None:
         """Compare the vector of an answer's probe with the one on record; if it is another one,
@@ -287,7 +317,6 @@ class _Portion:
 
     Attributes:
         tokens: of each text, int64.
-        refused_before: texts of the portions before it, of which none was accepted.
         accepted: texts with a vector.
         used_tokens: of the answered requests.
     """
@@ -295,20 +324,13 @@ class _Portion:
     texts: list[str]
     tokens: np.ndarray
     rows: Rows
-    refused_before: int
     accepted: int = 0
     used_tokens: int = 0
 
-    def refuse(self, place: int, reason: str) -> None:
+    def refuse(self, place: int, reason: str, tokens: int) -> None:
+        self.used_tokens += tokens
         self.rows.refused[place] = reason
-        self.rows.report(place, place + 1, 0, reason)
-        refused = self.refused_before + len(self.rows.refused)
-        if refused > max(_MOST_REFUSED, self.accepted):
-            texts = self.refused_before + len(self.texts)
-            raise EndpointDown(
-                f"the encoder gave no vectors for {refused} of {texts:,} texts, so their content "
-                f"is not the cause; the last reason: {reason}"
-            )
+        self.rows.report(place, place + 1, tokens, reason)
 
 
 def _result(future: Future[Costs], progress: Progress) -> Costs:
