@@ -240,7 +240,7 @@ def read_rows(partition: Partition, rows: PartitionRange | None = None) -> Itera
                     "before it; a partition has one type for each column",
                     "Write its files with the same types, or leave it out of columns.",
                     row,
-                    batch.place and batch.place(0),
+                    batch.place(0) if batch.place and len(batch) else None,
                 )
         yield batch
         row += len(batch)

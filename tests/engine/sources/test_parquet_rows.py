@@ -124,6 +124,17 @@ class TestTypes:
         with pytest.raises(DataError, match=reason):
             list(read_rows(only(open_source(tmp_path))))
 
+    def test_ids_of_another_type_are_refused_if_all_their_rows_are_skipped(
+        self, tmp_path: Path
+    ) -> None:
+        folder = partition_folder(tmp_path, "k")
+        write_rows(folder / "0.parquet", ROWS)
+        write_rows(folder / "1.parquet", [(1, None)], id_type=pa.int64())
+        partition = only(open_source(tmp_path, selection=Selection(missing_text="skip")))
+
+        with pytest.raises(DataError, match="the column 'id' has type int64 from this row on"):
+            list(read_rows(partition))
+
 
 @pytest.mark.parametrize("column", ["id", "text"])
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
