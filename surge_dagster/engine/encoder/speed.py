@@ -7,15 +7,15 @@ three costs, for all workers together. Runs add the calls of their SuperBatches.
 give the pace: how many times longer they took. Nine calls are enough to follow a machine that
 changes its speed, and medians ignore a single call that was stalled.
 
-SuperBatches below a sixteenth of the largest one do not count. Their time is that of a call, and a
-night with few changes must not change the speed of large runs.
+SuperBatches below a sixteenth of the largest one do not count, unless they are large themselves.
+Their time is that of a call, and a night with few changes must not change the speed of large runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
-from statistics import median, stdev
+from statistics import median
 
 import numpy as np
 
@@ -28,7 +28,7 @@ RAMP = 16  # the first SuperBatch of a run is a sixteenth of B_min
 # A SuperBatch that takes this long hides its fixed costs, shows progress, and is little to lose.
 _B_MIN_SECONDS = 5.0
 _NEWEST_CALLS = 9
-_NORMAL_95 = 1.96
+_MEDIANS_95 = 1.96 * 1.4826  # of normal values; 1.4826 medians are a standard deviation
 _LEAST_TEXT_SECONDS = 1e-9  # so that speeds are finite
 _LEAST_CALL_SECONDS = 1e-6
 # Of a catalog's texts, for the first B_min. The start's short texts have a third of it, and a first
@@ -78,7 +78,7 @@ class Speed:
         b_min: texts of a SuperBatch if no setting gives them.
         is_learned: whether calls of runs count, and not only those of the start.
         spread: how far calls differ from the expected seconds, as a share of these; 95 % of calls
-            are within it. None if too few calls are known.
+            are within it, if none is stalled. None if too few calls are known.
     """
 
     call_seconds: float
@@ -152,8 +152,7 @@ def speed_of(
     costs = _costs_of_start(few, many, long)
     if texts_at_once is not None:
         costs[1] = max(costs[1], costs[0] / texts_at_once)
-    least_texts = _least_texts(of_runs)
-    learned = [call for call in of_runs if call.texts >= least_texts][-_NEWEST_CALLS:]
+    learned = _counted(of_runs, of_runs, costs)[-_NEWEST_CALLS:]
     counted = learned or [many]
     seconds = np.array([call.seconds for call in counted])
     amounts = np.array([_amounts(call) for call in counted])
@@ -162,20 +161,30 @@ def speed_of(
         rate = median(call.texts / max(call.seconds, _LEAST_CALL_SECONDS) for call in learned)
     else:
         rate = 1 / float(costs[1] + costs[2] * _FIRST_TEXT_TOKENS)
-    paces = (seconds / (amounts @ costs)).tolist()
+    differences = np.abs(seconds / (amounts @ costs) - 1).tolist()
     speed = Speed(
         *costs.tolist(),
         workers=workers,
         b_min=derived_b_min(rate),
         is_learned=bool(learned),
-        spread=_NORMAL_95 * stdev(paces) if len(paces) > 1 else None,
+        spread=_MEDIANS_95 * median(differences) if len(differences) > 1 else None,
     )
     return speed.of_texts(counted)
 
 
-def _least_texts(calls: Sequence[Call]) -> float:
-    """Return the texts of the smallest call that counts next to these."""
-    return max((call.texts for call in calls), default=0.0) / RAMP
+def _counted(calls: Sequence[Call], known: Sequence[Call], costs: np.ndarray) -> list[Call]:
+    """Return the calls that count next to the known ones.
+
+    Smaller ones count if they have as many texts as the least B_min, and the cost of a call is at
+    most a sixteenth of their seconds: all later ones may be as small.
+    """
+    least_texts = max((call.texts for call in known), default=0.0) / RAMP
+
+    def is_large(call: Call) -> bool:
+        is_work = RAMP * costs[0] <= float(costs @ _amounts(call))
+        return call.texts >= least_texts or (call.texts >= LEAST_B_MIN and is_work)
+
+    return [call for call in calls if is_large(call)]
 
 
 def _costs_of_start(few: Call, many: Call, long: Call) -> np.ndarray:
@@ -236,9 +245,9 @@ class SpeedRecord:
     def learn(self, calls: Sequence[Call]) -> Speed:
         """Keep the calls of a run, without small ones: many nights with few changes must not push
         out the large ones."""
-        least_texts = _least_texts([*self._kept(self._runs_name), *calls])
-        large = [astuple(call) for call in calls if call.texts >= least_texts]
-        self._calibration.observe(self._runs_name, large)
+        known = [*self._kept(self._runs_name), *calls]
+        large = _counted(calls, known, _costs_of_start(*self._start))
+        self._calibration.observe(self._runs_name, map(astuple, large))
         return self.read()
 
     def read(self) -> Speed:

@@ -19,14 +19,14 @@ Reading and publishing are not in the paper's model: see `io_costs`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields
 from enum import StrEnum
 from urllib.parse import urlsplit
 
 import numpy as np
 
 from surge_dagster.engine.run.report import SuperBatchReport
-from surge_dagster.engine.run.thresholds import Bounds
+from surge_dagster.engine.run.thresholds import PARTITION_OVERHEAD_BYTES, Bounds
 from surge_dagster.engine.store.store import Store
 from surge_dagster.engine.support.fitting import pace
 
@@ -118,6 +118,11 @@ class Flush:
         """Of the rows that are encoded, or get the vector of an equal one."""
         return self.text_bytes * (self.texts - self.reused) / max(1, self.texts)
 
+    @property
+    def held_bytes(self) -> float:
+        """That the thresholds in bytes count."""
+        return self.text_bytes + self.partitions * PARTITION_OVERHEAD_BYTES
+
     def plus(self, other: Flush) -> Flush:
         return Flush(
             self.texts + other.texts,
@@ -135,7 +140,7 @@ def predict_flushes(
 ) -> list[Flush]:
     """The SuperBatches that the aggregator will make of these partitions, in their order.
 
-    The thresholds in texts are followed exactly; see `in_texts` for those in bytes.
+    All rows of a partition count as its mean size.
 
     Args:
         text_bytes: mean size of a text, of each partition or of all.
@@ -149,35 +154,50 @@ def predict_flushes(
     for rows, size, reused in zip(
         rows_of.tolist(), mean_bytes.tolist(), reused_of.tolist(), strict=True
     ):
-        if pending.partitions and pending.texts + rows > bounds.b_max:
+        current = Flush(rows, 1, rows * size, reused)
+        joined = pending.plus(current)
+        if pending.partitions and not _fits(joined, bounds):
             made.append(pending)
-            pending = Flush(0, 0)
-        while rows > bounds.b_max:  # oversized, so nothing is pending by now
-            part = reused * bounds.b_max // rows
-            made.append(Flush(bounds.b_max, 1, bounds.b_max * size, part))
-            rows -= bounds.b_max
-            reused -= part
-        pending = pending.plus(Flush(rows, 1, rows * size, reused))
+            joined = current
+        if not _fits(joined, bounds):  # oversized, so nothing is pending by now
+            segments, joined = _divided(current, size, bounds)
+            made += segments
+        pending = joined
         if _is_due(pending, bounds, len(made)):
             made.append(pending)
             pending = Flush(0, 0)
     return [*made, pending] if pending.partitions else made
 
 
+def _fits(flush: Flush, bounds: Bounds) -> bool:
+    return flush.texts <= bounds.b_max and flush.held_bytes <= bounds.b_max_bytes
+
+
+def _divided(current: Flush, size: float, bounds: Bounds) -> tuple[list[Flush], Flush]:
+    """Return full SuperBatches of a partition, and its tail; `size` is that of a row."""
+    most = bounds.b_max
+    if size:
+        room = bounds.b_max_bytes - PARTITION_OVERHEAD_BYTES
+        most = min(most, max(1, int(room / size)))
+    rows = current.texts
+    reused = current.reused
+    segments: list[Flush] = []
+    while rows > most:
+        part = reused * most // rows
+        segments.append(Flush(most, 1, most * size, part))
+        rows -= most
+        reused -= part
+    return segments, Flush(rows, 1, rows * size, reused)
+
+
 def _is_due(pending: Flush, bounds: Bounds, made: int) -> bool:
     b_min = bounds.b_min_of(made)
     is_full = pending.texts >= max(1, bounds.b_max * b_min // bounds.b_min)
-    return is_full or pending.texts - pending.reused >= b_min
-
-
-def in_texts(bounds: Bounds, mean_bytes: float) -> Bounds:
-    """Return thresholds in texts that hold those in bytes, too, for texts of this size."""
-    b_max = min(bounds.b_max, max(1, int(bounds.b_max_bytes / max(1.0, mean_bytes))))
-    b_min = min(bounds.b_min, max(1, int(bounds.b_min_bytes / max(1.0, mean_bytes))))
-    first = bounds.first_b_min
-    if first is not None:
-        first = min(first, b_min)
-    return replace(bounds, b_min=b_min, b_max=b_max, first_b_min=first)
+    new_share = 1.0
+    if pending.texts:
+        new_share -= pending.reused / pending.texts
+    is_enough = pending.texts - pending.reused >= b_min
+    return is_full or is_enough or pending.held_bytes * new_share >= bounds.b_min_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from surge_dagster.engine.plan.cost_model import (
     Flush,
     IoCosts,
     Recommendation,
-    in_texts,
     predict_flushes,
     recommend,
     small_share,
@@ -31,7 +30,7 @@ from surge_dagster.engine.plan.cost_model import (
 )
 from surge_dagster.engine.run.memory import SLOTS, MemoryPlan
 from surge_dagster.engine.run.report import NO_PRICES, Failure, Prices, million_cost
-from surge_dagster.engine.run.thresholds import PARTITION_OVERHEAD_BYTES, Bounds
+from surge_dagster.engine.run.thresholds import Bounds
 
 _LEAST_GAIN = 0.01  # of the encoding time; less is within what a prediction is wrong by
 
@@ -308,7 +307,7 @@ def plan(
     rows = np.asarray(sizes, dtype=np.int64)
     work = _Work(rows, rows - rows_reused, np.asarray(text_bytes, dtype=float), costs.speed)
     mean_sizes = work.text_bytes / np.maximum(rows, 1)
-    flushes = predict_flushes(rows, in_texts(bounds, work.mean_bytes), mean_sizes, rows_reused)
+    flushes = predict_flushes(rows, bounds, mean_sizes, rows_reused)
     planned = _plan_of(work, flushes, costs, bounds)
     if memory is not None:
         peak = _peak_resident_bytes(flushes, memory)
@@ -410,7 +409,7 @@ def _peak_resident_bytes(flushes: Sequence[Flush], memory: MemoryPlan) -> int:
     """
     sizes = list[int]()
     for flush in flushes:
-        strings = math.ceil(flush.text_bytes) + flush.partitions * PARTITION_OVERHEAD_BYTES
+        strings = math.ceil(flush.held_bytes)
         sizes.append(strings + memory.result.of_rows(flush.texts, strings))
     together = [sum(sizes[start : start + SLOTS]) for start in range(len(sizes))]
     return min(memory.limit, memory.reader + max(together, default=0))

@@ -130,7 +130,16 @@ def test_spread_is_how_far_superbatches_differ() -> None:
     assert speed_of(START, [call(2_000)]).spread is None
     assert speed_of(START, [call(2_000)] * 3).spread == pytest.approx(0, abs=1e-9)
     paces = [call(2_000, pace=0.9), call(2_000), call(2_000, pace=1.1)]
-    assert speed_of(START, paces).spread == pytest.approx(1.96 * 0.1)
+    assert speed_of(START, paces).spread == pytest.approx(1.96 * 1.4826 * 0.1)
+
+
+def test_one_stalled_superbatch_does_not_widen_the_spread() -> None:
+    paces = (0.99, 1.01, 0.98, 1.02, 1.0, 1.0, 0.99, 1.01, 10.0)
+
+    spread = speed_of(START, [call(2_000, pace=pace) for pace in paces]).spread
+
+    assert spread is not None
+    assert spread < 0.05
 
 
 @pytest.mark.parametrize(
@@ -238,6 +247,16 @@ class TestRecord:
             record.learn([call(1)] * 30)
 
         assert record.read().b_min == b_min
+
+    def test_speed_follows_runs_that_are_smaller_for_good(self) -> None:
+        record = self.record()
+        record.measure(simulated)
+        record.learn([call(20_000)] * 9)
+
+        record.learn([call(1_200, pace=2.0)] * 9)
+
+        seconds = record.read().seconds(1_200.0, 14_400.0)
+        assert seconds == pytest.approx(call(1_200, pace=2.0).seconds)
 
     def test_without_a_cache_the_start_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         record = self.record()

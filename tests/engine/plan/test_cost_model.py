@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from surge_dagster.engine.plan.cost_model import (
     CostConstants,
     Recommendation,
-    in_texts,
     predict_flushes,
     recommend,
     speedup,
@@ -93,14 +92,27 @@ def test_prediction_equals_the_flushes_of_the_aggregator(
 
 
 @pytest.mark.parametrize(
-    ("mean_bytes", "expected"),
-    [(0.0, (100, 200, 50)), (10.0, (100, 200, 50)), (100.0, (10, 20, 10)), (1e9, (1, 1, 1))],
+    ("sizes", "text_length"),
+    [
+        ([1] * 60, 10),
+        ([0] * 60, 10),  # their overhead ends SuperBatches
+        ([40, 3, 1, 90, 2], 100),
+        ([700, 100], 60),  # in segments
+    ],
 )
-def test_thresholds_in_bytes_count_as_texts_of_the_mean_size(
-    mean_bytes: float, expected: tuple[int, int, int]
-) -> None:
-    found = in_texts(Bounds(100, 200, 1_000, 2_000, 50), mean_bytes)
-    assert (found.b_min, found.b_max, found.first_b_min) == expected
+def test_prediction_follows_the_thresholds_in_bytes(sizes: list[int], text_length: int) -> None:
+    bounds = Bounds(500, 1_000, 8 << 10, 16 << 10)
+    gathering = Gathering(bounds)
+    catalog = {
+        f"p{key}": [(f"{row:4}", "x" * text_length) for row in range(size)]
+        for key, size in enumerate(sizes)
+    }
+    gathering.run([Incoming(key, rows, 100) for key, rows in catalog.items()])
+
+    flushes = predict_flushes(sizes, bounds, 4.0 + text_length)
+
+    assert len(flushes) > 2
+    assert [flush.partitions for flush in flushes] == [len(each) for each in gathering.emitted]
 
 
 @given(
