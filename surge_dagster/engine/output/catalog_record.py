@@ -97,7 +97,7 @@ class CatalogRecord:
     def _require_same_partitions(self, recorded: CatalogRecord, space: str, store: Store) -> None:
         now = self.settings.get(_PARTITION_BY)
         was = recorded.settings.get(_PARTITION_BY)
-        if now == was:
+        if now == was or not any(file.name.endswith(SUFFIX) for file in store.list(space)):
             return
         raise ConfigError(
             f"the space {space} in {store.url!r} holds the catalog {self.shown!r} with "

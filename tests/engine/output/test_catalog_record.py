@@ -9,7 +9,9 @@ import pytest
 
 from surge_dagster.config.catalog_settings import FRAMES, CatalogSettings
 from surge_dagster.engine.errors import ConfigError
+from surge_dagster.engine.files.formats import SUFFIX
 from surge_dagster.engine.output.catalog_record import CatalogRecord
+from surge_dagster.engine.output.spaces import list_spaces, recorded_catalog
 from surge_dagster.engine.store import open_store
 from tests.engine.runs import Output, in_memory
 from tests.small_catalogs import numbered_rows
@@ -70,9 +72,25 @@ def test_run_with_an_output_inside_its_source_writes_nothing(
 )
 def test_catalog_in_other_partitions_is_refused(tmp_path: Path, record: CatalogRecord) -> None:
     recorded = CatalogRecord("/shop", settings={"partition_by": ["category"]})
+    (tmp_path / "space").mkdir()
+    (tmp_path / "space" / f"shoes{SUFFIX}").touch()
 
     with pytest.raises(ConfigError, match=r"with partition_by \['category'\].*rows twice"):
         record.require_same(recorded, "space", open_store(tmp_path))
+
+
+def test_catalog_without_a_file_may_be_divided_anew(output: Output) -> None:
+    recorded = CatalogRecord("/shop", settings={"partition_by": ["category"]})
+    corrected = CatalogRecord("/shop", settings={"partition_by": ["lang"]})
+    refused = in_memory({"a": [("1", "one"), ("1", "two")]})
+    output.failure(refused, catalog=recorded)
+
+    output.embed(in_memory({"a": numbered_rows("a", 3)}), catalog=corrected)
+
+    [space] = list_spaces(output.store)
+    known = recorded_catalog(output.store, space)
+    assert known is not None
+    assert known.settings == corrected.settings
 
 
 def test_frames_without_a_name_may_be_divided_in_several_ways() -> None:
