@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -45,8 +46,9 @@ from surge_dagster.engine.support.unreadable import is_systems
 # are opened ahead.
 _BUCKET_BYTES = 2 * FIRST_BYTES + AHEAD_BYTES
 _BLOCKS_BYTES = 48 * 1024 * 1024  # of a file without a footer: the blocks that its reader holds
-# Time in which a folder with files of several partitions is not listed again: thousands of them are
-# published one by one.
+# Time in which a folder with files of several partitions is not listed again for new files, because
+# thousands are published one by one. Known files are looked up each time, so that of two writers
+# the one with the newer source wins.
 _LOOKED_SECONDS = 10.0
 _Ends = dict[str, Footer | None]  # by a file's relative name; None for one without
 
@@ -194,9 +196,15 @@ class FolderCatalog:
         pattern = self._files.pattern
         if pattern is None or not pattern.mixes_partitions:
             return [file for scope, _ in group.scopes for file in self._files.list(scope)]
+        known = {file.relative for file in group.files}
+        files = [file for name in known for file in self._files.list(name)]
+        files += [file for file in self._found_lately(group) if file.relative not in known]
+        return sorted(files, key=lambda file: os.fsencode(file.relative))
+
+    def _found_lately(self, group: FileGroup) -> Sequence[SourceFile]:
         with self._lock:
             if self._clock() - self._looked > _LOOKED_SECONDS:
-                groups = grouped(self._files.list(), pattern, self.url)
+                groups = grouped(self._files.list(), self._files.pattern, self.url)
                 self._found = {each.hashed or each.key: each.files for each in groups}
                 self._looked = self._clock()
             return self._found.get(group.hashed or group.key, [])
