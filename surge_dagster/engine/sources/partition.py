@@ -30,6 +30,7 @@ SOURCE_VERSION_METADATA = b"surge.source_version"
 Place = Callable[[int], str]  # names a row for messages, such as "row 5 of part-1.csv"
 _SUSPECTS = 4096
 _INT64 = pa.int64()
+_BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
 T = TypeVar("T")
 
 
@@ -383,4 +384,6 @@ def id_keys(ids: pa.Array) -> np.ndarray:
     """
     if ids.type == _INT64:
         return ids.to_numpy(zero_copy_only=True)
+    if ids.type in _BYTES:  # those of an old file need not be UTF-8
+        ids = ids.view(_BYTES[ids.type])
     return np.fromiter(map(hash, ids.to_pylist()), np.int64, len(ids))

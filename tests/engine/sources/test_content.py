@@ -130,6 +130,15 @@ def test_key_of_an_id_does_not_depend_on_its_column(text: str) -> None:
     assert among_others[0] == alone[0]
 
 
+def test_ids_of_an_old_file_need_not_be_utf8() -> None:
+    ids = pa.array([b"a", b"\xff", b"b", b"\xff"]).view(pa.string())
+
+    keys = id_keys(ids)
+
+    assert keys[1] == keys[3]
+    assert len(np.unique(keys)) == 3
+
+
 def test_smallest_and_largest_integers_are_different_ids() -> None:
     edges = np.array([-(2**63), 2**63 - 1, -1, 0, 1, -2], dtype=np.int64).tolist()
     assert id_set_of(edges, pa.int64()).repeated().size == 0
