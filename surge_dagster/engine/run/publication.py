@@ -112,6 +112,7 @@ class Publication:
             write_file(upload.sink, table.schema, facts, [table])
             serialized = time.perf_counter()
             stored = _publish(upload, target, self.lists, partition, read, facts)
+        self.staging.remove(partition.key)  # of an earlier version
         receipt = Receipt.of(
             facts,
             stored,

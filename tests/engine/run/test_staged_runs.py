@@ -134,6 +134,15 @@ def test_force_encodes_staged_rows_again(output: Output) -> None:
     assert resume(output, force=True).report.texts_reused == 0
 
 
+def test_partition_that_is_whole_now_leaves_nothing_staged(output: Output) -> None:
+    leave_staged(output, 270)
+
+    output.embed([partition_of("big", BIG[:30], version="v2")])
+
+    output.check("big", BIG[:30])
+    assert not (output.root / STAGING).exists()
+
+
 def test_encoded_segments_of_a_stopped_run_stay_staged(output: Output) -> None:
     out = threading.Event()
 
