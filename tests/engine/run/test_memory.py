@@ -267,12 +267,17 @@ import sys
 from pathlib import Path
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
-from tests.engine.runs import in_memory, make_run
+from tests.engine.runs import make_run
 from surge_dagster.engine.run.thresholds import Thresholds
+from surge_dagster.engine.sources.partition import Partition
 from tests.small_catalogs import numbered_rows, partition_of
 texts, size = int(sys.argv[1]), 2_500
 keys = [f"p{n:05d}" for n in range(texts // size)]
-partitions = (partition_of(key, numbered_rows(key, size)) for key in keys)
+def partition(key):
+    def read():  # rows exist only while they are read, as those of a file
+        return partition_of(key, numbered_rows(key, size)).read()
+    return Partition(key, "v1", read, lambda: "v1")
+partitions = map(partition, keys)
 with EncoderPool(EncodingSpec("hash://384"), devices="cpu") as pool:
     run = make_run(pool, partitions, Path(sys.argv[2]), Thresholds(b_min=50_000, b_max=50_000))
     written = sum(receipt.rows for receipt in run)
