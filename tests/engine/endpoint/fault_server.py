@@ -44,6 +44,7 @@ class FaultServer:
         lasting_fault: of all requests after those.
         retry_after: the header of 429 and 503.
         seed: of the model; another one is another model.
+        gives_nan: for `NOT_FINITE`.
         encoded: how often each input was answered with 200, without the probes of requests.
         bodies: of all requests.
         most_under_way: requests at the same time.
@@ -58,6 +59,7 @@ class FaultServer:
     retry_after: str | None = "0"
     key: str | None = None
     most_inputs: int = 2_048
+    gives_nan: bool = True
     has_usage: bool = True
     encoded: Counter[str] = field(default_factory=Counter)
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -117,7 +119,7 @@ class FaultServer:
         if fault == OTHER_MODEL:
             vectors = self.vectors([f"other {text}" for text in texts])
         for index, vector in enumerate(vectors[:, :dimensions]):
-            if NOT_FINITE in texts[index]:
+            if self.gives_nan and NOT_FINITE in texts[index]:
                 vector = np.full_like(vector, np.nan)
             if TOO_SHORT in texts[index]:
                 vector = vector[:-1]

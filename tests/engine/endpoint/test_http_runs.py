@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -299,21 +298,28 @@ def test_texts_next_to_refused_ones_are_sent_few_times(
     assert sum(server.encoded.values()) <= 3 * len(sound)
 
 
-def test_runs_go_on_with_what_is_staged_without_refused_texts(
+def test_run_goes_on_with_what_is_staged_without_refused_texts(
     server: FaultServer, new_pool: MakePool, tmp_path: Path
 ) -> None:
     sound = numbered_rows("a", 570)
+    sound[500] = ("late", NOT_FINITE)
     catalog = {"a": _with_refused_texts(sound)}
     output = Output(_started(new_pool(server, batch=51), server), tmp_path / "out")
-    prices = Prices(per_million_tokens=1e6, max_cost=0.6 * sum(len(text) for _, text in sound))
-    events: list[Any] = []
 
-    while not events and sum(server.encoded.values()) <= 4 * len(sound):
-        with contextlib.suppress(MaxCostReached):
-            events = output.events(in_memory(catalog), bad_rows="set_aside", prices=prices)
+    [failure] = failures(output.events(in_memory(catalog), bad_rows="set_aside"))
+    assert failure.transient
+    staged = list[str]()
+    for file in (tmp_path / "out" / STAGING).rglob("*-*.parquet"):
+        if file.name != "left-out.parquet":
+            start, stop = map(int, file.stem.split("-"))
+            staged += [text for _, text in sound[start:stop]]
+    before = server.encoded.copy()
+    server.gives_nan = False
+    output.embed(in_memory(catalog), bad_rows="set_aside")
 
-    assert failures(events) == []
     output.check("a", sound)
+    assert staged
+    assert [text for text in staged if server.encoded[text] > before[text]] == []
     assert list((tmp_path / "out" / STAGING).rglob("*.parquet")) == []
 
 
