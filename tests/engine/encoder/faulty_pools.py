@@ -18,6 +18,7 @@ import pytest
 from surge_dagster.engine.encoder import worker_process
 from surge_dagster.engine.encoder.pool import EncoderPool
 from surge_dagster.engine.model.spec import EncodingSpec
+from tests.waiting import until
 
 SPEC = EncodingSpec("hash://16")
 
@@ -30,8 +31,12 @@ def no_leaks() -> Iterator[None]:
     before = open_descriptors()
     yield
     assert _children() == []
-    gc.collect()
-    assert open_descriptors() - before == set()
+
+    def are_closed() -> bool:
+        gc.collect()
+        return open_descriptors() <= before
+
+    until(are_closed)  # a machine of a cluster may end its stretch after the run has
 
 
 def faulty_pool(
