@@ -181,7 +181,8 @@ def _documents_lane(space: Space, settings: LaneSettings, facts: PoolFacts) -> L
 
 def _promise(pool: EncoderPool, pass_tokens: int, settings: LaneSettings) -> Promise:
     speed = pool.speed
-    seconds = float(speed.seconds(pass_tokens / speed.tokens_per_text, pass_tokens))
+    tokens_per_text = max(1.0, speed.tokens_per_text)  # a static model counts no tokens
+    seconds = float(speed.seconds(pass_tokens / tokens_per_text, pass_tokens))
     share = _QUERY_SHARE_OF_CPU
     if pool.device.startswith("cuda"):
         share = _QUERY_SHARE_OF_GPU

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from surge_dagster.engine.encoder.speed import Speed
 from surge_dagster.service.lane import MARGIN, promise_of
+from surge_dagster.service.spaces import LaneSettings, _promise
 
 
 @pytest.mark.parametrize(
@@ -56,3 +60,10 @@ def test_clients_see_what_the_promise_follows_from() -> None:
         "smallest_seconds": pytest.approx(0.3),
         "largest_tokens": 666,
     }
+
+
+def test_model_that_counts_no_tokens_gets_a_promise() -> None:
+    speed = Speed(call_seconds=1e-3, text_seconds=1e-4, tokens_per_text=0.0)
+    pool: Any = SimpleNamespace(speed=speed, device="cpu")
+
+    assert _promise(pool, 512, LaneSettings("cpu")).tokens_per_second > 0
