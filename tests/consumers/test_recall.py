@@ -16,7 +16,7 @@ from surge_dagster.consumers import postgres
 from surge_dagster.consumers.comparison import apply_and_compare, index_recall
 from surge_dagster.consumers.lance import Index, LanceTable
 from surge_dagster.consumers.postgres import PgVectorTable
-from surge_dagster.consumers.target import Distance, Target
+from surge_dagster.consumers.target import Distance, OpenFeed, Target
 from surge_dagster.engine.compare.recall import Found
 from surge_dagster.engine.errors import ConfigError
 from surge_dagster.engine.feed.changes import changes
@@ -88,12 +88,17 @@ def break_searches(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(QdrantClient, "query_points", time_out)
 
 
-def test_hand_over_stands_if_its_recall_cannot_be_measured(
-    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def open_feed(tmp_path: Path) -> OpenFeed:
+    """The feed of an output with `TEXTS`."""
     output = Output(tmp_path / "out")
     output.write("a", TEXTS)
-    open_feed = partial(changes, output.store, "shop")
+    return partial(changes, output.store, "shop")
+
+
+def test_hand_over_stands_if_its_recall_cannot_be_measured(
+    open_feed: OpenFeed, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     break_searches(target, monkeypatch)
 
     done, compared = apply_and_compare(target, open_feed, everything=False)
@@ -104,11 +109,8 @@ def test_hand_over_stands_if_its_recall_cannot_be_measured(
 
 
 def test_hand_over_that_ends_while_recall_is_measured_is_confirmed(
-    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+    open_feed: OpenFeed, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output = Output(tmp_path / "out")
-    output.write("a", TEXTS)
-    open_feed = partial(changes, output.store, "shop")
     target.index_distance = "cosine"
 
     def end(*_: object) -> None:

@@ -1,8 +1,8 @@
 """One matrix product for query, key and value, which have the same input.
 
 Models of transformers compute three products in each layer. One product with the rows of all three
-weights gives the same numbers. On a GPU it is launched once and fills the device better: three
-products of a small model have a third of the blocks each.
+weights gives the same numbers, within rounding. On a GPU it is launched once and fills the device
+better: three products of a small model have a third of the blocks each.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class PackedBackend(TokenBackend):
         self._device = device
         # What the model gives for no token at all: such a text has no place in a pass.
         self._of_empty_text = device.upload(reference_vectors(model, space, ["", "a"])[0])
-        self._position_offset = _take_packed_texts(model)
+        self._position_offset = _use_packed_attention(model)
         if options.has_joined_products:
             join_products(model)
             device.free_memory()
@@ -139,7 +139,7 @@ class PackedBackend(TokenBackend):
     def _set_up(self, options: PackedOptions) -> bool:
         """Run first passes, compile and record them; return whether layers are compiled."""
         try:
-            self._try()
+            self._run_trial_passes()
         except NotImplementedError:
             self._has_cells = False
         fused = options.is_compiled and self._compile(options.has_compiled_embeddings)
@@ -167,7 +167,7 @@ class PackedBackend(TokenBackend):
                 vectors[empty] = self._of_empty_text.to(kind)
             packs = pack_texts(lengths, self.token_budget, cells=self._has_cells)
             run_pass = self._pass_of(prepared, vectors)
-            work = self._compute(packs, run_pass, lambda: self._tell(progress))
+            work = self._compute(packs, run_pass, lambda: self._report_ended(progress))
             landing = self._device.landing(vectors)
             landing.copy_(vectors, non_blocking=True)
             ended = self._device.mark()
@@ -176,7 +176,7 @@ class PackedBackend(TokenBackend):
         def finish() -> Costs:
             while not ended.is_reached:
                 self._queued[0].wait()
-                self._tell(progress)
+                self._report_ended(progress)
             started = time.perf_counter()
             _put(landing, rows)
             return Costs(
@@ -187,7 +187,7 @@ class PackedBackend(TokenBackend):
 
         return LaunchedPortion(is_done=lambda: ended.is_reached, finish=finish)
 
-    def _tell(self, progress: Progress) -> None:
+    def _report_ended(self, progress: Progress) -> None:
         """Report passes that have ended, those of the portion before among them."""
         while self._queued and self._queued[0].is_reached:
             self._queued.popleft()
@@ -281,7 +281,7 @@ class PackedBackend(TokenBackend):
         ]
         return features | {"sentence_embedding": torch.cat(vectors, dim=-1)}
 
-    def _try(self, tokens: int = 1) -> None:
+    def _run_trial_passes(self, tokens: int = 1) -> None:
         """Run passes of about so many tokens of either kind: texts in cells, and longer ones."""
         longer = "a " * (2 * LONGEST_IN_CELLS)
         texts = ["a"] * tokens + [longer] * max(1, tokens // CELL)
@@ -311,7 +311,7 @@ class PackedBackend(TokenBackend):
         try:
             # A whole pass: the compiler takes those variants of its kernels that are fastest the
             # first time.
-            self._try(self.token_budget)
+            self._run_trial_passes(self.token_budget)
         except Exception as error:  # a compiler, its cache or its tools: each has its own error
             log.warning("%d modules are not compiled: %s", len(modules), error)
             for module in modules:
@@ -327,7 +327,7 @@ def _put(landing: torch.Tensor, rows: Rows) -> None:
         torch.from_numpy(rows.matrix).index_copy_(0, torch.from_numpy(rows.places), landing)
 
 
-def _take_packed_texts(model: SentenceTransformer) -> int:
+def _use_packed_attention(model: SentenceTransformer) -> int:
     """Let the model attend within each text of a pass; return the position of a first token."""
     first: Any = model[0]
     module = first.model
