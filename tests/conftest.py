@@ -92,9 +92,9 @@ _OF_MODELS = {
     "tests/engine/inference/test_joined_products.py",
     "tests/engine/inference/test_packed_backend.py",
     "tests/engine/inference/test_pass_loop.py",
-    "tests/engine/inference/test_recorded_passes.py",
     "tests/engine/inference/test_torch_backend.py",
     "tests/engine/run/test_every_backend.py",
+    "tests/test_recorded_passes.py",
 }
 
 

@@ -8,13 +8,10 @@ queued: packed passes are compared there.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-
-_CALLS_BEFORE_RECORDING = 3
 
 
 class Mark:
@@ -58,16 +55,6 @@ class Device:
         """In the stream, behind everything queued so far."""
         return Mark()
 
-    def recorded(
-        self, work: Callable[[], torch.Tensor]
-    ) -> tuple[Callable[[], object], torch.Tensor]:
-        """Return what queues this work again, and the tensor in which it leaves its result.
-
-        The result is valid until work that was recorded is queued again: recordings share memory.
-        """
-        result = work()
-        return lambda: result.copy_(work()), result
-
     def free_memory(self) -> None:
         """Return what the device's allocator keeps in reserve."""
 
@@ -95,7 +82,6 @@ class CudaDevice(Device):
     def __init__(self, name: str) -> None:
         self.torch_device = torch.device(name)
         self.name = torch.cuda.get_device_name(self.torch_device)
-        self._recording: tuple[torch.cuda.Stream, Any] | None = None
 
     def upload(self, array: np.ndarray) -> torch.Tensor:
         # torch keeps the pinned copy until the device has read it.
@@ -107,25 +93,6 @@ class CudaDevice(Device):
 
     def mark(self) -> Mark:
         return _CudaMark()
-
-    def recorded(
-        self, work: Callable[[], torch.Tensor]
-    ) -> tuple[Callable[[], object], torch.Tensor]:
-        if self._recording is None:
-            pool = torch.cuda.graph_pool_handle()
-            self._recording = torch.cuda.Stream(self.torch_device), pool
-        stream, pool = self._recording
-        # Libraries and compiled kernels set themselves up during their first calls, on the stream
-        # that records.
-        stream.wait_stream(torch.cuda.current_stream(self.torch_device))
-        with torch.cuda.stream(stream):
-            for _ in range(_CALLS_BEFORE_RECORDING):
-                work()
-        torch.cuda.current_stream(self.torch_device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=stream):
-            result = work()
-        return graph.replay, result
 
     def free_memory(self) -> None:
         torch.cuda.empty_cache()

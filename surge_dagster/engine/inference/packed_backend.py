@@ -43,11 +43,6 @@ from surge_dagster.engine.inference.packing import (
     PassShape,
     pack_texts,
 )
-from surge_dagster.engine.inference.recorded_passes import (
-    RecordedPass,
-    record_passes,
-    shape_of_recording,
-)
 from surge_dagster.engine.inference.token_backend import RunPass, TokenBackend
 from surge_dagster.engine.inference.torch_backend import load_model, tokenizer_facts
 from surge_dagster.engine.model.spec import Space
@@ -72,13 +67,11 @@ class PackedOptions:
             lengths. Where that fails they are computed as they are.
         has_compiled_embeddings: fuse those of its embeddings, too.
         has_joined_products: compute query, key and value in one product.
-        has_recorded_passes: launch small passes with one call, see `recorded_passes`.
     """
 
     is_compiled: bool = True
     has_compiled_embeddings: bool = True
     has_joined_products: bool = True
-    has_recorded_passes: bool = False  # no GPU has run them yet
 
 
 def load_packed(
@@ -132,23 +125,16 @@ class PackedBackend(TokenBackend):
         )
         self._dtype = next(model.parameters()).dtype
         self._has_cells = True
-        self._recorded: dict[PassShape, RecordedPass] = {}
         fused = self._set_up(options)
         self.detail = f"torch {torch.__version__}, packed{' and compiled' if fused else ''}"
 
     def _set_up(self, options: PackedOptions) -> bool:
-        """Run first passes, compile and record them; return whether layers are compiled."""
+        """Run first passes and compile them; return whether layers are compiled."""
         try:
             self._run_trial_passes()
         except NotImplementedError:
             self._has_cells = False
-        fused = options.is_compiled and self._compile(options.has_compiled_embeddings)
-        if options.has_recorded_passes:
-            with torch.inference_mode():
-                self._recorded = record_passes(
-                    self._embed, self._device, self._pad_id, cells=self._has_cells
-                )
-        return fused
+        return options.is_compiled and self._compile(options.has_compiled_embeddings)
 
     def forward(self, prepared: Tokens, rows: Rows, progress: Progress) -> Costs:
         return self.launch(prepared, rows, progress).finish()
@@ -195,25 +181,23 @@ class PackedBackend(TokenBackend):
 
     def _pass_of(self, tokens: Tokens, vectors: torch.Tensor) -> RunPass:
         """Bring a portion's ids to the device; return what queues a pass and a mark behind it."""
-        ids = self._device.upload(np.append(tokens.ids, np.int32(self._pad_id)))
-
         upload = self._device.upload
-
-        def embed(pack: Pack) -> torch.Tensor:
-            recorded = self._recorded.get(shape_of_recording(pack))
-            if recorded is not None:
-                return recorded(tokens, pack)
-            starts = np.where(pack.sequences < 0, len(tokens.ids), tokens.offsets[pack.sequences])
-            return self._embed(ids, upload(starts), upload(pack.lengths), pack.shape)
+        ids = upload(np.append(tokens.ids, np.int32(self._pad_id)))
 
         def run_pass(pack: Pack) -> None:
-            found = embed(pack)[upload(pack.places)]
+            found = self._vectors_of(pack, tokens, ids)[upload(pack.places)]
             if self._space.normalize:
                 found = torch.nn.functional.normalize(found, p=2.0, dim=-1)
             vectors.index_copy_(0, upload(pack.rows), found.to(vectors.dtype))
             self._queued.append(self._device.mark())
 
         return run_pass
+
+    def _vectors_of(self, pack: Pack, tokens: Tokens, ids: torch.Tensor) -> torch.Tensor:
+        """Return float32 [sequences of the pack, dimension]; `ids` are those on the device."""
+        starts = np.where(pack.sequences < 0, len(tokens.ids), tokens.offsets[pack.sequences])
+        upload = self._device.upload
+        return self._embed(ids, upload(starts), upload(pack.lengths), pack.shape)
 
     def _embed(
         self, ids: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, shape: PassShape

@@ -56,39 +56,3 @@ def test_older_torch_pads_texts_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
 
     with pytest.raises(ConfigError, match="need a newer torch"):
         packed_backend.load_packed(EncodingSpec("hash://8").resolve(), settings)
-
-
-def test_recordings_on_a_gpu_begin_after_first_calls_and_share_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    import torch
-
-    from surge_dagster.engine.inference.device import CudaDevice
-
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-    monkeypatch.setattr(torch.cuda, "current_stream", mock.Mock())
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: mock.Mock())
-    monkeypatch.setattr(torch.cuda, "stream", mock.MagicMock())
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", mock.Mock)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", mock.Mock(return_value=(0, 1)))
-    recording = mock.create_autospec(torch.cuda.graph)
-    monkeypatch.setattr(torch.cuda, "graph", recording)
-    calls_before: list[int] = []
-    calls: list[None] = []
-    result = torch.ones(2)
-    recording.return_value.__enter__.side_effect = lambda: calls_before.append(len(calls))
-
-    def work() -> torch.Tensor:
-        calls.append(None)
-        return result
-
-    device = CudaDevice("cuda:0")
-    replay, found = device.recorded(work)
-    device.recorded(work)
-
-    assert found is result
-    assert calls_before == [3, 7]
-    [first, second] = recording.call_args_list
-    assert replay == first.args[0].replay
-    assert first.kwargs == second.kwargs
-    assert first.kwargs["pool"] == (0, 1)
